@@ -6,6 +6,7 @@ import re
 import signal
 import socket
 import sqlite3
+import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from crow_agent import Agent, AgentLost
 from crow_core.acp.connection import ConnectionClosed, RpcError
 from crow_core.acp.schema import (
     INVALID_REQUEST,
@@ -346,3 +348,24 @@ async def test_output_of_libraries_is_not_on_standard_output(machine: "Machine")
     served = RunningServe(process, (await process.stdout.readline()).decode().strip())
     process.terminate()
     assert await served.outcome() == (0, "", "a library says goodbye\n")
+
+
+async def test_programs_connect_with_the_token_and_are_told_when_it_is_wrong(machine: "Machine"):
+    async with ScriptedServer(lambda request: Reply("Four.")) as model, serving(machine, model=model) as served:
+        async with Agent.connect(served.url, token=served.token, cwd=machine.project) as agent:
+            results = await agent.map(["2 + 2?"] * 3)
+        assert [result.text for result in results] == ["Four."] * 3
+        with pytest.raises(AgentLost, match=r"refused the connection with the status 40[13]. Check the token"):
+            await Agent.connect(served.url, token="x" * 20).prompt("2 + 2?")
+
+
+async def test_programs_connect_to_crow_acp_as_to_any_agent(machine: "Machine"):
+    async with ScriptedServer(lambda request: Reply("Four.")) as model:
+        machine.ask(model.url)
+        command = [sys.executable, "-m", "crow_cli", "acp"]
+        async with Agent.connect(command, env=machine.env, cwd=machine.project) as agent:
+            result = await agent.prompt("2 + 2?")
+            continued = await agent.session(result.session_id)
+            assert (await continued.prompt("Again?")).text == "Four."
+            await (await continued.fork()).close()
+        assert result.text == "Four."

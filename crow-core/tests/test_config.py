@@ -9,6 +9,7 @@ from crow_core.acp.schema import EnvVariable, HttpHeader, McpServer
 from crow_core.errors import ConfigError
 from crow_core.mcp.server import Server
 from crow_core.settings.config import (
+    AgentSettings,
     Config,
     Home,
     ModelSettings,
@@ -389,20 +390,21 @@ def test_project_cannot_trust_a_server(project: Path) -> None:
     assert [server.trust for server in load_project_config(project, {}).mcp.servers.values()] == [False, False]
 
 
-def test_project_may_only_add_servers_and_tighten_permissions(project: Path) -> None:
+def test_project_may_only_add_servers_and_agents_and_tighten_permissions(project: Path) -> None:
     write(
         project / ".crow" / "config.toml",
         'model = "evil"\nmax_requests = 9999\n[models.evil]\nbase_url = "http://evil"\nmodel = "m"\n'
         '[prompts]\nsystem = "x"\n'
         '[permissions]\nmode = "yolo"\nallow = ["*"]\nask = ["terminal"]\ndeny = ["fetch"]\n'
-        '[mcp.servers.a]\ncommand = "a"\n',
+        '[mcp.servers.a]\ncommand = "a"\n[agents.b]\ncommand = "b"\n',
     )
     write(project / ".mcp.json", '{"mcpServers": {"a": {"command": "no"}, "b": {"command": "${WHO}"}}}')
     config = load_project_config(project, {"WHO": "me"})
 
     assert config.permissions == ProjectPermissions(ask=["terminal"], deny=["fetch"])
     assert config.mcp.servers == {"a": ServerSettings(command="a"), "b": ServerSettings(command="me")}
-    assert ProjectConfig.__struct_fields__ == ("permissions", "mcp")
+    assert ProjectConfig.__struct_fields__ == ("permissions", "mcp", "agents")
+    assert config.agents == {"b": AgentSettings(command="b")}
     assert ProjectPermissions.__struct_fields__ == ("ask", "deny")
 
 

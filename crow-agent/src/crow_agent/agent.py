@@ -9,15 +9,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
 
-from crow_core.acp.connection import ConnectionClosed, RpcError
-from crow_core.acp.schema import LoadSessionRequest, NewSessionRequest, ResumeSessionRequest
+from crow_core.acp.schema import AuthenticateRequest, LoadSessionRequest, NewSessionRequest, ResumeSessionRequest
+from crow_core.agent_process import START_TIMEOUT
 from crow_core.errors import ConfigError
 
 from crow_agent.budget import Budget, limit_spending
-from crow_agent.client import Elicit, Permissions, ProgramClient, to_agent_error
+from crow_agent.client import Elicit, Permissions, ProgramClient
 from crow_agent.connections import AgentConnection, connect_address, connect_app, connect_command
 from crow_agent.content import PromptContent
-from crow_agent.errors import AgentClosed, AgentError, AgentLost
+from crow_agent.errors import AgentClosed, AgentError
 from crow_agent.output import OutputType
 from crow_agent.result import Result
 from crow_agent.session import AgentSession, PromptStream
@@ -37,9 +37,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Tool: TypeAlias = "Function | Server | str"
 """A Python function, an MCP server, or some of crow's own tools by name."""
-
-START_TIMEOUT = 60.0
-"""Seconds that an agent may take to answer `initialize`."""
 
 
 class Agent:
@@ -114,7 +111,7 @@ class Agent:
         if isinstance(target, str) and target.startswith(("ws://", "wss://")):
             agent._set_up(permissions, elicit, budget, cwd, env, lambda: connect_address(target, token))
         else:
-            agent._set_up(permissions, elicit, budget, cwd, env, lambda: connect_command(target, env))
+            agent._set_up(permissions, elicit, budget, cwd, env, lambda: connect_command(target, env, agent._cwd))
         return agent
 
     def _set_up(
@@ -159,6 +156,7 @@ class Agent:
     async def _build(self) -> "Crow":
         """Make the app in this process."""
         from crow_core.extensions.ask_user import ask_user
+        from crow_core.extensions.other_agents import other_agents
         from crow_core.extensions.plan import plan
         from crow_core.prompts import Prompt
         from crow_persistence.extension import persistence
@@ -167,7 +165,7 @@ class Agent:
 
         left_out = [] if self._store else [persistence]
         left_out += [] if self._elicit else [ask_user]
-        left_out += [] if self._builtin is None else [plan, configured_servers, project_servers]
+        left_out += [] if self._builtin is None else [plan, configured_servers, project_servers, other_agents]
         crow = await build(
             self._env,
             model=self.model if isinstance(self.model, str) else "",
@@ -248,18 +246,7 @@ class Agent:
             connection = await stack.enter_async_context(self._connect())
             client = ProgramClient(connection, self._permissions, self._elicit)
             await stack.enter_async_context(client.serving())
-            try:
-                async with asyncio.timeout(START_TIMEOUT):
-                    await client.start()
-            except TimeoutError:
-                raise AgentLost(
-                    f"{connection.name} did not answer within {START_TIMEOUT:g} seconds. Is it an ACP agent?",
-                    agent=connection.name,
-                ) from None
-            except ConnectionClosed:
-                raise await connection.describe_end() from None
-            except RpcError as error:
-                raise to_agent_error(error) from error
+            await client.start()
             self._stack = stack.pop_all()
             return client
         raise AssertionError  # unreachable: the block returns or raises
@@ -279,20 +266,40 @@ class Agent:
         folder = to_absolute(cwd) if cwd else self._cwd
         client, counts = await self.open(), self._counts_itself
         if not id:
-            response = await client.ask("session/new", NewSessionRequest(cwd=folder, mcp_servers=[]))
-            return AgentSession(client, response.session_id, folder, self.budget, counts=counts)
+            params = NewSessionRequest(cwd=folder, mcp_servers=[])
+            response = await client.ask("session/new", params, timeout=START_TIMEOUT)
+            session = AgentSession(client, response.session_id, folder, self.budget, counts=counts)
+            session.take_options(response)
+            return session
         if id in client.sessions:
             raise AgentError(f"Session {id} is open in this agent. Use the session that is open, or fork it.")
+        capabilities = client.initialized.agent_capabilities
+        if capabilities.session_capabilities.resume:
+            method, params = "session/resume", ResumeSessionRequest(session_id=id, cwd=folder)
+        elif capabilities.load_session:
+            method, params = "session/load", LoadSessionRequest(session_id=id, cwd=folder, mcp_servers=[])
+        else:
+            raise AgentError(
+                f"{client.connected.name} cannot open a stored session: it offers neither resume nor load."
+            )
         session = AgentSession(client, id, folder, self.budget, counts=counts)
         try:
-            if client.initialized.agent_capabilities.session_capabilities.resume:
-                await client.ask("session/resume", ResumeSessionRequest(session_id=id, cwd=folder))
-            else:
-                await client.ask("session/load", LoadSessionRequest(session_id=id, cwd=folder, mcp_servers=[]))
+            session.take_options(await client.ask(method, params, timeout=START_TIMEOUT))
         except BaseException:
             client.sessions.pop(id, None)
             raise
         return session
+
+    async def login(self, method: str = "") -> None:
+        """Log in with one of the methods that the agent offers; by default with its only one. Raises AgentError."""
+        client = await self.open()
+        offered = [one.id for one in client.initialized.auth_methods]
+        if not method and len(offered) == 1:
+            method = offered[0]
+        if method not in offered:
+            known = f"It offers: {', '.join(offered)}." if offered else "It offers none; log in with its own command."
+            raise AgentError(f"{client.connected.name} has no log-in method {method!r}. {known}")
+        await client.ask("authenticate", AuthenticateRequest(method_id=method))
 
     async def request(self, method: str, params: Any) -> Any:
         """Send any request of ACP, and return its result."""

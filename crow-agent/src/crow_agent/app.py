@@ -24,6 +24,7 @@ from crow_core.extensions.empty_replies import empty_replies
 from crow_core.extensions.loop_guard import loop_guard
 from crow_core.extensions.mask_secrets import mask_secrets
 from crow_core.extensions.mcp import mcp
+from crow_core.extensions.other_agents import other_agents
 from crow_core.extensions.permissions import permissions
 from crow_core.extensions.plan import plan
 from crow_core.extensions.printed_calls import printed_calls
@@ -49,6 +50,7 @@ from crow_core.prompts import Prompt
 from crow_core.session import Session
 from crow_core.settings.config import (
     TOKENS_FOLDER,
+    AgentSettings,
     Config,
     Home,
     ServerSettings,
@@ -155,6 +157,14 @@ async def build(
         (terminals, {}),
         (configured_servers, {"config": config, "home": home}),
         (project_servers, {"trust": trust, "env": env, "home": home}),
+        (
+            other_agents,
+            {
+                "find": partial(find_agents, config, trust, env),
+                "env": env,
+                "hidden": find_key_variables(env, config),
+            },
+        ),
         *named_extensions(config, home, trust, env, without),
         (ask_user, {}),
     ]
@@ -354,6 +364,15 @@ def project_servers(crow: Crow, *, trust: TrustedFolders, env: Mapping[str, str]
     async def warn(message: Any, session: Session) -> None:
         if text := session.state.pop("untrusted", ""):
             await session.notice(text, "warning")
+
+
+def find_agents(
+    config: Config, trust: TrustedFolders, env: Mapping[str, str], session: Session
+) -> Mapping[str, AgentSettings]:
+    """Find the other agents of a session: those of its folder, if it is trusted, and the user's own."""
+    folder = Path(session.cwd)
+    project = load_project_config(folder, env).agents if trust.is_trusted(folder) else {}
+    return {**project, **config.agents}
 
 
 def load_project_rules(trust: TrustedFolders, cwd: str, env: Mapping[str, str]) -> tuple[Sequence[str], Sequence[str]]:

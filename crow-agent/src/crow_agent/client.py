@@ -1,11 +1,12 @@
 """The ACP client of a program."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from inspect import isawaitable
-from typing import Any, Literal, Protocol, TypeAlias, cast
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar, cast
 
 from crow_core import __version__
-from crow_core.acp.client import AcpClient
+from crow_core.acp.client import AcpClient, describe_login
 from crow_core.acp.connection import ConnectionClosed, RpcError
 from crow_core.acp.schema import (
     AUTH_REQUIRED,
@@ -27,11 +28,13 @@ from crow_core.acp.schema import (
     SessionNotification,
     SessionUpdate,
 )
+from crow_core.agent_process import START_TIMEOUT
 from msgspec import UNSET
 
 from crow_agent.connections import AgentConnection
 from crow_agent.errors import AgentClosed, AgentError, PromptFailed, SessionNotFound
 
+T = TypeVar("T")
 Verdict: TypeAlias = bool | str
 """Whether a tool call may run, or the id of one of the options that the question offers."""
 Permissions: TypeAlias = Literal["deny", "allow"] | Callable[[RequestPermissionRequest], Verdict | Awaitable[Verdict]]
@@ -85,13 +88,27 @@ class ProgramClient(AcpClient):
         forms = ElicitationCapabilities(form=ElicitationFormCapabilities()) if self._elicit else UNSET
         session = ClientSessionCapabilities(notices=NoticeCapabilities())
         capabilities = ClientCapabilities(session=session, elicitation=forms)
-        self.initialized = await self.initialize(f"crow-agent {__version__}", capabilities)
+        request = self.initialize(f"crow-agent {__version__}", capabilities)
+        self.initialized = await self._wait("initialize", request, START_TIMEOUT)
 
-    async def ask(self, method: str, params: Any) -> Any:
-        """Send a request and return its result. Raises AgentError."""
+    async def ask(self, method: str, params: Any, *, timeout: float | None = None) -> Any:
+        """Send a request and return its result. `timeout` is in seconds. Raises AgentError."""
+        return await self._wait(method, self.request(method, params), timeout)
+
+    async def _wait(self, method: str, answer: Awaitable[T], timeout: float | None) -> T:
+        """Wait for the answer to a request. Raises AgentError."""
+        limit = asyncio.timeout(timeout)
         try:
-            return await self.request(method, params)
+            async with limit:
+                return await answer
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise self.connected.describe_silence(method, timeout or 0) from None
         except RpcError as error:
+            if error.code == AUTH_REQUIRED:
+                sentence = describe_login(error, self.initialized.auth_methods)
+                raise PromptFailed(f"{self.connected.name}: {sentence}", code=error.code) from error
             raise to_agent_error(error) from error
         except ConnectionClosed as error:
             if self.closed:
@@ -151,6 +168,4 @@ def to_agent_error(error: RpcError) -> AgentError:
         return SessionNotFound(str(data["sessionId"]))
     if error.code == METHOD_NOT_FOUND:
         sentence = f"The agent cannot do that: {sentence}"
-    if error.code == AUTH_REQUIRED and not data:
-        sentence = f"The agent wants a log-in first ({error.message}). Log in with its own command, then try again."
     return PromptFailed(sentence, code=error.code, data=None if received is UNSET else received)

@@ -3,25 +3,19 @@
 import asyncio
 import os
 import shlex
-from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from subprocess import PIPE
 from typing import TYPE_CHECKING
 
-from crow_core.acp.transports import ChildTransport, Transport, memory_pair, spawn
+from crow_core.acp.transports import Transport, memory_pair
+from crow_core.agent_process import start_agent_process
 from crow_core.errors import ConfigError, ModelError, StoreError
 
 from crow_agent.errors import AgentError, AgentLost
 
 if TYPE_CHECKING:
     from crow_core.app import Crow
-
-STDERR_LINES = 20
-"""Lines of standard error of an agent's process that are kept for an error."""
-EXIT_WAIT = 0.5
-"""Seconds to wait for the exit code of a process whose connection has ended."""
 
 
 @dataclass
@@ -33,6 +27,14 @@ class AgentConnection:
     """The agent for people: a command, an address."""
     describe_end: Callable[[], Awaitable[AgentLost]]
     """Makes the error for a connection that has ended."""
+    quote_stderr: Callable[[], str] = str
+    """Makes a sentence that quotes what its process wrote to standard error; empty if there is nothing to quote."""
+
+    def describe_silence(self, method: str, seconds: float) -> AgentLost:
+        """Make the error for an agent that has not answered a request in time."""
+        question = " Is it an ACP agent?" if method == "initialize" else ""
+        sentence = f"{self.name} did not answer {method} within {seconds:g} seconds.{question}{self.quote_stderr()}"
+        return AgentLost(sentence, agent=self.name)
 
 
 def make_end(name: str) -> Callable[[], Awaitable[AgentLost]]:
@@ -69,55 +71,44 @@ async def connect_app(make: "Callable[[], Awaitable[Crow]]") -> AsyncGenerator[A
 
 @asynccontextmanager
 async def connect_command(
-    command: str | Sequence[str], env: Mapping[str, str] | None
+    command: str | Sequence[str], env: Mapping[str, str] | None, cwd: str
 ) -> AsyncGenerator[AgentConnection]:
-    """Start an agent's process, and end it at the end. Raises AgentLost."""
-    words = shlex.split(command) if isinstance(command, str) else list(command)
+    """Start an agent's process, and end it and all processes below it at the end. Raises AgentLost."""
+    try:
+        words = shlex.split(command) if isinstance(command, str) else list(command)
+    except ValueError as error:
+        raise AgentLost(f"{command} cannot be started: {error}.", agent=str(command)) from error
     name = shlex.join(words)
     try:
-        transport = await spawn(words[0], words[1:], env={**os.environ, **(env or {})}, stderr=PIPE)
-    except (OSError, IndexError) as error:
-        reason = getattr(error, "strerror", None) or "the command is empty"
-        raise AgentLost(f"{name} cannot be started: {reason}.", agent=name) from error
-    stderr: deque[str] = deque(maxlen=STDERR_LINES)
-    reading = asyncio.ensure_future(read_lines(transport, stderr))
+        process = await start_agent_process(words, {**os.environ, **(env or {})}, cwd)
+    except (OSError, IndexError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or (str(error) if words else "the command is empty")
+        raise AgentLost(f"{name or 'The agent'} cannot be started: {reason}.", agent=name) from error
 
     async def describe() -> AgentLost:
-        await asyncio.wait({transport.exit}, timeout=EXIT_WAIT)
-        code = transport.exit.result() if transport.exit.done() else None
-        said = "\n".join(stderr).strip()
-        how = f"ended with exit code {code}" if code is not None else "closed its connection"
-        return AgentLost(f"{name} {how}.{f' It said: {said}' if said else ''}", agent=name, exit_code=code, stderr=said)
+        sentence = await process.describe_end()
+        return AgentLost(sentence, agent=name, exit_code=process.exit_code, stderr=process.stderr)
 
     try:
-        yield AgentConnection(transport, name, describe)
+        yield AgentConnection(process, name, describe, process.quote_stderr)
     finally:
-        await transport.close()
-        reading.cancel()
-        await asyncio.wait([reading])
-
-
-async def read_lines(transport: ChildTransport, lines: deque[str]) -> None:
-    """Keep the last lines that a process writes to standard error."""
-    rest = b""
-    while transport.errors and (data := await transport.errors.read(65536)):
-        *whole, rest = (rest + data).split(b"\n")
-        lines.extend(line.decode(errors="replace") for line in whole)
-        rest = rest[-10_000:]
-    if rest:
-        lines.append(rest.decode(errors="replace"))
+        await process.close()
 
 
 @asynccontextmanager
 async def connect_address(url: str, token: str) -> AsyncGenerator[AgentConnection]:
     """Connect to an agent at a `ws://` or `wss://` address. Raises AgentLost."""
     from crow_core.acp.websocket import connect  # imported here because it loads uvicorn
-    from websockets.exceptions import WebSocketException
+    from websockets.exceptions import InvalidStatus, WebSocketException
 
     try:
         transport = await connect(url, token)
+    except InvalidStatus as error:
+        status = error.response.status_code
+        advice = " Check the token." if status in (401, 403) else ""
+        raise AgentLost(f"{url} refused the connection with the status {status}.{advice}", agent=url) from error
     except (OSError, WebSocketException) as error:
-        raise AgentLost(f"{url} cannot be reached: {error}.", agent=url) from error
+        raise AgentLost(f"{url} cannot be reached: {error or type(error).__name__}.", agent=url) from error
     try:
         yield AgentConnection(transport, url, make_end(url))
     finally:

@@ -1,19 +1,11 @@
-"""The result of a prompt, gathered from the updates that an agent sends while the turn runs."""
+"""The result of a prompt."""
 
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from crow_core.acp.schema import (
-    AgentMessageChunk,
-    SessionUpdate,
-    TextBlock,
-    ToolCall,
-    ToolCallUpdate,
-    Usage,
-    UsageUpdate,
-)
+from crow_core.acp.record import TurnRecord
+from crow_core.acp.schema import ToolCall, Usage
 from msgspec import UNSET
-from msgspec.structs import asdict, replace
 
 T = TypeVar("T")
 
@@ -60,58 +52,12 @@ class Result(Generic[T]):
         return f"{answer}\n\n<small>{' · '.join(filter(None, [*facts, self.session_id]))}</small>"
 
 
-@dataclass
-class TurnRecord:
-    """What an agent has sent for the running turn of a session."""
-
-    messages: list[list[str]] = field(default_factory=list[list[str]])
-    """The pieces of each message of the agent."""
-    message_id: object = None
-    """The id of the last message; None where a new message begins."""
-    calls: dict[str, ToolCall] = field(default_factory=dict[str, ToolCall])
-    """The tool calls by id."""
-    denied: set[str] = field(default_factory=set[str])
-    """The ids of those that were denied a permission."""
-    cost: float | None = None
-    """The cost of the session so far."""
-
-    def add(self, update: SessionUpdate) -> None:
-        """Take in an update."""
-        match update:
-            case AgentMessageChunk(content=TextBlock(text=text), message_id=id):
-                if not self.messages or id != self.message_id:
-                    self.messages.append([])
-                self.message_id = id
-                self.messages[-1].append(text)
-            case ToolCall(tool_call_id=id):
-                self.calls[id] = update
-                self.message_id = None
-            case ToolCallUpdate(tool_call_id=id):
-                changed = {key: value for key, value in asdict(update).items() if value is not UNSET}
-                known = self.calls.get(id) or ToolCall(tool_call_id=id, title=id)
-                fields = {key: value for key, value in changed.items() if hasattr(known, key) and value is not None}
-                self.calls[id] = replace(known, **fields)
-                match update.meta:
-                    case {"crow": {"denied": _}}:
-                        self.denied.add(id)
-                    case _:
-                        pass
-            case UsageUpdate(cost=cost) if cost:
-                self.cost = cost.amount
-            case _:
-                pass
-
-    @property
-    def text(self) -> str:
-        """The last message."""
-        return "".join(self.messages[-1]) if self.messages else ""
-
-    def to_result(self, session_id: str, *, cost_before: float | None) -> Result[Any]:
-        """Make the result of the turn."""
-        return Result(
-            session_id,
-            self.text,
-            cost=None if self.cost is None else self.cost - (cost_before or 0),
-            tool_calls=list(self.calls.values()),
-            denied=[call for id, call in self.calls.items() if id in self.denied],
-        )
+def to_result(record: TurnRecord, session_id: str, *, cost_before: float | None) -> Result[Any]:
+    """Make the result of a turn from what was received for it."""
+    return Result(
+        session_id,
+        record.text,
+        cost=None if record.cost is None else record.cost - (cost_before or 0),
+        tool_calls=list(record.calls.values()),
+        denied=[call for id, call in record.calls.items() if id in record.denied],
+    )

@@ -2,28 +2,46 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, Generic, TypeVar, cast, overload
+from contextlib import suppress
+from typing import Any, Generic, TypeAlias, TypeVar, cast, overload
 
+from crow_core.acp.record import TurnRecord
 from crow_core.acp.schema import (
     CloseSessionRequest,
+    ConfigOptionUpdate,
+    CurrentModeUpdate,
     ForkSessionRequest,
+    ForkSessionResponse,
+    LoadSessionResponse,
+    NewSessionResponse,
     PromptRequest,
     PromptResponse,
+    ResumeSessionResponse,
+    SessionConfigOption,
+    SessionModeState,
     SessionUpdate,
+    SetSessionConfigOptionRequest,
+    SetSessionConfigOptionResponse,
+    SetSessionModeRequest,
     TextBlock,
 )
+from crow_core.agent_process import START_TIMEOUT
 from msgspec import UNSET, json
 
 from crow_agent.budget import Budget
 from crow_agent.client import ProgramClient
 from crow_agent.content import PromptContent, to_blocks
-from crow_agent.errors import AgentClosed, AgentError, OutputError, PromptTimeout
+from crow_agent.errors import AgentClosed, AgentError, AgentLost, OutputError, PromptTimeout
 from crow_agent.output import CORRECTION, INSTRUCTION, OutputType
-from crow_agent.result import Result, TurnRecord
+from crow_agent.result import Result, to_result
 
 T = TypeVar("T")
 CANCEL_TIMEOUT = 30.0
 """Seconds that an agent may take to end a turn that was cancelled."""
+CLOSE_TIMEOUT = 10.0
+"""Seconds that an agent may take to close a session."""
+SessionOpened: TypeAlias = NewSessionResponse | LoadSessionResponse | ResumeSessionResponse | ForkSessionResponse
+"""The answer to a request that opens a session."""
 
 
 class AgentSession:
@@ -34,6 +52,10 @@ class AgentSession:
         self.cwd = cwd
         self.budget = budget
         self.closed = False
+        self.modes: SessionModeState | None = None
+        """The modes that the agent offers, and the present one; None if it has none."""
+        self.options: list[SessionConfigOption] = []
+        """The options of the session that the agent offers, with their values."""
         self._client = client
         client.sessions[id] = self
         self._counts = counts
@@ -44,6 +66,8 @@ class AgentSession:
         """What was received for the running turn."""
         self._cost: float | None = None
         """The cost of all turns before."""
+        self._counted = 0.0
+        """The part of the cost that the budget has counted."""
         self._listener: Callable[[SessionUpdate], None] | None = None
         self._request: asyncio.Future[PromptResponse] | None = None
         """The request of the running turn."""
@@ -99,6 +123,8 @@ class AgentSession:
         """
         wanted = None if output is None else OutputType[Any](output)
         async with self._turn:
+            if self._record.cost is not None:
+                self._cost = self._counted = self._record.cost
             self._listener, self._record, self._fault = on_update, TurnRecord(), None
             try:
                 async with asyncio.timeout(timeout):
@@ -111,7 +137,6 @@ class AgentSession:
                 raise self._attach(error) from error.__cause__
             finally:
                 self._listener = None
-                self._cost = self._cost if self._record.cost is None else self._record.cost
 
     @overload
     def stream(self, prompt: PromptContent, *, timeout: float | None = None) -> "PromptStream[str]": ...
@@ -143,9 +168,35 @@ class AgentSession:
 
     async def fork(self) -> "AgentSession":
         """Open a new session that continues this one from here."""
+        if not self._client.initialized.agent_capabilities.session_capabilities.fork:
+            raise AgentError(f"{self._client.connected.name} cannot fork a session.")
         params = ForkSessionRequest(session_id=self.id, cwd=self.cwd, mcp_servers=[])
-        id = (await self._client.ask("session/fork", params)).session_id
-        return AgentSession(self._client, id, self.cwd, self.budget, counts=self._counts)
+        response = await self._client.ask("session/fork", params, timeout=START_TIMEOUT)
+        session = AgentSession(self._client, response.session_id, self.cwd, self.budget, counts=self._counts)
+        session.take_options(response)
+        return session
+
+    async def set_mode(self, mode: str) -> None:
+        """Set the mode, one of `modes`. Raises AgentError."""
+        offered = [one.id for one in self.modes.available_modes] if self.modes else []
+        if self.modes is None or mode not in offered:
+            raise AgentError(f"This session has no mode {mode!r}. It has: {', '.join(offered) or 'none'}.")
+        await self._client.ask("session/set_mode", SetSessionModeRequest(session_id=self.id, mode_id=mode))
+        self.modes.current_mode_id = mode
+
+    async def set_option(self, option: str, value: str | bool) -> None:
+        """Set one of the `options`. Raises AgentError."""
+        offered = [str(getattr(one, "id", "")) for one in self.options]
+        if option not in offered:
+            raise AgentError(f"This session has no option {option!r}. It has: {', '.join(offered) or 'none'}.")
+        params = SetSessionConfigOptionRequest(session_id=self.id, config_id=option, value=value)
+        response: SetSessionConfigOptionResponse = await self._client.ask("session/set_config_option", params)
+        self.options = response.config_options
+
+    def take_options(self, response: SessionOpened) -> None:
+        """Take in the modes and the options that the agent tells when it opens the session."""
+        self.modes = response.modes or None
+        self.options = response.config_options or []
 
     async def close(self) -> None:
         """Close the session; a stored one can be opened again by its id."""
@@ -155,7 +206,9 @@ class AgentSession:
         self._client.sessions.pop(self.id, None)
         capabilities = self._client.initialized.agent_capabilities.session_capabilities
         if capabilities.close and not self._client.connection.is_closing:
-            await asyncio.shield(self._client.ask("session/close", CloseSessionRequest(session_id=self.id)))
+            request = CloseSessionRequest(session_id=self.id)
+            with suppress(AgentLost):  # it has ended, or does not answer: there is nothing left to close
+                await asyncio.shield(self._client.ask("session/close", request, timeout=CLOSE_TIMEOUT))
 
     async def __aenter__(self) -> "AgentSession":
         return self
@@ -180,7 +233,7 @@ class AgentSession:
                 meta = {"outputSchema": wanted.schema, "outputRetries": retries - len(faults)}
             response = await self._ask(blocks, meta)
             notes = get_notes(response.meta)
-            result = self._record.to_result(self.id, cost_before=self._cost)
+            result = to_result(self._record, self.id, cost_before=self._cost)
             result.stop_reason, result.usage = response.stop_reason, response.usage or None
             self._spend(result)
             if wanted is None:
@@ -232,18 +285,27 @@ class AgentSession:
             return
         if not self._counts:
             budget.spend("tokens", result.usage.total_tokens if result.usage else 0)
-            budget.spend("money", result.cost or 0)
+            cost = self._counted if self._record.cost is None else self._record.cost
+            budget.spend("money", cost - self._counted)
+            self._counted = cost
         if result.stop_reason == "max_turn_requests":
             budget.check()
 
     def _attach(self, error: AgentError) -> AgentError:
         """Give an error what the turn had come to."""
-        error.result = self._record.to_result(self.id, cost_before=self._cost)
+        error.result = to_result(self._record, self.id, cost_before=self._cost)
         return error
 
     def receive(self, update: SessionUpdate) -> None:
         """Take in an update of the agent."""
         self._record.add(update)
+        match update:
+            case CurrentModeUpdate(current_mode_id=mode) if self.modes:
+                self.modes.current_mode_id = mode
+            case ConfigOptionUpdate(config_options=options):
+                self.options = options
+            case _:
+                pass
         if self._listener is not None:
             self._listener(update)
 

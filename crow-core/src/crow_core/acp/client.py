@@ -7,11 +7,13 @@ from typing import Any
 
 from msgspec import UNSET
 
-from crow_core.acp.connection import Connection, Handler
+from crow_core.acp.connection import Connection, Handler, RpcError
 from crow_core.acp.schema import (
     AGENT_METHODS,
     CLIENT_METHODS,
+    INVALID_REQUEST,
     PROTOCOL_VERSION,
+    AuthMethod,
     CancelNotification,
     ClientCapabilities,
     ContentBlock,
@@ -29,6 +31,15 @@ from crow_core.acp.schema import (
     TextBlock,
 )
 from crow_core.acp.transports import Transport
+
+
+def describe_login(error: RpcError, methods: Sequence[AuthMethod]) -> str:
+    """Make the sentences for an agent that wants a log-in first."""
+    offered = "; ".join(f"{one.id}: {one.description or one.name}" for one in methods)
+    return (
+        f"It wants a log-in first ({error.message.rstrip('.')}). Log in with its own command, then try again."
+        f"{f' Its methods: {offered}.' if offered else ''}"
+    )
 
 
 class AcpClient:
@@ -51,8 +62,8 @@ class AcpClient:
             await asyncio.wait([task])
 
     async def initialize(self, name: str, capabilities: ClientCapabilities) -> InitializeResponse:
-        """Agree on the protocol version and exchange capabilities."""
-        return await self.connection.request(
+        """Agree on the protocol version and exchange capabilities. Raises RpcError also for another version."""
+        response: InitializeResponse = await self.connection.request(
             "initialize",
             InitializeRequest(
                 protocol_version=PROTOCOL_VERSION,
@@ -60,6 +71,10 @@ class AcpClient:
                 client_capabilities=capabilities,
             ),
         )
+        if response.protocol_version != PROTOCOL_VERSION:
+            sentence = f"It speaks version {response.protocol_version} of ACP, not {PROTOCOL_VERSION}."
+            raise RpcError(INVALID_REQUEST, sentence)
+        return response
 
     async def new_session(
         self, cwd: str, servers: Sequence[McpServer] = (), roots: Sequence[str] = ()

@@ -4,28 +4,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from msgspec import Struct, ValidationError
-from msgspec.structs import replace
 
 from crow_core.acp.decoding import convert_leniently
-from crow_core.acp.schema import (
-    AgentMessageChunk,
-    BlockContent,
-    ClientSessionCapabilities,
-    NoticeCapabilities,
-    NoticeUpdate,
-    RequestPermissionRequest,
-    SessionNotification,
-    SessionUpdate,
-    TextBlock,
-    ToolCallUpdate,
-)
-from crow_core.acp.schema import ToolCall as AcpToolCall
+from crow_core.acp.schema import ToolCallUpdate
 from crow_core.app import Crow
 from crow_core.errors import EndTurn, ModelError
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Server
 from crow_core.mcp.tool import ToolCall
 from crow_core.messages import Message, marker_kind
+from crow_core.nested import NestedClient
 from crow_core.session import Session
 from crow_core.text import to_line
 
@@ -44,10 +32,6 @@ REPORT = """
 Another agent gave you this task, and nobody else reads along. Your last message is your report to it, and all that it \
 gets: say what you found or did, with paths and lines, and what is left."""
 """Is appended to the task."""
-TEXT_LIMIT = 4_000
-"""Characters of the end of a sub-agent's text that the client is shown, and that stand in for a missing report."""
-UPDATE_INTERVAL = 400
-"""Characters of new text after which the client is sent an update."""
 
 
 def make_schema(models: Sequence[str]) -> dict[str, Any]:
@@ -73,65 +57,6 @@ class AgentTask(Struct):
     description: str = ""
     tools: list[str] = []
     model: str = ""
-
-
-class ChildClient:
-    """The client of a sub-agent's session: it passes on to the parent's client what that may see.
-
-    The ids of the sub-agent's tool calls begin with the id of the parent's call. Requests are sent in the name of the
-    parent's session.
-    """
-
-    def __init__(self, parent: Session, tool_call_id: str) -> None:
-        self.parent, self.tool_call_id = parent, tool_call_id
-        notices = ClientSessionCapabilities(notices=NoticeCapabilities())  # `Session.notice` of the parent shows them
-        self.capabilities = replace(parent.client.capabilities, session=notices)
-        self.text = ""
-        """The end of the sub-agent's text."""
-        self.unseen = 0
-        """Characters of it that the client was not sent."""
-
-    async def request(self, method: str, params: Any) -> Any:
-        return await self.parent.client.request(method, self.to_parent_request(params))
-
-    async def notify(self, method: str, params: Any) -> None:
-        match params:
-            case SessionNotification(update=NoticeUpdate(title=title, severity="info" | "warning" | "error" as kind)):
-                await self.parent.notice(title, kind)
-            case SessionNotification(update=update):
-                if (shown := self.to_parent_update(update)) is not None:
-                    await self.parent.send(shown)
-            case _:
-                await self.parent.client.notify(method, self.to_parent_request(params))
-
-    def to_parent_request(self, params: Any) -> Any:
-        """Convert the params of the sub-agent's request to those of the parent's."""
-        if isinstance(params, RequestPermissionRequest):
-            about = params.tool_call
-            params = replace(params, tool_call=replace(about, tool_call_id=self.to_parent_id(about.tool_call_id)))
-        elif isinstance(id := getattr(params, "tool_call_id", None), str):
-            params = replace(params, tool_call_id=self.to_parent_id(id))
-        return replace(params, session_id=self.parent.id) if hasattr(params, "session_id") else params
-
-    def to_parent_update(self, update: SessionUpdate) -> SessionUpdate | None:
-        """Convert an update of the sub-agent to one of the parent; None for what the client is not shown."""
-        match update:
-            case AcpToolCall() | ToolCallUpdate():
-                return replace(update, tool_call_id=self.to_parent_id(update.tool_call_id))
-            case AgentMessageChunk(content=TextBlock(text=text)):
-                self.text = (self.text + text)[-TEXT_LIMIT:]
-                self.unseen += len(text)
-                if self.unseen < UPDATE_INTERVAL:
-                    return None
-                self.unseen = 0
-                content = BlockContent(content=TextBlock(text=self.text))
-                return ToolCallUpdate(tool_call_id=self.tool_call_id, content=[content])
-            case _:
-                return None
-
-    def to_parent_id(self, id: str) -> str:
-        """Convert the id of a sub-agent's tool call."""
-        return f"{self.tool_call_id}/{id}"
 
 
 def subagents(crow: Crow) -> None:
@@ -195,7 +120,7 @@ async def run_task(crow: Crow, session: Session, tool_call: ToolCall, task: Agen
     """Run a task in a session of its own; return its report."""
     title = make_title(task)
     await session.update(ToolCallUpdate(tool_call_id=tool_call.id, title=title, status="in_progress"))
-    client = ChildClient(session, tool_call.id)
+    client = NestedClient(session, tool_call.id)
     child = await crow.open(
         client,
         session.cwd,

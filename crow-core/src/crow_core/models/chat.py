@@ -128,6 +128,8 @@ class ModelCall:
     finish_reason: str = ""
     usage: dict[str, Any] = field(default_factory=dict[str, Any])
     """The token counts of the provider; empty if it sent none."""
+    cost: "tuple[float, str] | None" = None
+    """The cost and its currency, where the other side tells them; None means that they follow from the prices."""
     started: float = 0.0
     """The start of the call, in seconds of the monotonic clock, like `first_delta` and `ended`."""
     first_delta: float = 0.0

@@ -49,7 +49,9 @@ def count_tokens(model_call: ModelCall) -> dict[str, int]:
 
 
 def find_price(model_call: ModelCall) -> tuple[float, str] | None:
-    """Return a model call's cost and its currency; None if no prices are configured."""
+    """Return a model call's cost and its currency; None if it is unknown, as no prices are configured."""
+    if model_call.cost:
+        return model_call.cost
     prices = model_call.model.prices if isinstance(model_call.model, ChatModel) else None
     if prices is None:
         return None

@@ -1,8 +1,8 @@
 """Read the configuration files and check them. Nothing here starts a program or a connection.
 
 Settings override each other in this order, the strongest last: `config.toml` and `mcp.json` in crow's home; `.mcp.json`
-and `.crow/config.toml` of a trusted project, which may only add servers and tighten permissions; the environment; the
-command line.
+and `.crow/config.toml` of a trusted project, which may only add servers and agents, and tighten permissions; the
+environment; the command line.
 """
 
 import inspect
@@ -168,6 +168,22 @@ class PermissionSettings(Struct, kw_only=True, forbid_unknown_fields=True):
         parse_rules([*self.allow, *self.ask, *self.deny])
 
 
+class AgentSettings(Struct, kw_only=True, forbid_unknown_fields=True):
+    """The settings of another agent: `[agents.NAME]`. Its command speaks the Agent Client Protocol."""
+
+    command: str
+    args: list[str] = field(default_factory=list[str])
+    env: dict[str, str] = field(default_factory=dict[str, str])
+    """Variables in addition to those that commands of the model get."""
+    cwd: str = ""
+    """The command's working directory, relative to the session's folder, which is the default."""
+    description: str = ""
+    """For the model: the tasks that the agent is good for."""
+    timeout: Annotated[float, Meta(gt=0)] = 3600
+    """Seconds that a task may take; then it is cancelled."""
+    disabled: bool = False
+
+
 class McpSettings(Struct, kw_only=True, forbid_unknown_fields=True):
     """The settings for MCP: `[mcp]`."""
 
@@ -209,6 +225,7 @@ class Config(Struct, kw_only=True, forbid_unknown_fields=True):
     models: dict[str, ModelSettings] = field(default_factory=dict[str, ModelSettings])
     permissions: PermissionSettings = field(default_factory=PermissionSettings)
     mcp: McpSettings = field(default_factory=McpSettings)
+    agents: dict[str, AgentSettings] = field(default_factory=dict[str, AgentSettings])
     fetch: FetchSettings = field(default_factory=FetchSettings)
     database: DatabaseSettings = field(default_factory=DatabaseSettings)
     prompts: PromptSettings = field(default_factory=PromptSettings)
@@ -229,10 +246,14 @@ class ProjectPermissions(Struct, kw_only=True):
 
 
 class ProjectConfig(Struct, kw_only=True):
-    """The configuration of a project: `.crow/config.toml`. It may only add servers and tighten permissions."""
+    """The configuration of a project: `.crow/config.toml`.
+
+    It may only add servers and agents, and tighten permissions.
+    """
 
     permissions: ProjectPermissions = field(default_factory=ProjectPermissions)
     mcp: McpSettings = field(default_factory=McpSettings)
+    agents: dict[str, AgentSettings] = field(default_factory=dict[str, AgentSettings])
 
 
 class McpFile(Struct, kw_only=True):

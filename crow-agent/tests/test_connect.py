@@ -1,0 +1,212 @@
+"""Agents of other programs, through `Agent.connect`: real processes, and one made with the official Python SDK."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import crow_agent.agent as agent_module
+import crow_agent.client as client_module
+import crow_agent.session as session_module
+import pytest
+from crow_agent import Agent, AgentClosed, AgentError, AgentLost, Budget, PromptFailed, PromptTimeout
+from crow_core.settings.trust import TrustedFolders
+from crow_core.testing import Reply
+
+pytestmark = pytest.mark.anyio
+
+SDK_AGENT = """
+import asyncio
+import acp
+from acp.schema import *
+
+
+class Echo(acp.Agent):
+    def on_connect(self, conn):
+        self.client, self.count = conn, 0
+
+    async def initialize(self, protocol_version, **kwargs):
+        return InitializeResponse(protocol_version=acp.PROTOCOL_VERSION)
+
+    async def new_session(self, cwd, **kwargs):
+        self.count += 1
+        return NewSessionResponse(session_id=f"echo-{self.count}")
+
+    async def prompt(self, session_id, prompt, **kwargs):
+        text = prompt[0].text
+        await self.client.session_update(session_id, acp.update_agent_message_text("I begin."))
+        await self.client.session_update(session_id, acp.start_tool_call("c", "Say it", kind="other"))
+        options = [PermissionOption(option_id="go", name="Go", kind="allow_once")]
+        answer = await self.client.request_permission(session_id, ToolCallUpdate(tool_call_id="c", title="c"), options)
+        await self.client.session_update(session_id, acp.update_tool_call("c", status="completed"))
+        for piece in (text, ", ", answer.outcome.option_id):
+            await self.client.session_update(session_id, acp.update_agent_message_text(piece))
+        return PromptResponse(stop_reason="end_turn")
+
+
+asyncio.run(acp.run_agent(Echo()))
+"""
+
+
+def puppet(fault: str = "", **options: Any) -> Agent:
+    return Agent.connect([sys.executable, "-m", "crow_core.testing.agents", fault], **options)
+
+
+def exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+async def test_twenty_tasks_through_an_agent_made_with_the_python_sdk(tmp_path: Path) -> None:
+    agent = Agent.connect([sys.executable, "-c", SDK_AGENT], cwd=tmp_path, permissions="allow")
+    async with agent:
+        results = await agent.map([f"task {n}" for n in range(20)], at_once=5)
+    assert [result.text for result in results] == [f"task {n}, go" for n in range(20)]
+    assert {len(result.tool_calls) for result in results} == {1}
+
+
+@pytest.mark.parametrize(
+    ("fault", "words", "code"),
+    [
+        ("exit", "ended with exit code 1. It said: There is no key. Set PUPPET_KEY.", 1),
+        ("silent", "did not answer initialize within 1 seconds. Is it an ACP agent?", None),
+        ("flood", "did not answer initialize within 1 seconds. Is it an ACP agent?", None),
+        ("no session", "did not answer session/new within 1 seconds.", None),
+    ],
+)
+async def test_agent_that_does_not_start_is_lost(
+    monkeypatch: pytest.MonkeyPatch, fault: str, words: str, code: int | None
+) -> None:
+    for module in (client_module, agent_module):
+        monkeypatch.setattr(module, "START_TIMEOUT", 60.0 if fault == "exit" else 1.0)
+        if fault == "no session":
+            monkeypatch.setattr(client_module, "START_TIMEOUT", 60.0)
+    agent = puppet(fault)
+    with pytest.raises(AgentLost, match=words) as caught:
+        await agent.prompt("say Hi.")
+    assert caught.value.exit_code == code
+    await agent.close()
+
+
+@pytest.mark.parametrize("command", ["no-such-agent acp", "", "'open"])
+async def test_command_that_cannot_start_is_lost(command: str) -> None:
+    with pytest.raises(AgentLost, match=r"cannot be started: .*\.$"):
+        await Agent.connect(command).prompt("Hi.")
+
+
+async def test_rubbish_beside_the_protocol_is_ignored() -> None:
+    async with puppet("rubbish") as agent:
+        assert (await agent.prompt("print Now what?\nsay Done.")).text == "Done."
+
+
+async def test_agent_that_dies_in_a_turn_is_lost_with_what_it_said() -> None:
+    async with puppet() as agent:
+        with pytest.raises(AgentLost, match=r"exit code 3. It said: Segfault") as caught:
+            await agent.prompt("say Half.\ndie 3 Segfault")
+        assert caught.value.result is not None
+        assert caught.value.result.text == "Half."
+        with pytest.raises(AgentLost, match="exit code 3"):
+            await agent.prompt("say Hi.")
+
+
+async def test_agent_that_never_answers_a_cancel_or_a_close_keeps_nobody_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(session_module, "CANCEL_TIMEOUT", 0.5)
+    monkeypatch.setattr(session_module, "CLOSE_TIMEOUT", 0.5)
+    async with puppet("slow close") as agent:
+        with pytest.raises(PromptTimeout):
+            await agent.prompt("deaf", timeout=1)
+
+
+async def test_log_in_is_asked_for_and_done() -> None:
+    async with puppet("login") as agent:
+        with pytest.raises(PromptFailed, match=r"It wants a log-in first .* Its methods: key: Set PUPPET_KEY."):
+            await agent.prompt("say Hi.")
+        with pytest.raises(AgentError, match=r"no log-in method 'other'. It offers: key."):
+            await agent.login("other")
+        await agent.login()
+        assert (await agent.prompt("say Hi.")).text == "Hi."
+
+
+async def test_what_an_agent_does_not_offer_is_a_sentence() -> None:
+    async with puppet() as agent:
+        session = await agent.session()
+        assert session.modes is not None
+        await session.set_mode("loud")
+        assert session.modes.current_mode_id == "loud"
+        for attempt, words in (
+            (session.set_mode("no"), "no mode 'no'. It has: loud, soft."),
+            (session.set_option("x", "y"), "no option 'x'. It has: none."),
+            (session.fork(), "cannot fork a session"),
+            (agent.session("puppet-9"), "offers neither resume nor load"),
+        ):
+            with pytest.raises(AgentError, match=words):
+                await attempt
+
+
+async def test_two_agents_and_their_starts_do_not_mix_and_leave_no_process() -> None:
+    async with puppet() as one, puppet() as two:
+        found = await asyncio.gather(one.prompt("spawn"), one.prompt("spawn"), two.prompt("spawn"))
+        pids = [int(result.text) for result in found]
+        assert all(map(exists, pids))
+    async with asyncio.timeout(30):
+        while any(map(exists, pids)):
+            await asyncio.sleep(0.01)
+
+
+async def test_budget_counts_the_cost_of_each_turn_once() -> None:
+    budget = Budget(money=10)
+    async with puppet(budget=budget) as agent:
+        session = await agent.session()
+        costs = [(await session.prompt(f"cost {total}\nsay 1")).cost for total in (0.25, 0.75)]
+    assert costs == [0.25, 0.5]
+    assert budget.spent["money"] == 0.75
+
+
+async def test_prompt_after_the_end_says_that_the_agent_is_closed() -> None:
+    agent = puppet()
+    session = await agent.session()
+    await agent.close()
+    with pytest.raises(AgentClosed):
+        await session.prompt("say Hi.")
+
+
+async def test_nobody_at_the_address() -> None:
+    with pytest.raises(AgentLost, match=r"ws://127.0.0.1:9/ cannot be reached"):
+        await Agent.connect("ws://127.0.0.1:9/", token="x" * 16).prompt("Hi.")
+
+
+def write_agents(folder: Path, name: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    args = '["-m", "crow_core.testing.agents"]'
+    text = f'[permissions]\nask = []\n[agents.{name}]\ncommand = "{sys.executable}"\nargs = {args}\n'
+    (folder / "config.toml").write_text(text)
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+async def test_agents_of_the_configuration_are_tools_and_those_of_a_folder_only_if_it_is_trusted(
+    make_agent: Callable[..., Agent], home: Path, tmp_path: Path, trusted: bool
+) -> None:
+    write_agents(home / "crow", "mine")
+    write_agents(tmp_path / ".crow", "theirs")
+    if trusted:
+        TrustedFolders(home / "crow").add(tmp_path)
+    work = {"name": "ask_mine", "arguments": {"prompt": "call a\ndone a\ncost 0.5\nsay Found it."}}
+    budget = Budget(money=1)
+    agent = make_agent(Reply(tool_calls=[work]), Reply("Good."), permissions="allow", budget=budget)
+    async with agent:
+        result = await agent.prompt("Go.")
+    request = agent.model.requests[1]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType]
+    assert request["messages"][-1]["content"] == "Found it."
+    names = {tool["function"]["name"] for tool in request["tools"]}
+    assert {name for name in names if name.startswith("ask_")} - {"ask_user"} == (
+        {"ask_mine", "ask_theirs"} if trusted else {"ask_mine"}
+    )
+    assert len(result.tool_calls) == 2
+    assert budget.spent["money"] == 0.5

@@ -1,0 +1,100 @@
+"""The client of an agent that works for a tool call: a sub-agent of the session, or another program."""
+
+from typing import Any
+
+from msgspec.structs import replace
+
+from crow_core.acp.connection import RpcError
+from crow_core.acp.schema import (
+    INTERNAL_ERROR,
+    AgentMessageChunk,
+    BlockContent,
+    CancelledOutcome,
+    ClientSessionCapabilities,
+    NoticeCapabilities,
+    NoticeUpdate,
+    RequestPermissionRequest,
+    RequestPermissionResponse,
+    SelectedOutcome,
+    SessionNotification,
+    SessionUpdate,
+    TextBlock,
+    ToolCall,
+    ToolCallUpdate,
+)
+from crow_core.errors import ElicitationError, EndTurn
+from crow_core.session import Session
+
+TEXT_LIMIT = 4_000
+"""Characters of the end of the agent's text that the client is shown, and that stand in for a missing report."""
+UPDATE_INTERVAL = 400
+"""Characters of new text after which the client is sent an update."""
+
+
+class NestedClient:
+    """The client of an agent that works for a tool call: it passes on to the session's client what that may see.
+
+    The ids of the agent's tool calls begin with the id of the call. Requests are sent in the name of the session, and
+    permissions are asked for one at a time.
+    """
+
+    def __init__(self, parent: Session, tool_call_id: str) -> None:
+        self.parent, self.tool_call_id = parent, tool_call_id
+        notices = ClientSessionCapabilities(notices=NoticeCapabilities())  # `Session.notice` of the parent shows them
+        self.capabilities = replace(parent.client.capabilities, session=notices)
+        self.text = ""
+        """The end of the agent's text."""
+        self.unseen = 0
+        """Characters of it that the client was not sent."""
+
+    async def request(self, method: str, params: Any) -> Any:
+        if isinstance(params, RequestPermissionRequest):
+            return await self.ask_permission(params)
+        return await self.parent.client.request(method, self.to_parent_request(params))
+
+    async def ask_permission(self, question: RequestPermissionRequest) -> RequestPermissionResponse:
+        """Ask the user in the name of the session. Raises RpcError if its client does not ask."""
+        about = replace(question.tool_call, tool_call_id=self.to_parent_id(question.tool_call.tool_call_id))
+        try:
+            id = await self.parent.user.ask_permission(about, question.options)
+        except EndTurn:
+            return RequestPermissionResponse(outcome=CancelledOutcome())
+        except ElicitationError as error:
+            raise RpcError(INTERNAL_ERROR, str(error)) from error
+        return RequestPermissionResponse(outcome=SelectedOutcome(option_id=id))
+
+    async def notify(self, method: str, params: Any) -> None:
+        match params:
+            case SessionNotification(update=NoticeUpdate(title=title, severity="info" | "warning" | "error" as kind)):
+                await self.parent.notice(title, kind)
+            case SessionNotification(update=update):
+                if (shown := self.to_parent_update(update)) is not None:
+                    await self.parent.send(shown)
+            case _:
+                await self.parent.client.notify(method, self.to_parent_request(params))
+
+    def to_parent_request(self, params: Any) -> Any:
+        """Convert the params of the agent's request to those of the session's."""
+        if isinstance(id := getattr(params, "tool_call_id", None), str):
+            params = replace(params, tool_call_id=self.to_parent_id(id))
+        return replace(params, session_id=self.parent.id) if hasattr(params, "session_id") else params
+
+    def to_parent_update(self, update: SessionUpdate) -> SessionUpdate | None:
+        """Convert an update of the agent to one of the session; None for what the client is not shown."""
+        match update:
+            case ToolCall() | ToolCallUpdate():
+                return replace(update, tool_call_id=self.to_parent_id(update.tool_call_id))
+            case AgentMessageChunk(content=TextBlock(text=text)):
+                self.text = (self.text + text)[-TEXT_LIMIT:]
+                self.unseen += len(text)
+                if self.unseen < UPDATE_INTERVAL:
+                    return None
+                self.unseen = 0
+                content = BlockContent(content=TextBlock(text=self.text))
+                return ToolCallUpdate(tool_call_id=self.tool_call_id, content=[content])
+            case _:
+                return None
+
+    def to_parent_id(self, id: str) -> str:
+        """Convert the id of a tool call of the agent."""
+        return f"{self.tool_call_id}/{id}"
