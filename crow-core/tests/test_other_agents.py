@@ -157,7 +157,7 @@ async def test_mode_yolo_asks_nothing(tmp_path: Path):
 
 
 async def test_questions_of_two_agents_come_one_at_a_time(tmp_path: Path):
-    calls = [*ask("ask a", id="one").tool_calls, *ask("ask b", id="two").tool_calls]
+    calls = [*ask("call a", "ask a", id="one").tool_calls, *ask("call b", "ask b", id="two").tool_calls]
     crow, model = make(Reply(tool_calls=calls), Reply("Good."))
     async with connect(crow) as editor:
         open_questions: list[int] = []
@@ -167,7 +167,7 @@ async def test_questions_of_two_agents_come_one_at_a_time(tmp_path: Path):
             nonlocal waiting
             waiting += 1
             open_questions.append(waiting)
-            await asyncio.sleep(0.2)
+            await editor.until(lambda it: {"one", "two"} <= {id.partition("/")[0] for id in it.calls() if "/" in id})
             waiting -= 1
             return await answered[0](question)
 
