@@ -104,6 +104,7 @@ def write_config(config: bytes, file: Path) -> None:
     file.write_bytes(config)
 
 
+@pytest.mark.slow
 async def test_acpx_starts_crow_with_the_printed_config(node: "Node") -> None:
     command = (*node.crow, "--print-config", "acpx")
     process = await asyncio.create_subprocess_exec(*command, stdout=PIPE, stderr=DEVNULL, env=node.env)

@@ -94,6 +94,7 @@ async def test_the_hooks_are_called_in_the_order_that_the_guide_shows():
     assert called == listed
 
 
+@pytest.mark.slow
 def test_the_script_for_the_real_command_runs(tmp_path: Path):
     (tmp_path / "contacts.txt").write_text("Ada: +49 30 1234567\n")
     (tmp_path / "extensions").mkdir()

@@ -75,6 +75,7 @@ async def test_inspector_calls_every_tool(node: "Node", tool: str):
     assert json.loads(result.out).get("isError", False) is (tool == "ask_user")  # the Inspector shows no forms
 
 
+@pytest.mark.slow
 async def test_inspector_lists_the_tools_with_valid_schemas(node: "Node"):
     result = await node.run("", *INSPECTOR, "--method", "tools/list", "--strict", "--", *SERVER)
     assert result.code == 0, result

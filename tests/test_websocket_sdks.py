@@ -164,6 +164,7 @@ def text(updates: list[dict[str, Any]], kind: str) -> str:
     return "".join(update["content"]["text"] for update in updates if update["sessionUpdate"] == kind)
 
 
+@pytest.mark.slow
 async def test_typescript_client_does_the_same_with_subprotocols(node: "Node"):
     async with ScriptedServer(REPLIES) as model, serving(model, node.env) as (url, token):
         done = await node.run(model.url, "remote.mjs", url, token)
@@ -184,6 +185,7 @@ async def test_typescript_client_does_the_same_with_subprotocols(node: "Node"):
     assert again["response"]["stopReason"] == "end_turn"
 
 
+@pytest.mark.slow
 async def test_typescript_client_is_refused_with_a_wrong_token(node: "Node"):
     async with ScriptedServer([]) as model, serving(model, node.env) as (url, _):
         done = await node.run(model.url, "remote.mjs", url, "wrong")

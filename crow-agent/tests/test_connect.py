@@ -70,6 +70,7 @@ async def test_twenty_tasks_through_an_agent_made_with_the_python_sdk(tmp_path: 
     assert {len(result.tool_calls) for result in results} == {1}
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("fault", "words", "code"),
     [

@@ -55,6 +55,7 @@ def test_chain(home: Path) -> None:
     assert run_example("chain", script, home) == ("Les corbeaux.\n", 3)
 
 
+@pytest.mark.slow
 def test_parallel(home: Path) -> None:
     def script(request: dict[str, Any]) -> Reply:
         return Reply(json.dumps({"approve": "its speed" in last_text(request), "reason": "so"}))
@@ -64,6 +65,7 @@ def test_parallel(home: Path) -> None:
     assert requests == 3
 
 
+@pytest.mark.slow
 def test_router(home: Path) -> None:
     def script(request: dict[str, Any]) -> Reply:
         last = request["messages"][-1]
@@ -76,6 +78,7 @@ def test_router(home: Path) -> None:
     assert run_example("router", script, home) == ("Order 17 was sent yesterday.\n", 3)
 
 
+@pytest.mark.slow
 def test_orchestrator(home: Path) -> None:
     def script(request: dict[str, Any]) -> Reply:
         last = request["messages"][-1]
@@ -86,6 +89,7 @@ def test_orchestrator(home: Path) -> None:
     assert run_example("orchestrator", script, home) == ("A package.\n2 workers, 4 requests\n", 4)
 
 
+@pytest.mark.slow
 def test_evaluator(home: Path) -> None:
     def script(request: dict[str, Any]) -> Reply:
         text = last_text(request)

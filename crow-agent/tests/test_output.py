@@ -114,6 +114,7 @@ CASES: list[tuple[Any, Any, Any]] = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("wanted", "arguments", "value"), CASES, ids=lambda case: str(case)[:40])
 def test_result_is_given_by_the_tool_and_has_the_type(
     make_agent: Make, wanted: Any, arguments: Any, value: Any

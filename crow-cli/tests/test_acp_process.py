@@ -88,6 +88,7 @@ async def test_a_permitted_command_runs_and_the_model_reads_its_output(machine: 
     assert machine.stderr.read_text() == ""
 
 
+@pytest.mark.slow
 async def test_after_a_kill_commands_start_in_the_same_folder_and_what_is_gone_is_said(machine: "Machine") -> None:
     (machine.project / "sub").mkdir()
     in_terminal: ScriptedCall = {"name": "terminal", "arguments": {"command": "x=1", "session": "build"}}
@@ -272,6 +273,7 @@ async def test_standard_output_carries_json_lines_only(machine: "Machine", open_
     assert all(json.loads(line)["jsonrpc"] == "2.0" for line in log.read_text().splitlines())
 
 
+@pytest.mark.slow
 async def test_end_of_input_ends_the_process_and_all_child_processes(machine: "Machine", open_pipe: OpenPipe) -> None:
     server_pipe, command_pipe = await open_pipe("server"), await open_pipe("command")
     async with ScriptedServer([Reply(tool_calls=[command(command_pipe.holding_command())])]) as server:

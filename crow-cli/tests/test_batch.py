@@ -292,6 +292,7 @@ async def test_budget_ends_the_batch_and_the_rest_has_no_result(machine: "Machin
     assert len(read_results(machine)) == 6
 
 
+@pytest.mark.slow
 async def test_task_that_takes_too_long_has_an_error(machine: "Machine") -> None:
     write_tasks(machine, '"quick"', '"slow"')
 

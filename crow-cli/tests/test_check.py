@@ -195,6 +195,7 @@ def test_every_requirement_that_can_fail_has_a_fault() -> None:
     assert set().union(*FAULTS.values()) == REQUIREMENTS.keys() - informational
 
 
+@pytest.mark.slow
 async def test_agent_without_any_capability_is_conformant() -> None:
     report = await check_subject("can do nothing")
 
@@ -268,6 +269,7 @@ async def test_agent_that_never_answers_a_request_fails_one_requirement(method: 
     assert verdicts(report, "fail") == {id: f"{method} was not answered within {timeout} s"}
 
 
+@pytest.mark.slow
 async def test_conversation_that_takes_too_long_gives_a_reason_for_each_verdict() -> None:
     report = await check_subject("takes its time", timeout=0.5, jobs=40)
 
@@ -275,6 +277,7 @@ async def test_conversation_that_takes_too_long_gives_a_reason_for_each_verdict(
     assert all(result.why for result in report.results if result.verdict in ("fail", "not tested"))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("fault", HOSTILE)
 async def test_hostile_agent_gets_a_report_and_leaves_no_process(fault: str, open_pipe: OpenPipe) -> None:
     pipe = await open_pipe("pipe")

@@ -107,6 +107,7 @@ async def test_other_contents_of_the_file_are_kept_also_behind_a_link(machine: "
     assert file_of(machine).is_symlink()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

@@ -70,6 +70,7 @@ def guarded(machine: "Machine", vault: str, tmp_path: Path, monkeypatch: pytest.
     return machine
 
 
+@pytest.mark.slow
 async def test_login_opens_the_browser_and_logout_deletes_the_tokens(guarded: "Machine"):
     before = await guarded.crow("mcp", "test", "vault")
     assert (before.code, before.out) == (1, "")

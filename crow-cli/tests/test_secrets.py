@@ -64,6 +64,7 @@ def leaks(text: str) -> list[str]:
     return [canary for canary in CANARIES if canary in text]
 
 
+@pytest.mark.slow
 async def test_twelve_canary_keys_are_found_nowhere(machine: "Machine", tmp_path: Path):
     def reply(request: dict[str, Any]) -> Reply | Failure:
         texts = [message["content"] for message in request["messages"] if message["role"] == "user"]

@@ -293,6 +293,7 @@ async def test_signal_ends_the_server_in_order(machine: "Machine", open_pipe: Op
     assert os.listdir(machine.env["TMPDIR"]) == []
 
 
+@pytest.mark.slow
 async def test_kill_leaves_no_process_and_the_session_can_be_continued(machine: "Machine", open_pipe: OpenPipe):
     command_pipe, server_pipe = await open_pipe("command"), await open_pipe("server")
     async with ScriptedServer([Reply(tool_calls=[command(command_pipe.holding_command())]), Reply("Again.")]) as model:

@@ -225,6 +225,7 @@ async def test_cancel_answers_its_question_and_withdraws_ours(tmp_path: Path):
         await editor.until(lambda it: it.cancelled_questions)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("fault", "lines", "words"),
     [
@@ -268,6 +269,7 @@ async def test_command_that_does_not_exist_is_an_error_for_the_model(tmp_path: P
     assert "The agent puppet failed: no-such-agent cannot be started: No such file or directory." in answer(model)
 
 
+@pytest.mark.slow
 async def test_task_that_takes_too_long_is_cancelled(tmp_path: Path):
     crow, model = make(ask("say Half.", "wait"), Reply("Good."), agent=puppet(timeout=3))
     async with connect(crow) as editor:

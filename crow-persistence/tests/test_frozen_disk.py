@@ -197,6 +197,7 @@ async def test_cancel_on_a_frozen_disk_is_answered_and_the_next_turn_goes_on_fro
     assert (tmp_path / "stderr").read_text() == ""
 
 
+@pytest.mark.slow
 async def test_another_process_names_the_one_that_waits_for_the_disk_and_works_after_the_thaw(
     tmp_path: Path, shim: Path
 ):
@@ -263,6 +264,7 @@ async def test_sigterm_on_a_frozen_disk_ends_the_process_and_leaves_a_whole_data
     assert read_prompts(tmp_path)[-1] == "three"
 
 
+@pytest.mark.slow
 async def test_a_second_sigterm_on_a_frozen_disk_ends_the_process_at_once(tmp_path: Path, shim: Path):
     disk = Disk(tmp_path)
     async with ScriptedServer(answer) as server, process(tmp_path, server.url, shim) as (editor, child):
