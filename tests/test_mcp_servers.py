@@ -100,6 +100,7 @@ async def birds(transport: str, tmp_path: Path) -> AsyncGenerator[McpServer]:
         await serving
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("transport", ["stdio", "http", "sse"])
 async def test_fastmcp_server_is_called_over_every_transport(transport: str, tmp_path: Path):
     async with birds(transport, tmp_path) as server:

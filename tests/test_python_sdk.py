@@ -259,6 +259,7 @@ class EditorClient(Client):
         self.released.set()
 
 
+@pytest.mark.slow
 async def test_tools_use_the_files_and_terminals_of_the_client(tmp_path: Path, project: Path) -> None:
     path = project / "a.py"
     path.write_text("saved\n")
@@ -313,6 +314,7 @@ async def test_client_cancels_a_command(tmp_path: Path, project: Path) -> None:
         assert again.stop_reason == "end_turn"
 
 
+@pytest.mark.slow
 async def test_client_sets_the_mode_and_gets_no_permission_requests(tmp_path: Path, project: Path) -> None:
     client = Client()
     async with (

@@ -146,6 +146,7 @@ async def test_python_client_prompts_permits_cancels_and_loads_again(env: dict[s
             assert texts == ["What is six times seven?", "Wait for me."]
 
 
+@pytest.mark.slow
 async def test_python_client_is_refused_without_the_token(env: dict[str, str]):
     async with ScriptedServer([]) as model, serving(model, env) as (url, _):
         for headers in (None, {"Authorization": "Bearer wrong"}):

@@ -138,6 +138,7 @@ BREAKS = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("statement", BREAKS)
 async def test_repaired_chain_goes_on_and_says_where_it_was_broken(decided: "Machine", statement: str):
     tamper(decided, statement)

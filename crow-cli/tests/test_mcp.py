@@ -227,6 +227,7 @@ async def listening(app: Any) -> AsyncGenerator[str]:
         await asyncio.wait([serving])
 
 
+@pytest.mark.slow
 async def test_configured_servers_of_every_transport_offer_their_allowed_tools(
     machine: "Machine", birds: list[str], tmp_path: Path
 ):
@@ -264,6 +265,7 @@ async def test_servers_wait_sets_how_long_the_first_prompt_waits(machine: "Machi
     assert crow.servers_wait == 0.25
 
 
+@pytest.mark.slow
 async def test_editor_gets_the_prompts_of_a_server_as_commands(machine: "Machine", birds: list[str]):
     async with ScriptedServer([Reply("Caw.")]) as model:
         machine.ask(model.url)

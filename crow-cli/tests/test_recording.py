@@ -39,6 +39,7 @@ def read_side(file: Path, side: str) -> bytes:
     return b"\n".join(line.raw for line in read_recording(file) if line.side == side)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 async def test_all_bytes_pass_unchanged_and_are_recorded(machine: "Machine", tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
@@ -56,6 +57,7 @@ async def test_all_bytes_pass_unchanged_and_are_recorded(machine: "Machine", tmp
     )
 
 
+@pytest.mark.slow
 async def test_a_line_of_many_megabytes_passes(machine: "Machine", tmp_path: Path) -> None:
     sent = b"a" * (40 << 20) + b"\nb"
     process = await start(machine, tmp_path / "wire.jsonl", "cat")

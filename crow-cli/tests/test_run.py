@@ -327,6 +327,7 @@ async def test_closed_output_cancels_the_turn_silently(machine: "Machine", style
     assert (process.returncode, err) == (1, b"")
 
 
+@pytest.mark.slow
 async def test_sigterm_ends_the_command_that_runs(machine: "Machine", open_pipe: OpenPipe) -> None:
     pipe = await open_pipe("pipe")
     call = command(f"exec 9>{pipe.path}; echo ready >&9; sleep 600")
@@ -405,6 +406,7 @@ async def test_the_version_is_that_of_the_package(machine: "Machine") -> None:
     assert (done.code, done.out) == (0, f"crow {crow_core.__version__}\n")
 
 
+@pytest.mark.slow
 async def test_the_demo_works_without_a_model_and_says_that_its_model_is_a_script(machine: "Machine") -> None:
     done = await machine.crow("demo")
 

@@ -298,6 +298,7 @@ async def test_answer_that_does_not_match_the_form_is_not_sent(birds: Birds):
     assert "A question of MCP server 'birds' was declined: the answer has an unfit 'colour'." in editor.thoughts
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("properties", "why"),
     [

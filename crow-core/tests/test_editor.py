@@ -181,6 +181,7 @@ async def test_unsaved_text_is_viewed_edited_and_written_once(tmp_path: Path):
     assert it.editor.list_requested_methods().count("fs/write_text_file") == 1
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("terminal", [True, False])
 @pytest.mark.parametrize("write", [True, False])
 @pytest.mark.parametrize("read", [True, False])

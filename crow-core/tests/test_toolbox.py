@@ -994,6 +994,7 @@ print(fastmcp.settings.client_disconnect_timeout, sorted(name for name in os.env
 """
 
 
+@pytest.mark.slow
 def test_env_file_of_the_working_folder_does_not_change_fastmcps_settings(tmp_path: Path):
     (tmp_path / ".env").write_text("FASTMCP_CLIENT_DISCONNECT_TIMEOUT=77\n")
     ours = "from threading import Thread\nfrom crow_core.mcp.server import import_sdk\n"

@@ -298,6 +298,7 @@ def list_searches() -> list[str]:
     return [line for line in listed.splitlines() if line.split()[:2] == [str(os.getpid()), find_program()]]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("encoding", "text", "pattern", "shown"),
     [
