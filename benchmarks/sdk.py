@@ -1,11 +1,10 @@
-"""What the SDK costs: imports, the first prompt, each further prompt, each further agent.
+"""Measure the SDK: its import, the first prompt, each further prompt, each further agent.
 
 Run with `uv run python benchmarks/sdk.py`. Each figure is CPU time, the least of several runs, beside what it is
 compared with in the same run: a busy machine slows both.
 
 Measured, on a busy machine: the import 75 ms (asyncio alone 42); a program with one prompt 524 ms (`crow run` 506); a
-prompt
-1.6 ms (1.3 without the SDK); each of 500 further agents, with all tools and a stored session, 735 KiB.
+prompt 1.6 ms (1.3 without the SDK); each of 500 further agents, with all tools and a stored session, 735 KiB.
 """
 
 import argparse

@@ -194,7 +194,7 @@ class SubjectAgent:
             for _ in sys.stdin.buffer:  # until the client has given up
                 pass
         if FAULT == "takes its time":
-            time.sleep(0.35)
+            time.sleep(0.35)  # the fault itself: an agent that is slow
         if f"never answers {method}" == FAULT:
             self.take(read())
         if f"refuses {method}" == FAULT:

@@ -85,7 +85,7 @@ async def test_killed_batch_goes_on_with_exactly_one_result_a_task(machine: "Mac
         machine.ask(server.url)
         for _ in range(3):
             process = await machine.start(*BATCH, "--at-once", "3")
-            await server.until(lambda: len(server.requests) >= free + 3)  # noqa: B023
+            await server.until(lambda: len(server.requests) >= free + 3)  # noqa: B023, awaited before the loop goes on
             process.send_signal(signal.SIGKILL)
             await process.communicate()
             with (machine.project / "out.jsonl").open("a") as file:

@@ -130,7 +130,7 @@ class Agent:
         self._env = os.environ if env is None else env
         self._connect = connect
         self._counts_itself = False
-        """Whether the agent itself counts what it spends."""
+        """True if the agent counts what it spends; else its updates are counted here."""
         self._opening = asyncio.Lock()
         self._stack: AsyncExitStack | None = None
         self._client: ProgramClient | None = None
@@ -149,7 +149,7 @@ class Agent:
         self._builtin = None if tools is None else choose_builtin_tools(names)
         only_views = self._builtin is not None and not {"builtin", "builtin:edit", "builtin:file_editor"} & {*names}
         self._only_views = only_views
-        """Whether `file_editor` must not change files."""
+        """True if `file_editor` may view files, and not change them."""
         if self._functions:
             self._servers.append(make_function_server(self._functions))
 
@@ -399,7 +399,7 @@ class Agent:
             for index, prompt in waiting:
                 try:
                     results[index] = await self.prompt(prompt, output=output, retries=retries, timeout=timeout)
-                except Exception as error:
+                except Exception as error:  # of a function of the program, too: it stays with its item
                     so_far = error.result if isinstance(error, AgentError) else None
                     results[index] = replace(so_far or Result(""), error=error)
 

@@ -29,7 +29,7 @@ class Budget:
     minutes: float | None = None
     """From the first prompt on."""
     spent: dict[str, float] = field(default_factory=dict[str, float])
-    """What was used, by the names above."""
+    """The amounts used so far, by the names of the limits."""
     _since: float = 0.0
     """The time of the first prompt, in seconds of the monotonic clock; 0 before."""
 

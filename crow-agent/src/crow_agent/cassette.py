@@ -383,7 +383,7 @@ def find_model(wanted: str) -> ChatModel:
     try:
         with ThreadPoolExecutor(1) as executor:  # an event loop may run in this thread
             model = next(iter(executor.submit(lambda: asyncio.run(find())).result().values()))
-    except Exception as error:
+    except Exception as error:  # of the configuration, a file or the network: each has its sentence
         raise CassetteError(f"There is no model to record: {error}") from error
     assert isinstance(model, ChatModel)
     return model

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from inspect import isawaitable
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar, cast
 
 from crow_core import __version__
@@ -29,6 +28,7 @@ from crow_core.acp.schema import (
     SessionUpdate,
 )
 from crow_core.agent_process import START_TIMEOUT
+from crow_core.hooks import call_function
 from msgspec import UNSET
 
 from crow_agent.connections import AgentConnection
@@ -36,7 +36,7 @@ from crow_agent.errors import AgentClosed, AgentError, PromptFailed, SessionNotF
 
 T = TypeVar("T")
 Verdict: TypeAlias = bool | str
-"""Whether a tool call may run, or the id of one of the options that the question offers."""
+"""True to allow a tool call, False to reject it, or the id of one of the options that the question offers."""
 Permissions: TypeAlias = Literal["deny", "allow"] | Callable[[RequestPermissionRequest], Verdict | Awaitable[Verdict]]
 Form: TypeAlias = Mapping[str, Any] | None
 """The values of a form; None to decline."""
@@ -79,7 +79,7 @@ class ProgramClient(AcpClient):
         """The open sessions, by id."""
         self.connected = connected
         self.closed = False
-        """Whether the program has closed the agent."""
+        """True once the program has closed the agent."""
         self._permissions: Permissions = permissions
         self._elicit = elicit
 
@@ -124,9 +124,8 @@ class ProgramClient(AcpClient):
         try:
             answer: Any = self._permissions == "allow"
             if callable(self._permissions):
-                answer = self._permissions(question)
-                answer = await answer if isawaitable(answer) else answer
-        except Exception as error:
+                answer = await call_function(self._permissions, question)
+        except Exception as error:  # of the program's function: `prompt` raises it
             if session is not None:
                 await session.fail(error)
             return RequestPermissionResponse(outcome=CancelledOutcome())
@@ -144,9 +143,8 @@ class ProgramClient(AcpClient):
         if self._elicit is None or request.mode != "form":
             return CreateElicitationResponse(action="cancel")
         try:
-            answer: Any = self._elicit(request)
-            answer = await answer if isawaitable(answer) else answer
-        except Exception as error:
+            answer: Any = await call_function(self._elicit, request)
+        except Exception as error:  # of the program's function: `prompt` raises it
             if session := self.sessions.get(str(request.session_id)):
                 await session.fail(error)
             return CreateElicitationResponse(action="cancel")

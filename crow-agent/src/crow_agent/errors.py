@@ -21,7 +21,7 @@ class AgentError(Exception):
     """An agent could not do what it was asked."""
 
     result: "Result[Any] | None" = None
-    """What the turn had come to; None if no turn had started."""
+    """The result of the turn up to the error; None if no turn had started."""
 
 
 class AgentClosed(AgentError):

@@ -86,7 +86,7 @@ class OutputType(Generic[T]):
 
 
 def has_pydantic_notes(hint: Any, seen: frozenset[Any] = frozenset()) -> bool:
-    """Whether a type, or one inside of it, is `Annotated` with what only pydantic reads, such as its `Field`."""
+    """Test whether a type, or one inside it, is `Annotated` with what only pydantic reads, such as its `Field`."""
     if get_origin(hint) is Annotated:
         notes = (type(note).__module__.partition(".")[0] for note in hint.__metadata__)
         if not {"pydantic", "pydantic_core", "annotated_types"}.isdisjoint(notes):

@@ -11,13 +11,14 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, is_dataclass
 from difflib import SequenceMatcher, ndiff
-from inspect import isawaitable, iscoroutine
+from inspect import iscoroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast, overload
 
 import msgspec
 from crow_core.app import Crow
 from crow_core.errors import ModelError
+from crow_core.hooks import call_function
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.tool import ToolCall
 from crow_core.models.chat import ModelCall, ModelRequest
@@ -144,10 +145,9 @@ class PlayedModel(ScriptedModel):
             raise ModelError(self.missing[-1])
         try:
             if is_function(answer):
-                answer = answer(request)
-                answer = await answer if isawaitable(answer) else answer
+                answer = await call_function(answer, request)
             return to_reply(answer)
-        except Exception as error:
+        except Exception as error:  # the test fails with it, even if the tested code hides the ModelError
             self.fault = self.fault or error
             raise ModelError(f"A function of the test failed: {type(error).__name__}: {error}.") from error
 

@@ -64,7 +64,7 @@ def tool(function: Any = None, /, **options: Any) -> Any:
     """
 
     def mark(function: F) -> F:
-        setattr(function, "crow_tool", FunctionOptions(**options))  # noqa: B010
+        setattr(function, "crow_tool", FunctionOptions(**options))  # noqa: B010, the type of a function has no such field
         make_definition(function)
         return function
 

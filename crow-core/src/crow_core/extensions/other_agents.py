@@ -81,7 +81,7 @@ class ForeignModel:
         self.name = name
 
     def stream(self, request: ModelRequest) -> AsyncIterator[Delta]:
-        raise NotImplementedError
+        raise NotImplementedError  # `Model` requires the method; the other agent asks its own model
 
 
 def other_agents(

@@ -364,6 +364,7 @@ def find_spellings(session: Session, tool_call: ToolCall, subject: str) -> list[
                 return []
         paths = relative_path(session, path), resolve(session, path)
         return [*paths, *(f"{path}/" for path in paths)]
+    # Coarser than `read_command_line`, and needed where that cannot read a command and nobody is asked (mode yolo).
     pieces = [piece for text in (subject, SHELL_QUOTES.sub("", subject)) for piece in OPERATORS.split(text)]
     commands = [" ".join(piece.split()) for piece in pieces]
     return [*commands, *(COMMAND_PREFIXES.sub("", command, count=1) for command in commands)]
