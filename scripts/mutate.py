@@ -23,7 +23,7 @@ TARGETS = {
     "messages": ("crow-core/src/crow_core/messages.py", ["crow-core/tests/test_messages.py"]),
     "reply": ("crow-core/src/crow_core/models/reply.py", ["crow-core/tests/test_messages.py"]),
     "permissions": (
-        "crow-core/src/crow_core/extensions/permissions.py",
+        "crow-core/src/crow_core/permission/judgement.py",
         ["crow-core/tests/test_permissions.py", "crow-core/tests/test_git.py"],
     ),
     "compaction": (

@@ -5,7 +5,7 @@ from fnmatch import fnmatchcase
 from time import process_time
 
 import pytest
-from crow_core.simple_commands import UNKNOWN, get_tables, read_command_line
+from crow_core.permission.simple_commands import UNKNOWN, get_tables, read_command_line
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 

@@ -2,9 +2,8 @@
 
 An extension like any other: `crow.use(permissions, mode="ask", allow=["terminal:git status"], deny=["terminal:rm *"])`.
 
-`crow_core.settings.rules` says what a rule is. The subject of a call of `terminal` is `cd FOLDER && COMMAND` if the
-command does not start in the working directory, and the text that is typed if it goes to a terminal session. Paths are
-relative to the working directory.
+`crow_core.permission` decides: `rules` says what a rule is, `subjects` what it is compared with, `judgement` in which
+order rules, mode and answers count.
 
 `*:PATH` that denies or asks covers every tool that names that path, or the folder it describes (`*:secrets/*`). It does
 not see what a command does with files, nor what a search from a folder above finds.
@@ -15,91 +14,27 @@ can.
 
 import asyncio
 import hashlib
-import os
-import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
-from typing import Literal, cast
+from typing import cast
 
 import msgspec
 
 from crow_core.acp.schema import BlockContent, TextBlock, ToolCallContent, ToolCallFields
 from crow_core.app import Crow
-from crow_core.content import path_from_uri, to_announcement, to_update
+from crow_core.content import to_announcement, to_update
 from crow_core.git import find_foreign_settings, find_git_options, make_git_environment
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.tool import ToolCall
 from crow_core.messages import ToolUse
-from crow_core.options import Choice, Option
+from crow_core.options import Option
+from crow_core.permission.judgement import MODES, Judgement, Mode, SessionPermissions, answer_key, judge
+from crow_core.permission.rules import Rules, parse_rules
+from crow_core.permission.subjects import describe_scope, find_subject
 from crow_core.session import Session
-from crow_core.settings.protected import find_protection
-from crow_core.settings.rules import Rules, Verdict, parse_rules
-from crow_core.simple_commands import CommandLine, read_command_line
 from crow_core.text import to_line
-
-Mode = Literal["ask", "accept-edits", "plan", "yolo"]
-
-MODES = (
-    Choice("ask", "Ask", "Reads freely; asks before it changes a file or runs a command"),
-    Choice(
-        "accept-edits", "Accept edits", "Changes files in the project without asking; asks before it runs a command"
-    ),
-    Choice("plan", "Plan", "Only reads: changes nothing and runs nothing"),
-    Choice("yolo", "Yolo", "Asks nothing", fleeting=True),
-)
-
-OPERATORS = re.compile(r"[;&|\n\r`()<>]|\$\(")
-"""Joins commands, substitutes or redirects: a command with any of these is more than one simple command."""
-PLAIN_COMMAND = re.compile(r"(?!\w+\+?=)[\w ./:=@,+%-]*", re.ASCII)
-"""A command of these characters alone that sets no variable: the shell runs it as it is written."""
-SHELL_QUOTES = re.compile(r"\\\n|[\"'\\]")
-"""Characters that the shell removes from a word."""
-COMMAND_PREFIXES = re.compile(
-    r"((\w+\+?=\S*|[{!]|if|then|elif|else|while|until|do|time|command|builtin|exec|eval|nohup|nice|timeout|xargs|sudo"
-    r"|doas|env|(\S*/)?(ba|da|z|k)?sh)( -\S+| [\d.]+[smhd]?)* )*(\S*/)?"
-)
-"""Words that may stand before the command that really runs."""
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """The decision about one tool call, by rules, mode and earlier answers, or by the user."""
-
-    verdict: Verdict
-    reason: str = ""
-    """The source of the decision, as a text that completes "This was not run: …"; not used with the verdict "ask"."""
-    may_last: bool = False
-    """With the verdict "ask": whether the user may answer for the rest of the session."""
-    lasts: bool = False
-    """Whether it comes from an answer for the rest of the session."""
-    by_pattern: bool = False
-    """Whether a rule with a pattern allows it."""
-    remark: str = ""
-    """With the verdict "ask": a text that the question shows."""
-    runs_edits: bool = False
-    """With the verdict "ask": whether it is about a command that runs code which the session may have changed."""
-
-
-@dataclass
-class SessionPermissions:
-    """The permissions of one session."""
-
-    mode: Mode
-    rules: Rules
-    own_folders: Sequence[str] = ()
-    """Absolute folders of crow's own settings and data; each change in them is asked about."""
-    protected: Sequence[str] = ()
-    """Patterns of files whose changes are asked about, beside those of protected.toml."""
-    has_edits: bool = False
-    """Whether the session has changed files."""
-    runs_edits: bool = False
-    """Whether the user has allowed a command that runs the folder's code after such a change."""
-    answers: dict[tuple[str, str, str], bool] = field(default_factory=dict[tuple[str, str, str], bool])
-    """Answers for the rest of the session: (tool, digest of its definition, scope) to allowed or not."""
-    queue: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while a call is asked about: one at a time, in the order of the calls."""
 
 
 def permissions(
@@ -204,57 +139,6 @@ def record(session: Session, tool_call: ToolCall, judgement: Judgement) -> None:
         session.log.append({"crow": decision})
 
 
-def judge(session: Session, permissions: SessionPermissions, tool_call: ToolCall) -> Judgement:
-    """Judge a tool call by the rules, the mode and the answers that hold for the session."""
-    subject, kind, mode = find_subject(session, tool_call), tool_call.kind, permissions.mode
-    to_terminal = kind == "execute" and is_for_terminal_session(tool_call)
-    simple = kind != "execute" or (not to_terminal and PLAIN_COMMAND.fullmatch(subject) is not None)
-    spellings = find_spellings(session, tool_call, subject)
-    strict = [rule for rule in (*permissions.rules.deny, *permissions.rules.ask) if rule.covers(tool_call.name)]
-    line = read_command_line(subject) if kind == "execute" and strict else CommandLine()
-    match = permissions.rules.find(tool_call.name, subject, [*spellings, *line.commands], simple=simple)
-    if match and match[0] != "allow":
-        return Judgement(match[0], f"the rule {str(match[1])!r} says {match[0]}")
-    if kind == "execute" and only_polls_terminal(tool_call):
-        return Judgement("allow", "it only looks at what was started, or ends it")
-    if mode == "plan" and kind not in ("read", "search", "think", "fetch"):
-        return Judgement("deny", "plan mode only reads. Describe the change instead")
-    if mode == "yolo":
-        return Judgement("allow", "mode yolo")
-    if rule := next((rule for rule in strict if line.may_match(rule.pattern)), None):
-        return Judgement("ask", remark=f"What this runs cannot be known, and the rule {str(rule)!r} may be about it.")
-    if kind == "edit" and is_inside(session, subject, permissions.own_folders):
-        return Judgement("ask", remark="These are crow's own files.")
-    if kind == "edit" and (protection := find_protection(path_from_root(session, subject), permissions.protected)):
-        return Judgement("ask", remark=f"{to_line(protection.pattern)}: {protection.reason}.")
-    if match and (program := find_runner_after_edits(permissions, tool_call, subject)):
-        why = f"{to_line(program)} runs code of this folder, where this session has changed files."
-        return Judgement("ask", remark=f"{why} This is asked once in a session.", runs_edits=True)
-    if match:
-        return Judgement("allow", f"the rule {str(match[1])!r}", by_pattern=match[1].pattern is not None)
-    if tool_call.tool and tool_call.tool.destroys:
-        return Judgement("ask")
-    if to_terminal:  # what a running terminal session makes of it depends on what happened there
-        return Judgement("ask")
-    if (answer := permissions.answers.get(answer_key(session, tool_call))) is not None:
-        return Judgement("allow" if answer else "deny", "the user answered so for this session", lasts=True)
-    if kind in ("read", "search", "think"):
-        return Judgement("allow", "reading is allowed")
-    if kind == "edit" and mode == "accept-edits" and is_inside(session, subject, session.folders.roots):
-        return Judgement("allow", "mode accept-edits")
-    return Judgement("ask", may_last=True)
-
-
-def find_runner_after_edits(permissions: SessionPermissions, tool_call: ToolCall, subject: str) -> str:
-    """Find the program in an allowed command that runs the folder's code, in a session that has changed files without a
-    question and was not asked about that yet; "" if there is none."""
-    if tool_call.kind != "execute" or permissions.mode != "accept-edits":
-        return ""
-    if not permissions.has_edits or permissions.runs_edits:
-        return ""
-    return read_command_line(subject).find_project_runner()
-
-
 async def judge_git(session: Session, tool_call: ToolCall, judgement: Judgement) -> Judgement:
     """Judge a command that a rule allows, in a folder that is not trusted: git must not run the folder's programs.
 
@@ -313,117 +197,6 @@ async def preview(session: Session, tool_call: ToolCall) -> "list[ToolCallConten
     result = await session.toolbox.call(tool_call, session.meta(tool_call, **{"crow/dry_run": True}))
     content = to_update(result.mask(session.secrets), tool_call).content
     return msgspec.UNSET if result.is_error or content is None else content
-
-
-def find_subject(session: Session, tool_call: ToolCall) -> str:
-    """Find the text that the patterns of rules are matched against."""
-    arguments, kind = tool_call.arguments, tool_call.kind
-    command, path = arguments.get("command"), arguments.get("path")
-    if isinstance(path, str) and kind in ("read", "edit", "search"):
-        return relative_path(session, path)
-    if isinstance(command, str) and command and kind == "execute":
-        start = str(arguments.get("cwd") or session.folders.starts.get(tool_call.id, session.cwd))
-        moves = resolve(session, start) != os.path.realpath(session.cwd)
-        return f"cd {start} && {command}" if moves else command.strip(" \t\n")
-    if isinstance(url := arguments.get("url"), str) and kind == "fetch":
-        return parse_url(url)[0]
-    if kind in ("read", "fetch") and len(arguments) == 1 and isinstance(uri := arguments.get("uri"), str):
-        return uri
-    if kind == "execute" and is_for_terminal_session(tool_call):
-        return " ".join(str(arguments[name]) for name in ("input", "keys") if arguments.get(name) is not None)
-    return msgspec.json.encode(arguments).decode()  # one spelling, whatever the model escaped
-
-
-def is_for_terminal_session(tool_call: ToolCall) -> bool:
-    """Whether a call goes to a running terminal session, where functions and programs decide what the input means."""
-    return bool(tool_call.arguments.get("session"))
-
-
-def only_polls_terminal(tool_call: ToolCall) -> bool:
-    """Whether a call only polls or kills a running terminal session."""
-    arguments = tool_call.arguments
-    given = {name for name, value in arguments.items() if value or (name == "input" and value is not None)}
-    if arguments.get("keys") == "kill":
-        given.discard("keys")
-    return is_for_terminal_session(tool_call) and given <= {"session", "wait"}
-
-
-def find_spellings(session: Session, tool_call: ToolCall, subject: str) -> list[str]:
-    """Find further forms of a call's subject, for rules that deny or ask.
-
-    For a path: relative, absolute, and each as a folder. For a command: its parts, with and without quotes and the
-    words that may stand before a command.
-    """
-    if tool_call.kind != "execute":
-        match tool_call.arguments:
-            case {"path": str(path)}:
-                pass
-            case {"uri": str(uri)} if uri.startswith("file:"):
-                path = path_from_uri(uri.partition("#")[0])
-            case _:
-                return []
-        paths = relative_path(session, path), resolve(session, path)
-        return [*paths, *(f"{path}/" for path in paths)]
-    # Coarser than `read_command_line`, and needed where that cannot read a command and nobody is asked (mode yolo).
-    pieces = [piece for text in (subject, SHELL_QUOTES.sub("", subject)) for piece in OPERATORS.split(text)]
-    commands = [" ".join(piece.split()) for piece in pieces]
-    return [*commands, *(COMMAND_PREFIXES.sub("", command, count=1) for command in commands)]
-
-
-def resolve(session: Session, path: str) -> str:
-    """Make a path absolute, from the working directory, and resolve symbolic links."""
-    return os.path.realpath(os.path.join(session.cwd, os.path.expanduser(path.replace("\0", "?"))))
-
-
-def relative_path(session: Session, path: str) -> str:
-    """Make a path relative to the working directory if it leads into it, else absolute."""
-    cwd, full = os.path.realpath(session.cwd), resolve(session, path)
-    return os.path.relpath(full, cwd) if full.startswith(cwd + os.sep) else full
-
-
-def path_from_root(session: Session, path: str) -> str:
-    """Make a path relative to the innermost root that it leads into, else absolute without the first slash."""
-    full = resolve(session, path)
-    roots = [root for root in map(os.path.realpath, session.folders.roots) if os.path.commonpath([root, full]) == root]
-    return os.path.relpath(full, max(roots, key=len)) if roots else full.lstrip(os.sep)
-
-
-def is_inside(session: Session, path: str, folders: Sequence[str]) -> bool:
-    """Whether a path leads into one of these folders."""
-    full = resolve(session, path)
-    return any(os.path.commonpath([folder, full]) == folder for folder in map(os.path.realpath, folders))
-
-
-def answer_key(session: Session, tool_call: ToolCall) -> tuple[str, str, str]:
-    """Make the key of an answer for the session. A tool whose definition changes counts as another tool."""
-    return tool_call.name, tool_call.tool.digest if tool_call.tool else "", find_scope(session, tool_call)
-
-
-def parse_url(url: str) -> tuple[str, str]:
-    """Spell a URL as `fetch` does, and find its host and port."""
-    import httpx2  # imported here: it takes 80 ms, and few sessions fetch
-
-    try:
-        parsed = httpx2.URL(url.strip())
-    except (httpx2.InvalidURL, ValueError):
-        return url, url
-    return str(parsed), parsed.netloc.decode("ascii", "replace")
-
-
-def find_scope(session: Session, tool_call: ToolCall) -> str:
-    """Find what an answer for the session covers: this command, all edits, a host, or the kind of the tool."""
-    kind = tool_call.kind
-    if kind == "fetch" and isinstance(url := tool_call.arguments.get("url"), str):
-        return parse_url(url)[1]
-    return find_subject(session, tool_call) if kind == "execute" else kind
-
-
-def describe_scope(session: Session, tool_call: ToolCall) -> str:
-    """Describe what an answer for the session covers."""
-    name, kind = tool_call.name, tool_call.kind
-    if kind == "fetch" and (scope := find_scope(session, tool_call)) != kind:
-        return f"{name} from {scope}"
-    return {"execute": "this command", "edit": "changes to files here"}.get(kind, name)
 
 
 def identify(use: ToolUse) -> dict[str, str]:

@@ -38,7 +38,7 @@ from crow_core.errors import ConfigError
 from crow_core.masking import find_secrets
 from crow_core.mcp.server import Server, from_acp
 from crow_core.models.chat import Prices
-from crow_core.settings.rules import parse_rules
+from crow_core.permission.rules import parse_rules
 
 if TYPE_CHECKING:
     from crow_core.mcp.oauth import Visit

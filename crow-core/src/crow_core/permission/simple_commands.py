@@ -90,7 +90,7 @@ class CommandLine:
 @cache
 def get_tables() -> CommandTables:
     """Return the tables of programs."""
-    text = (files("crow_core") / "simple_commands.toml").read_text("utf-8")
+    text = (files("crow_core.permission") / "simple_commands.toml").read_text("utf-8")
     return msgspec.convert(tomllib.loads(text), CommandTables)
 
 

@@ -34,7 +34,7 @@ class Protection:
 @cache
 def load_protections() -> tuple[tuple[re.Pattern[str], Protection], ...]:
     """Read the patterns that crow brings."""
-    text = (files("crow_core.settings") / "protected.toml").read_text("utf-8")
+    text = (files("crow_core.permission") / "protected.toml").read_text("utf-8")
     table = msgspec.convert(tomllib.loads(text), ProtectedTable)
     return tuple(
         (to_regex(pattern), Protection(pattern, group.reason)) for group in table.files for pattern in group.patterns

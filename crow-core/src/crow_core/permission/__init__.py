@@ -1,0 +1,1 @@
+"""Permission: whether a tool call runs, is asked about, or is denied. The extension `permissions` uses it."""

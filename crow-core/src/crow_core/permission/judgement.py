@@ -1,0 +1,133 @@
+"""The decision about a tool call, by the mode, the rules and the answers that hold for the session."""
+
+import asyncio
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from crow_core.mcp.tool import ToolCall
+from crow_core.options import Choice
+from crow_core.permission.protected import find_protection
+from crow_core.permission.rules import Rules, Verdict
+from crow_core.permission.simple_commands import CommandLine, read_command_line
+from crow_core.permission.subjects import (
+    find_scope,
+    find_spellings,
+    find_subject,
+    is_for_terminal_session,
+    is_inside,
+    only_polls_terminal,
+    path_from_root,
+)
+from crow_core.session import Session
+from crow_core.text import to_line
+
+Mode = Literal["ask", "accept-edits", "plan", "yolo"]
+
+MODES = (
+    Choice("ask", "Ask", "Reads freely; asks before it changes a file or runs a command"),
+    Choice(
+        "accept-edits", "Accept edits", "Changes files in the project without asking; asks before it runs a command"
+    ),
+    Choice("plan", "Plan", "Only reads: changes nothing and runs nothing"),
+    Choice("yolo", "Yolo", "Asks nothing", fleeting=True),
+)
+
+PLAIN_COMMAND = re.compile(r"(?!\w+\+?=)[\w ./:=@,+%-]*", re.ASCII)
+"""A command of these characters alone that sets no variable: the shell runs it as it is written."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The decision about one tool call, by rules, mode and earlier answers, or by the user."""
+
+    verdict: Verdict
+    reason: str = ""
+    """The source of the decision, as a text that completes "This was not run: …"; not used with the verdict "ask"."""
+    may_last: bool = False
+    """With the verdict "ask": whether the user may answer for the rest of the session."""
+    lasts: bool = False
+    """Whether it comes from an answer for the rest of the session."""
+    by_pattern: bool = False
+    """Whether a rule with a pattern allows it."""
+    remark: str = ""
+    """With the verdict "ask": a text that the question shows."""
+    runs_edits: bool = False
+    """With the verdict "ask": whether it is about a command that runs code which the session may have changed."""
+
+
+@dataclass
+class SessionPermissions:
+    """The permissions of one session."""
+
+    mode: Mode
+    rules: Rules
+    own_folders: Sequence[str] = ()
+    """Absolute folders of crow's own settings and data; each change in them is asked about."""
+    protected: Sequence[str] = ()
+    """Patterns of files whose changes are asked about, beside those of protected.toml."""
+    has_edits: bool = False
+    """Whether the session has changed files."""
+    runs_edits: bool = False
+    """Whether the user has allowed a command that runs the folder's code after such a change."""
+    answers: dict[tuple[str, str, str], bool] = field(default_factory=dict[tuple[str, str, str], bool])
+    """Answers for the rest of the session: (tool, digest of its definition, scope) to allowed or not."""
+    queue: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while a call is asked about: one at a time, in the order of the calls."""
+
+
+def judge(session: Session, permissions: SessionPermissions, tool_call: ToolCall) -> Judgement:
+    """Judge a tool call by the rules, the mode and the answers that hold for the session."""
+    subject, kind, mode = find_subject(session, tool_call), tool_call.kind, permissions.mode
+    to_terminal = kind == "execute" and is_for_terminal_session(tool_call)
+    simple = kind != "execute" or (not to_terminal and PLAIN_COMMAND.fullmatch(subject) is not None)
+    spellings = find_spellings(session, tool_call, subject)
+    strict = [rule for rule in (*permissions.rules.deny, *permissions.rules.ask) if rule.covers(tool_call.name)]
+    line = read_command_line(subject) if kind == "execute" and strict else CommandLine()
+    match = permissions.rules.find(tool_call.name, subject, [*spellings, *line.commands], simple=simple)
+    if match and match[0] != "allow":
+        return Judgement(match[0], f"the rule {str(match[1])!r} says {match[0]}")
+    if kind == "execute" and only_polls_terminal(tool_call):
+        return Judgement("allow", "it only looks at what was started, or ends it")
+    if mode == "plan" and kind not in ("read", "search", "think", "fetch"):
+        return Judgement("deny", "plan mode only reads. Describe the change instead")
+    if mode == "yolo":
+        return Judgement("allow", "mode yolo")
+    if rule := next((rule for rule in strict if line.may_match(rule.pattern)), None):
+        return Judgement("ask", remark=f"What this runs cannot be known, and the rule {str(rule)!r} may be about it.")
+    if kind == "edit" and is_inside(session, subject, permissions.own_folders):
+        return Judgement("ask", remark="These are crow's own files.")
+    if kind == "edit" and (protection := find_protection(path_from_root(session, subject), permissions.protected)):
+        return Judgement("ask", remark=f"{to_line(protection.pattern)}: {protection.reason}.")
+    if match and (program := find_runner_after_edits(permissions, tool_call, subject)):
+        why = f"{to_line(program)} runs code of this folder, where this session has changed files."
+        return Judgement("ask", remark=f"{why} This is asked once in a session.", runs_edits=True)
+    if match:
+        return Judgement("allow", f"the rule {str(match[1])!r}", by_pattern=match[1].pattern is not None)
+    if tool_call.tool and tool_call.tool.destroys:
+        return Judgement("ask")
+    if to_terminal:  # what a running terminal session makes of it depends on what happened there
+        return Judgement("ask")
+    if (answer := permissions.answers.get(answer_key(session, tool_call))) is not None:
+        return Judgement("allow" if answer else "deny", "the user answered so for this session", lasts=True)
+    if kind in ("read", "search", "think"):
+        return Judgement("allow", "reading is allowed")
+    if kind == "edit" and mode == "accept-edits" and is_inside(session, subject, session.folders.roots):
+        return Judgement("allow", "mode accept-edits")
+    return Judgement("ask", may_last=True)
+
+
+def find_runner_after_edits(permissions: SessionPermissions, tool_call: ToolCall, subject: str) -> str:
+    """Find the program in an allowed command that runs the folder's code, in a session that has changed files without a
+    question and was not asked about that yet; "" if there is none."""
+    if tool_call.kind != "execute" or permissions.mode != "accept-edits":
+        return ""
+    if not permissions.has_edits or permissions.runs_edits:
+        return ""
+    return read_command_line(subject).find_project_runner()
+
+
+def answer_key(session: Session, tool_call: ToolCall) -> tuple[str, str, str]:
+    """Make the key of an answer for the session. A tool whose definition changes counts as another tool."""
+    return tool_call.name, tool_call.tool.digest if tool_call.tool else "", find_scope(session, tool_call)

@@ -1,0 +1,133 @@
+"""The subject of a tool call: the text that the patterns of rules are matched against, and what an answer covers.
+
+The subject of a call of `terminal` is `cd FOLDER && COMMAND` if the command does not start in the working directory,
+and the text that is typed if it goes to a terminal session. Paths are relative to the working directory.
+"""
+
+import os
+import re
+from collections.abc import Sequence
+
+import msgspec
+
+from crow_core.content import path_from_uri
+from crow_core.mcp.tool import ToolCall
+from crow_core.session import Session
+
+OPERATORS = re.compile(r"[;&|\n\r`()<>]|\$\(")
+"""Joins commands, substitutes or redirects: a command with any of these is more than one simple command."""
+
+SHELL_QUOTES = re.compile(r"\\\n|[\"'\\]")
+"""Characters that the shell removes from a word."""
+
+COMMAND_PREFIXES = re.compile(
+    r"((\w+\+?=\S*|[{!]|if|then|elif|else|while|until|do|time|command|builtin|exec|eval|nohup|nice|timeout|xargs|sudo"
+    r"|doas|env|(\S*/)?(ba|da|z|k)?sh)( -\S+| [\d.]+[smhd]?)* )*(\S*/)?"
+)
+"""Words that may stand before the command that really runs."""
+
+
+def find_subject(session: Session, tool_call: ToolCall) -> str:
+    """Find the text that the patterns of rules are matched against."""
+    arguments, kind = tool_call.arguments, tool_call.kind
+    command, path = arguments.get("command"), arguments.get("path")
+    if isinstance(path, str) and kind in ("read", "edit", "search"):
+        return relative_path(session, path)
+    if isinstance(command, str) and command and kind == "execute":
+        start = str(arguments.get("cwd") or session.folders.starts.get(tool_call.id, session.cwd))
+        moves = resolve(session, start) != os.path.realpath(session.cwd)
+        return f"cd {start} && {command}" if moves else command.strip(" \t\n")
+    if isinstance(url := arguments.get("url"), str) and kind == "fetch":
+        return parse_url(url)[0]
+    if kind in ("read", "fetch") and len(arguments) == 1 and isinstance(uri := arguments.get("uri"), str):
+        return uri
+    if kind == "execute" and is_for_terminal_session(tool_call):
+        return " ".join(str(arguments[name]) for name in ("input", "keys") if arguments.get(name) is not None)
+    return msgspec.json.encode(arguments).decode()  # one spelling, whatever the model escaped
+
+
+def is_for_terminal_session(tool_call: ToolCall) -> bool:
+    """Whether a call goes to a running terminal session, where functions and programs decide what the input means."""
+    return bool(tool_call.arguments.get("session"))
+
+
+def only_polls_terminal(tool_call: ToolCall) -> bool:
+    """Whether a call only polls or kills a running terminal session."""
+    arguments = tool_call.arguments
+    given = {name for name, value in arguments.items() if value or (name == "input" and value is not None)}
+    if arguments.get("keys") == "kill":
+        given.discard("keys")
+    return is_for_terminal_session(tool_call) and given <= {"session", "wait"}
+
+
+def find_spellings(session: Session, tool_call: ToolCall, subject: str) -> list[str]:
+    """Find further forms of a call's subject, for rules that deny or ask.
+
+    For a path: relative, absolute, and each as a folder. For a command: its parts, with and without quotes and the
+    words that may stand before a command.
+    """
+    if tool_call.kind != "execute":
+        match tool_call.arguments:
+            case {"path": str(path)}:
+                pass
+            case {"uri": str(uri)} if uri.startswith("file:"):
+                path = path_from_uri(uri.partition("#")[0])
+            case _:
+                return []
+        paths = relative_path(session, path), resolve(session, path)
+        return [*paths, *(f"{path}/" for path in paths)]
+    # Coarser than `read_command_line`, and needed where that cannot read a command and nobody is asked (mode yolo).
+    pieces = [piece for text in (subject, SHELL_QUOTES.sub("", subject)) for piece in OPERATORS.split(text)]
+    commands = [" ".join(piece.split()) for piece in pieces]
+    return [*commands, *(COMMAND_PREFIXES.sub("", command, count=1) for command in commands)]
+
+
+def resolve(session: Session, path: str) -> str:
+    """Make a path absolute, from the working directory, and resolve symbolic links."""
+    return os.path.realpath(os.path.join(session.cwd, os.path.expanduser(path.replace("\0", "?"))))
+
+
+def relative_path(session: Session, path: str) -> str:
+    """Make a path relative to the working directory if it leads into it, else absolute."""
+    cwd, full = os.path.realpath(session.cwd), resolve(session, path)
+    return os.path.relpath(full, cwd) if full.startswith(cwd + os.sep) else full
+
+
+def path_from_root(session: Session, path: str) -> str:
+    """Make a path relative to the innermost root that it leads into, else absolute without the first slash."""
+    full = resolve(session, path)
+    roots = [root for root in map(os.path.realpath, session.folders.roots) if os.path.commonpath([root, full]) == root]
+    return os.path.relpath(full, max(roots, key=len)) if roots else full.lstrip(os.sep)
+
+
+def is_inside(session: Session, path: str, folders: Sequence[str]) -> bool:
+    """Whether a path leads into one of these folders."""
+    full = resolve(session, path)
+    return any(os.path.commonpath([folder, full]) == folder for folder in map(os.path.realpath, folders))
+
+
+def parse_url(url: str) -> tuple[str, str]:
+    """Spell a URL as `fetch` does, and find its host and port."""
+    import httpx2  # imported here: it takes 80 ms, and few sessions fetch
+
+    try:
+        parsed = httpx2.URL(url.strip())
+    except (httpx2.InvalidURL, ValueError):
+        return url, url
+    return str(parsed), parsed.netloc.decode("ascii", "replace")
+
+
+def find_scope(session: Session, tool_call: ToolCall) -> str:
+    """Find what an answer for the session covers: this command, all edits, a host, or the kind of the tool."""
+    kind = tool_call.kind
+    if kind == "fetch" and isinstance(url := tool_call.arguments.get("url"), str):
+        return parse_url(url)[1]
+    return find_subject(session, tool_call) if kind == "execute" else kind
+
+
+def describe_scope(session: Session, tool_call: ToolCall) -> str:
+    """Describe what an answer for the session covers."""
+    name, kind = tool_call.name, tool_call.kind
+    if kind == "fetch" and (scope := find_scope(session, tool_call)) != kind:
+        return f"{name} from {scope}"
+    return {"execute": "this command", "edit": "changes to files here"}.get(kind, name)
