@@ -66,6 +66,7 @@ from crow_core.settings.config import (
 from crow_core.settings.discovery import find_models
 from crow_core.settings.trust import TrustedFolders, list_project_files
 from crow_core.text import to_line
+from crow_mcp_server.web.search_settings import PROVIDER_KEYS
 from crow_mcp_server.workspace import Workspace, local_workspace
 from crow_persistence.extension import persistence
 from crow_skills.agents import agents
@@ -130,8 +131,8 @@ async def build(
     )
     if config.servers_wait is not None:
         crow.servers_wait = config.servers_wait
+    hidden = find_key_variables(env, config)
     if tools is None or tools:
-        hidden = find_key_variables(env, config)
         crow.servers.append(make_tool_server(crow, hidden, env, config.fetch.allow_hosts, only=tools))
     rules, trust = config.permissions, TrustedFolders(home.data)
     ordered: list[tuple[Extension, Mapping[str, Any]]] = [
@@ -140,7 +141,10 @@ async def build(
         (telemetry, {}),
         (mask_secrets, {"known": [*find_secrets(config, env), *extra_secrets]}),
         (templates, {"files": partial(find_prompt_files, config, home, trust)}),
-        (shell_hooks, parse_options(partial(shell_hooks), config.hooks, ["hooks"], home)),
+        (
+            partial(shell_hooks, hidden=hidden),
+            parse_options(partial(shell_hooks, hidden=hidden), config.hooks, ["hooks"], home),
+        ),
         (
             permissions,
             {
@@ -162,10 +166,10 @@ async def build(
             {
                 "find": partial(find_agents, config, trust, env),
                 "env": env,
-                "hidden": find_key_variables(env, config),
+                "hidden": hidden,
             },
         ),
-        *named_extensions(config, home, trust, env, without),
+        *named_extensions(config, home, trust, env, without, hidden),
         (ask_user, {}),
     ]
     for extension, options in ordered:
@@ -175,7 +179,12 @@ async def build(
 
 
 def named_extensions(
-    config: Config, home: Home, trust: TrustedFolders, env: Mapping[str, str], without: Collection[Extension] = ()
+    config: Config,
+    home: Home,
+    trust: TrustedFolders,
+    env: Mapping[str, str],
+    without: Collection[Extension],
+    hidden: Sequence[str],
 ) -> Iterator[tuple[Extension, Mapping[str, Any]]]:
     """Yield the extensions that have a table in `[extensions]`, but for those to do without, and their options, in
     order. Raises ConfigError."""
@@ -183,6 +192,7 @@ def named_extensions(
     preset: dict[str, dict[str, Any]] = {
         "command_files": {"user": get_user_folders(home.config, user, "commands"), "trusted": trust.is_trusted},
         "agents": {"user": [home.config]},
+        "until_done": {"hidden": hidden},
         "skills": {"user": get_user_folders(home.config, user, "skills"), "trusted": trust.is_trusted},
     }
     first, last = ([one.__name__ for one in group] for group in (FIRST_EXTENSIONS, LAST_EXTENSIONS))
@@ -281,9 +291,11 @@ async def end_terminals(session: Session) -> None:
 
 
 def find_key_variables(env: Mapping[str, str], config: Config) -> list[str]:
-    """List the environment variables that hold crow's own keys. They are removed from the environment of commands."""
+    """List the environment variables that hold crow's own keys: of models, the database and web searches. No command,
+    hook, server or other agent inherits them."""
     keys = {settings.api_key for settings in config.models.values()} | {env.get("OPENAI_API_KEY", "")}
-    return [name for name, value in env.items() if value and value in keys]
+    keys |= {config.database.url, *find_secrets(*config.models.values(), config.database)}
+    return [name for name, value in env.items() if value and (value in keys or name in PROVIDER_KEYS)]
 
 
 def load_system_prompt(config: Config, home: Home) -> Prompt:
