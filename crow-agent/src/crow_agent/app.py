@@ -64,6 +64,7 @@ from crow_core.settings.config import (
     to_server,
 )
 from crow_core.settings.discovery import find_models
+from crow_core.settings.running import RunningAgents
 from crow_core.settings.trust import TrustedFolders, list_project_files
 from crow_core.text import to_line
 from crow_mcp_server.workspace import Workspace, local_workspace
@@ -128,6 +129,7 @@ async def build(
         system=system or load_system_prompt(config, home),
         max_requests=max_requests or config.max_requests,
     )
+    RunningAgents(home.data).add(crow)
     if config.servers_wait is not None:
         crow.servers_wait = config.servers_wait
     if tools is None or tools:
