@@ -64,6 +64,7 @@ from crow_core.settings.config import (
     to_server,
 )
 from crow_core.settings.discovery import find_models
+from crow_core.settings.running import RunningAgents
 from crow_core.settings.trust import TrustedFolders, list_project_files
 from crow_core.text import to_line
 from crow_mcp_server.web.search_settings import PROVIDER_KEYS
@@ -129,6 +130,7 @@ async def build(
         system=system or load_system_prompt(config, home),
         max_requests=max_requests or config.max_requests,
     )
+    RunningAgents(home.data).add(crow)
     if config.servers_wait is not None:
         crow.servers_wait = config.servers_wait
     hidden = find_key_variables(env, config)
