@@ -34,6 +34,7 @@ from crow_core.extensions.resources import resources
 from crow_core.extensions.shell_hooks import shell_hooks
 from crow_core.extensions.structured_output import structured_output
 from crow_core.extensions.subagents import subagents
+from crow_core.extensions.taint import taint
 from crow_core.extensions.telemetry import telemetry
 from crow_core.extensions.templates import templates
 from crow_core.extensions.titles import titles
@@ -160,6 +161,7 @@ async def build(
                 "trusted": trust.is_trusted,
             },
         ),
+        *([(taint, make_taint_options(config, home, trust, env))] if rules.taint else []),
         (terminals, {}),
         (configured_servers, {"config": config, "home": home}),
         (project_servers, {"trust": trust, "env": env, "home": home}),
@@ -178,6 +180,18 @@ async def build(
         if extension not in without:
             crow.use(extension, **options)
     return crow
+
+
+def make_taint_options(config: Config, home: Home, trust: TrustedFolders, env: Mapping[str, str]) -> dict[str, Any]:
+    """Make the options of the extension `taint`."""
+    files = [home.config / "config.toml", home.config / "mcp.json", home.config / ".env", home.data / TOKENS_FOLDER]
+    return {
+        "private": config.permissions.private,
+        "rules": [*config.permissions.ask, *config.permissions.deny],
+        "own": [*map(str, files), *(str(home.data / f"crow.db{end}") for end in ("", "-wal", "-shm"))],
+        "project": partial(load_project_rules, trust, env=env),
+        "trusted": trust.is_trusted,
+    }
 
 
 def named_extensions(
