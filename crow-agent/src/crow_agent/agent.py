@@ -115,16 +115,24 @@ class Agent:
         cwd: str | Path = ".",
         env: Mapping[str, str] | None = None,
         token: str = "",
+        workspace: bool | None = None,
     ) -> "Agent":
         """Use another agent: the command of an ACP agent, or a `ws://` or `wss://` address with its token.
 
         `env` is added to the environment of the command.
+        `workspace`: whether the agent may read and write files below `cwd` and run commands through this program, as
+        through an editor; `permissions` is asked about each write and command that the agent has not asked about, and
+        "deny" offers reading alone. By default yes for a command, no for an address.
         """
         agent = cls.__new__(cls)
-        if isinstance(target, str) and target.startswith(("ws://", "wss://")):
-            agent._set_up(permissions, elicit, budget, cwd, env, lambda: connect_address(target, token))
+        is_address = isinstance(target, str) and target.startswith(("ws://", "wss://"))
+        offered = (env or {}) if (not is_address if workspace is None else workspace) else None
+        if isinstance(target, str) and is_address:
+            agent._set_up(permissions, elicit, budget, cwd, env, lambda: connect_address(target, token, offered))
         else:
-            agent._set_up(permissions, elicit, budget, cwd, env, lambda: connect_command(target, env, agent._cwd))
+            agent._set_up(
+                permissions, elicit, budget, cwd, env, lambda: connect_command(target, env, agent._cwd, offered)
+            )
         return agent
 
     def _set_up(
@@ -263,6 +271,8 @@ class Agent:
         async with AsyncExitStack() as stack:
             connection = await stack.enter_async_context(self._connect())
             client = ProgramClient(connection, self._permissions, self._elicit)
+            if client.workspace is not None:
+                stack.push_async_callback(client.workspace.terminals.release_all)
             await stack.enter_async_context(client.serving())
             await client.start()
             self._stack = stack.pop_all()
