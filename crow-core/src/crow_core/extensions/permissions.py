@@ -104,7 +104,10 @@ def permissions(
                 # The answer to the call before may have settled this one, or the mode may have changed.
                 judgement = await judge_with_git(session, tool_call)
                 if judgement.verdict == "ask":
+                    because = judgement.because
                     judgement = await ask_user(session, get_permissions(session), tool_call, judgement)
+                    if because and judgement.verdict == "deny":
+                        judgement = replace(judgement, reason=f"{judgement.reason}. {because.rstrip('.')}")
         record(session, tool_call, judgement)
         get_permissions(session).has_edits |= judgement.writes
         if judgement.verdict == "deny":
@@ -125,7 +128,8 @@ def permissions(
         if not (reasons := await crow.must_ask.run(session, tool_call)):
             return judgement
         remark = "\n\n".join(filter(None, [judgement.remark, *reasons]))
-        return replace(judgement, verdict="ask", may_last=False, lasts=False, remark=remark)
+        because = reasons[0].partition("\n")[0]
+        return replace(judgement, verdict="ask", may_last=False, lasts=False, remark=remark, because=because)
 
     def may_run_git(session: Session, tool_call: ToolCall, judgement: Judgement) -> bool:
         """Test whether a rule allows a command that may be a git command, in a folder that is not trusted."""

@@ -58,7 +58,7 @@ from crow_core.permission.rules import Rule, parse_rules
 from crow_core.permission.simple_commands import read_command_line
 from crow_core.permission.subjects import path_from_root, relative_path, resolve
 from crow_core.session import Session
-from crow_core.text import clean_lines, to_line
+from crow_core.text import to_line
 
 Kind = Literal["private", "untrusted"]
 
@@ -204,7 +204,8 @@ def taint(
     @crow.session_end
     def forget(session: Session) -> None:
         """Forget what is known of a session's last reply."""
-        found = get_taint(session)
+        if (found := (session.parent or session).state.get("taint")) is None:
+            return
         for old in [old for old in found.readings if old.startswith(session.id)]:
             del found.readings[old]
         found.collected = {key for key in found.collected if key[0] != session.id}
@@ -338,8 +339,9 @@ async def ask(session: Session, tool_call: ToolCall, reason: str) -> ToolResult 
     answer = await session.user.ask_allowed(about, tool_call.name, may_last=False)
     if answer.allowed:
         return None
-    refusal = ToolResult.error(f"This was not run: {answer.reason}. Do not try to reach the same by another way; ask.")
-    refusal.meta["crow/denied"] = answer.reason
+    why = f"{answer.reason}. {reason.partition(chr(10))[0]}"
+    refusal = ToolResult.error(f"This was not run: {why} Do not try to reach the same by another way; ask.")
+    refusal.meta["crow/denied"] = why
     return refusal
 
 
@@ -352,8 +354,8 @@ def describe_call(tool_call: ToolCall) -> str:
             pass
         case arguments:
             text = msgspec.json.encode(arguments).decode()
-    text = clean_lines(text)
-    more = f"\n[{len(text) - SHOWN_LIMIT:,} characters more]" if len(text) > SHOWN_LIMIT else ""
+    text = to_line(text)
+    more = f" [{len(text) - SHOWN_LIMIT:,} characters more]" if len(text) > SHOWN_LIMIT else ""
     return f"{to_line(tool_call.name)}: {text[:SHOWN_LIMIT]}{more}"
 
 
