@@ -277,7 +277,7 @@ async def test_a_day_without_private_data_is_asked_nothing_new(tmp_path: Path):
     git pull
     curl -s https://example.org
     cat .env.example
-    cp .env.example .env
+    cp .env.example config.ini
     rm -f .env
     test -f .env
     ls -la .env
