@@ -281,7 +281,7 @@ async def test_a_day_without_private_data_is_asked_nothing_new(tmp_path: Path):
     git pull
     curl -s https://example.org
     cat .env.example
-    cp .env.example .env
+    cp a.txt b.txt
     rm -f .env
     test -f .env
     ls -la .env
