@@ -179,6 +179,7 @@ class Reader:
 
     def __init__(self, root: str, digests: Digests, keep: bool) -> None:
         self.root, self.digests, self.keep = root, digests, keep
+        self.prefix = root.rstrip(os.sep) + os.sep
         self.snapshot = Snapshot(Path(root))
         self.visited: set[str] = set()
         self.size = self.kept = 0
@@ -264,7 +265,7 @@ class Reader:
 
     def add_file(self, path: str, status: os.stat_result, *, named: bool = False) -> None:
         """Add a file that is no link."""
-        where = self.to_relative(path)
+        where = path.removeprefix(self.prefix)
         if where in self.snapshot.files:
             return
         if not stat.S_ISREG(status.st_mode):
@@ -350,9 +351,10 @@ class Reader:
 
     def has(self, path: str) -> bool:
         """Test whether a path without links is inside the folder."""
-        return path == self.root or path.startswith(self.root.rstrip(os.sep) + os.sep)
+        return path == self.root or path.startswith(self.prefix)
 
     def to_relative(self, path: str) -> str:
+        """Convert a path to one that is relative to the folder, without `..`."""
         return os.path.relpath(path, self.root)
 
 
