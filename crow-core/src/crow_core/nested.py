@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from crow_core.acp.connection import RpcError
@@ -56,12 +57,15 @@ class NestedClient:
         """Ask the user in the name of the session. Raises RpcError if its client does not ask."""
         about = replace(question.tool_call, tool_call_id=self.to_parent_id(question.tool_call.tool_call_id))
         try:
-            id = await self.parent.user.ask_permission(about, question.options)
+            choice = await self.parent.user.ask_permission(about, question.options)
         except EndTurn:
             return RequestPermissionResponse(outcome=CancelledOutcome())
         except ElicitationError as error:
             raise RpcError(INTERNAL_ERROR, str(error)) from error
-        return RequestPermissionResponse(outcome=SelectedOutcome(option_id=id))
+        own = {name: text for name in ("reason", "command") if (text := getattr(choice, name))}
+        return RequestPermissionResponse(
+            outcome=SelectedOutcome(option_id=choice.option_id), meta={"crow": own} if own else UNSET
+        )
 
     async def notify(self, method: str, params: Any) -> None:
         match params:
