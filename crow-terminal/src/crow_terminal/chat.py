@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from crow_core import __version__
 from crow_core.acp.connection import ConnectionClosed, RpcError
 from crow_core.acp.schema import (
     ListSessionsRequest,
@@ -120,6 +121,8 @@ class Chat:
 
     def start(self) -> None:
         """Start the agent, now that the first frame is shown."""
+        name = "crow" if self.settings.agent.name == "crow" else f"crow with {self.settings.agent.name}"
+        self.perform(self.state.remark(f"{name} {__version__} · /help shows the keys and the commands", "done"))
         if self.settings.prompt:
             self.state.queue.append(self.settings.prompt)
         self._open(self.settings.resume, last=self.settings.last)

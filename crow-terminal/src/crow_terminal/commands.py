@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from crow_core.acp.schema import DiffContent, ToolCall
+from crow_core.acp.schema import AvailableCommand, DiffContent, ToolCall
 
 from crow_terminal.blocks import Call, Note
 from crow_terminal.dialogs import Row
@@ -44,11 +44,13 @@ class LocalCommand:
     hint: str = ""
     works_in_turn: bool = True
     """Whether it can be used while a turn runs."""
+    yields: bool = False
+    """Whether the agent's command of the same name is used instead."""
 
 
 def show_help(state: State, words: str) -> list[Effect]:
     lines = [f"- `/{one.name}` {one.description}" for one in find_local_commands(state)]
-    lines += [f"- `/{one.name}` {one.description}" for one in state.commands]
+    lines += [f"- `/{one.name}` {one.description}" for one in find_agent_commands(state)]
     return [Show(Prose(HELP)), Show(Prose("**Commands**\n\n" + "\n".join(lines)))]
 
 
@@ -111,7 +113,7 @@ LOCAL_COMMANDS = (
     LocalCommand("rewind", "go back to before an earlier message, with its files", lambda state, _: state.pick_turn()),
     LocalCommand("diff", "the changes of files in this session", show_diff),
     LocalCommand("copy", "copy the last answer to the clipboard", copy_answer),
-    LocalCommand("export", "write this session to a Markdown file", export, "[file]"),
+    LocalCommand("export", "write this session to a Markdown file", export, "[file]", yields=True),
     LocalCommand("details", "fold the output of tools, or print it whole", set_details),
     LocalCommand("theme", "change the colours", set_theme, "|".join(THEMES)),
     LocalCommand("quit", "leave", lambda state, _: [Leave()]),
@@ -119,7 +121,7 @@ LOCAL_COMMANDS = (
 
 
 def find_local_commands(state: State) -> list[LocalCommand]:
-    """Return the terminal's commands that this agent does not have itself, and that it makes possible."""
+    """Return the terminal's commands that this agent makes possible."""
     theirs = {one.name for one in state.commands}
     impossible = {
         *(() if state.abilities.lists and state.abilities.loads else ("resume",)),
@@ -129,7 +131,13 @@ def find_local_commands(state: State) -> list[LocalCommand]:
         *(() if state.modes or state.find_option("mode") else ("mode",)),
         *(() if state.options else ("settings",)),
     }
-    return [one for one in LOCAL_COMMANDS if one.name not in theirs | impossible]
+    return [one for one in LOCAL_COMMANDS if one.name not in impossible and not (one.yields and one.name in theirs)]
+
+
+def find_agent_commands(state: State) -> list[AvailableCommand]:
+    """Return the agent's commands that are not the terminal's, too."""
+    ours = {one.name for one in find_local_commands(state)}
+    return [one for one in state.commands if one.name not in ours]
 
 
 def find_command(state: State, text: str) -> tuple[LocalCommand, str] | None:
@@ -138,4 +146,6 @@ def find_command(state: State, text: str) -> tuple[LocalCommand, str] | None:
         return None
     name, _, words = text[1:].strip().partition(" ")
     name = {"exit": "quit", "clear": "new", "sessions": "resume"}.get(name, name)
-    return next(((one, words) for one in find_local_commands(state) if one.name == name), None)
+    is_theirs = bool(words) and any(one.name == name for one in state.commands)  # such as /mode plan
+    found = (one for one in find_local_commands(state) if one.name == name)
+    return None if is_theirs else next(((one, words) for one in found), None)

@@ -10,7 +10,7 @@ from contextlib import suppress
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
 
-from crow_terminal.commands import find_local_commands
+from crow_terminal.commands import find_agent_commands, find_local_commands
 from crow_terminal.state import State
 
 MENTION = re.compile(r"(?:^|(?<=\s))@([^\s@]*)$")
@@ -103,7 +103,9 @@ class ChatCompleter(Completer):
         """Complete the name of a command, or show what it takes."""
         typed, space, _ = text[1:].partition(" ")
         ours = [(one.name, one.description, one.hint) for one in find_local_commands(self._state)]
-        theirs = [(one.name, one.description, one.input.hint if one.input else "") for one in self._state.commands]
+        theirs = [
+            (one.name, one.description, one.input.hint if one.input else "") for one in find_agent_commands(self._state)
+        ]
         commands = sorted([*ours, *theirs])
         if space:
             for name, description, hint in commands:

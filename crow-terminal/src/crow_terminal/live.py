@@ -32,9 +32,9 @@ ABOUT_ROWS = 10
 def compose_above(state: State, now: float, width: int, height: int, theme: Theme, tail: Sequence[str]) -> list[str]:
     """Compose the rows above the editor. `tail` is the open text, painted."""
     room = max(2, min(TAIL_ROWS, height // 3))
-    lines = [*tail[-room:]]
-    if lines:
-        lines.append("")
+    shown = state.transcript.open
+    lines = [] if tail and shown and shown.joined else [""]
+    lines += [*tail[-room:], ""] if tail else []
     dialog = state.dialog
     if not (isinstance(dialog, Choice) and dialog.permission):
         lines += compose_running(state, now, width, height, theme)

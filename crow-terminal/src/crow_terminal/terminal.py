@@ -11,8 +11,8 @@ as a synchronized update. The version of prompt_toolkit is pinned, because priva
 import asyncio
 import os
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, TextIO, cast
 
 from prompt_toolkit.application import Application
@@ -35,7 +35,8 @@ from prompt_toolkit.layout import (
     Layout,
     Window,
 )
-from prompt_toolkit.layout.processors import BeforeInput
+from prompt_toolkit.layout.processors import BeforeInput, Processor, Transformation, TransformationInput
+from prompt_toolkit.layout.utils import explode_text_fragments
 from prompt_toolkit.output import ColorDepth
 from prompt_toolkit.output.vt100 import Vt100_Output
 
@@ -52,6 +53,23 @@ class FrameOutput(Vt100_Output):
 
     holding = False
     """Whether what is written belongs to a frame that has not ended."""
+    hides_cursor = False
+    """Whether the cursor of the terminal is hidden, as it is elsewhere."""
+
+    @contextmanager
+    def hold(self) -> Generator[None]:
+        """Write nothing inside the block, and all of it at the end."""
+        outermost, self.holding = not self.holding, True
+        try:
+            yield
+        finally:
+            if outermost:
+                self.holding = False
+                self.flush()
+
+    def show_cursor(self) -> None:
+        if not self.hides_cursor:
+            super().show_cursor()
 
     @property
     def responds_to_cpr(self) -> bool:
@@ -76,14 +94,29 @@ class InlineApplication(Application[None]):
 
     drawn_size = (0, 0)
     """The rows and columns of the terminal at the last frame."""
-    compose: Callable[[], None] | None = None
+    output: FrameOutput
+    compose: Callable[[], None]
     """Called before each frame."""
+    is_moving: Callable[[], bool]
 
     def _redraw(self, render_as_done: bool = False) -> None:
-        self.follow_resize()
-        if self.compose:
+        with self.output.hold():
+            self.follow_resize()
             self.compose()
-        super()._redraw(render_as_done)
+            self.output.hides_cursor = self.is_moving()
+            super()._redraw(render_as_done)
+            if self.output.hides_cursor and not render_as_done:
+                self._park_cursor()
+
+    def _park_cursor(self) -> None:
+        """Move the cursor to the first row. A terminal that is resized keeps it there, so that no row is miscounted.
+
+        Without this, a frame that is on its way while the terminal is resized would be counted as broken anew.
+        """
+        if self.renderer._cursor_pos.y:
+            self.output.cursor_up(self.renderer._cursor_pos.y)
+        self.output.write_raw("\r")
+        self.renderer._cursor_pos = Point(x=0, y=0)
 
     def _on_resize(self) -> None:
         self._redraw()
@@ -105,6 +138,23 @@ class InlineApplication(Application[None]):
             above += cursor.x // columns
         renderer._cursor_pos = Point(x=0, y=min(above, rows - 1))
         self.output.write_raw("\r")
+
+
+class CursorMark(Processor):
+    """Shows where the cursor is in the editor, while the cursor of the terminal is elsewhere."""
+
+    def __init__(self, is_needed: Callable[[], bool]) -> None:
+        self._is_needed = is_needed
+
+    def apply_transformation(self, transformation_input: TransformationInput) -> Transformation:
+        fragments = transformation_input.fragments
+        document = transformation_input.document
+        if not self._is_needed() or transformation_input.lineno != document.cursor_position_row:
+            return Transformation(fragments)
+        letters = [*explode_text_fragments(fragments), ("", " ")]
+        column = document.cursor_position_col
+        letters[column] = ("reverse", letters[column][1])
+        return Transformation(letters)
 
 
 class SafeHistory(FileHistory):
@@ -160,7 +210,9 @@ class Terminal:
         depth = ColorDepth.MONOCHROME if no_color else None
         made = FrameOutput.from_pty(output or sys.stdout, term=os.environ.get("TERM"), default_color_depth=depth)
         self.output = cast(FrameOutput, made)
-        control = BufferControl(self.editor, input_processors=[BeforeInput(label)])
+        control = BufferControl(
+            self.editor, input_processors=[CursorMark(lambda: self.output.hides_cursor), BeforeInput(label)]
+        )
 
         def rows(make: Callable[[], list[str]]) -> Window:
             return Window(FormattedTextControl(lambda: to_fragments(make())), dont_extend_height=True, wrap_lines=False)
@@ -198,7 +250,7 @@ class Terminal:
             enable_page_navigation_bindings=False,
             mouse_support=False,
         )
-        self.application.compose = compose
+        self.application.compose, self.application.is_moving = compose, is_moving
         self.application.ttimeoutlen = 0.05
         self.application.timeoutlen = 0.15
 
@@ -272,8 +324,7 @@ class Terminal:
         """Print lines above the editor: over the rows of the last frame, which is drawn again below."""
         output, renderer = self.output, self.application.renderer
         self.application.follow_resize()
-        output.holding = True
-        try:
+        with output.hold():
             if renderer._cursor_pos.y:
                 output.cursor_up(renderer._cursor_pos.y)
             output.write_raw("\r\x1b[0m\x1b[?7h")
@@ -282,9 +333,6 @@ class Terminal:
             renderer.reset()
             renderer._bracketed_paste_enabled = True  # it was not switched off
             self.application._redraw()
-        finally:
-            output.holding = False
-            output.flush()
 
 
 def to_fragments(lines: Sequence[str]) -> StyleAndTextTuples:
