@@ -30,7 +30,15 @@ from crow_core.mcp.result import ToolResult
 from crow_core.mcp.tool import ToolCall
 from crow_core.messages import ToolUse
 from crow_core.options import Option
-from crow_core.permission.judgement import MODES, Judgement, Mode, SessionPermissions, answer_key, judge
+from crow_core.permission.judgement import (
+    MODES,
+    Judgement,
+    Mode,
+    SessionPermissions,
+    answer_key,
+    find_composition,
+    judge,
+)
 from crow_core.permission.rules import Rules, parse_rules
 from crow_core.permission.subjects import describe_scope, find_subject
 from crow_core.session import Session
@@ -77,13 +85,14 @@ def permissions(
         return Option("mode", "Mode", "mode", MODES, lambda: get_permissions(session).mode, choose)
 
     @crow.before_announcement
-    def decide_at_once(session: Session, tool_call: ToolCall) -> None:
+    async def decide_at_once(session: Session, tool_call: ToolCall) -> None:
         """Record a decision that needs neither git nor the user, so that it is stored together with the reply."""
         if session.toolbox.reject(tool_call) is None:
             keep_start(session, tool_call)
-            judgement = judge(session, get_permissions(session), tool_call)
+            judgement = await collect_reasons(session, tool_call, judge(session, get_permissions(session), tool_call))
             if judgement.verdict != "ask" and not may_run_git(session, tool_call, judgement):
                 record(session, tool_call, judgement)
+                get_permissions(session).has_edits |= judgement.writes
 
     @crow.before_tool
     @crow.permission
@@ -97,6 +106,7 @@ def permissions(
                 if judgement.verdict == "ask":
                     judgement = await ask_user(session, get_permissions(session), tool_call, judgement)
         record(session, tool_call, judgement)
+        get_permissions(session).has_edits |= judgement.writes
         if judgement.verdict == "deny":
             refusal = f"This was not run: {judgement.reason}. Do not try to reach the same by another way; ask."
             return replace(ToolResult.error(refusal), meta={"crow/denied": judgement.reason})
@@ -105,8 +115,17 @@ def permissions(
     async def judge_with_git(session: Session, tool_call: ToolCall) -> Judgement:
         judgement = judge(session, get_permissions(session), tool_call)
         if may_run_git(session, tool_call, judgement):
-            return await judge_git(session, tool_call, judgement)
-        return judgement
+            judgement = await judge_git(session, tool_call, judgement)
+        return await collect_reasons(session, tool_call, judgement)
+
+    async def collect_reasons(session: Session, tool_call: ToolCall, judgement: Judgement) -> Judgement:
+        """Ask where an extension says so, whatever allows the call; the answer holds once."""
+        if judgement.verdict == "deny" or get_permissions(session).mode == "yolo":
+            return judgement
+        if not (reasons := await crow.must_ask.run(session, tool_call)):
+            return judgement
+        remark = "\n\n".join(filter(None, [judgement.remark, *reasons]))
+        return replace(judgement, verdict="ask", may_last=False, lasts=False, remark=remark)
 
     def may_run_git(session: Session, tool_call: ToolCall, judgement: Judgement) -> bool:
         """Test whether a rule allows a command that may be a git command, in a folder that is not trusted."""
@@ -144,9 +163,13 @@ async def judge_git(session: Session, tool_call: ToolCall, judgement: Judgement)
 
     Those that can be switched off are; if the settings of the repository may name others, the user is asked.
     """
-    options = find_git_options(find_subject(session, tool_call).split())
-    if options is None:
+    composition = find_composition(session, tool_call)
+    commands = composition.commands if composition else ()
+    words = [command.words for command in commands] or [find_subject(session, tool_call).split()]
+    found = [option for each in words if (option := find_git_options(each)) is not None]
+    if not found:
         return judgement
+    options = next(filter(None, found), "")
     session.folders.environments[tool_call.id] = make_git_environment()
     try:
         foreign = await asyncio.to_thread(find_foreign_settings, session.cwd)
@@ -155,6 +178,8 @@ async def judge_git(session: Session, tool_call: ToolCall, judgement: Judgement)
         reason = f"its settings cannot be read: {error}"
     if options:
         reason = f"{options} may choose another repository, or programs"
+    if len(commands) > 1 and not all(command.is_data_command for command in commands):
+        reason = reason or "another command in the same line may change its settings"
     if not reason:
         return judgement
     remark = f"{judgement.reason} allows this, but the repository is not trusted, and {to_line(reason[:500])}."

@@ -183,7 +183,7 @@ class PuppetAgent:
             PermissionOption(option_id="go", name="Go", kind="allow_once"),
             PermissionOption(option_id="no", name="No", kind="reject_once"),
         ]
-        about = ToolCallFields(tool_call_id=call, title=f"Call {call}", kind="edit")
+        about = ToolCallFields(tool_call_id=call, title=f"Call {call}", kind="edit", raw_input={"path": call})
         request = RequestPermissionRequest(session_id=id, tool_call=about, options=options)
         answer = await self.ask_client("session/request_permission", request)
         self.outcome = getattr(answer.outcome, "option_id", "cancelled")
