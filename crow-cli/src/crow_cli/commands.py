@@ -18,6 +18,7 @@ from crow_cli.check.command import check
 from crow_cli.client_config import CLIENTS, print_client_config
 from crow_cli.db import db
 from crow_cli.mcp import mcp
+from crow_cli.perms import perms
 from crow_cli.process import fail, hide_memory, run_to_end
 from crow_cli.prompts import prompts
 from crow_cli.recording.command import record, replay
@@ -53,6 +54,7 @@ cli.add_command(db)
 cli.add_command(undo)
 cli.add_command(mcp)
 cli.add_command(skills)
+cli.add_command(perms)
 
 
 @cli.group(invoke_without_command=True)
