@@ -309,7 +309,8 @@ def taint(
                 return refusal
             found.has_run_code |= not find_exit(tool_call)
         found.collected.discard(key)
-        mark_reading(session, get_readings(session).get(tool_call.id, Reading()), tool_call.id)
+        of_reply = get_readings(session).get(tool_call.id, Reading())
+        mark_reading(session, find_reading(session, tool_call) if tool_call.is_changed else of_reply, tool_call.id)
         return None
 
     @crow.after_tool
@@ -336,7 +337,7 @@ async def ask(session: Session, tool_call: ToolCall, reason: str) -> ToolResult 
         raw_input=shown.raw_input,
         content=[BlockContent(content=TextBlock(text=reason))],
     )
-    answer = await session.user.ask_allowed(about, tool_call.name, may_last=False)
+    answer = await session.user.ask_allowed(about)
     if answer.allowed:
         return None
     why = f"{answer.reason}. {reason.partition(chr(10))[0]}"
