@@ -13,6 +13,7 @@ import crow_agent.session as session_module
 import pytest
 from crow_agent import Agent, AgentClosed, AgentError, AgentLost, Budget, PromptFailed, PromptTimeout
 from crow_core.acp.schema import AgentMessageChunk, ReadTextFileRequest
+from crow_core.settings.project_files import take_snapshot
 from crow_core.settings.trust import TrustedFolders
 from crow_core.testing import Reply
 
@@ -290,7 +291,7 @@ async def test_agents_of_the_configuration_are_tools_and_those_of_a_folder_only_
     write_agents(home / "crow", "mine")
     write_agents(tmp_path / ".crow", "theirs")
     if trusted:
-        TrustedFolders(home / "crow").add(tmp_path)
+        TrustedFolders(home / "crow").add(take_snapshot(tmp_path))
     work = {"name": "ask_mine", "arguments": {"prompt": "call a\ndone a\ncost 0.5\nsay Found it."}}
     budget = Budget(money=1)
     agent = make_agent(Reply(tool_calls=[work]), Reply("Good."), permissions="allow", budget=budget)
