@@ -129,7 +129,7 @@ def permissions(
             return judgement
         remark = "\n\n".join(filter(None, [judgement.remark, *reasons]))
         because = reasons[0].partition("\n")[0]
-        return replace(judgement, verdict="ask", may_last=False, lasts=False, remark=remark, because=because)
+        return Judgement("ask", remark=remark, because=because, runs_edits=judgement.runs_edits)
 
     def may_run_git(session: Session, tool_call: ToolCall, judgement: Judgement) -> bool:
         """Test whether a rule allows a command that may be a git command, in a folder that is not trusted."""
