@@ -21,6 +21,8 @@ from crow_core.permission.subjects import SHELL_QUOTES, is_for_terminal_session,
 
 ADDRESS = re.compile(r"(?!file:)\b[a-z][a-z0-9+.-]*://|\b[\w.+-]+@[\w.-]+:", re.IGNORECASE)
 """The beginning of a URL, or of a place on another machine (`user@host:path`)."""
+HIDDEN = re.compile(r"\$\{[^}]*`")
+"""A substitution inside an expansion, which the parser does not show."""
 REDIRECTION = re.compile(r"[<>]&?\s*[^\s;|&()<>]*[$`*?]")
 """A redirection to or from something that only the shell knows."""
 INPUT = {"/dev/stdin", "/dev/fd/0", "/proc/self/fd/0"}
@@ -119,7 +121,7 @@ def find_exit_command(command: str) -> str:
     line = read_command_line(command)
     if any(" " not in start for start in line.unclear):
         return "what it runs cannot be known"
-    if REDIRECTION.search(plain):
+    if REDIRECTION.search(plain) or HIDDEN.search(command):
         return "what it reads or writes cannot be known"
     reasons = (find_exit_simple(spelling.split(" "), plain) for spelling in sorted(line.commands))
     return next(filter(None, reasons), "") or find_unknown(line)
