@@ -56,7 +56,7 @@ from crow_core.permission.private_data import find_private_file, is_private_path
 from crow_core.permission.protected import to_regex
 from crow_core.permission.rules import Rule, parse_rules
 from crow_core.permission.simple_commands import read_command_line
-from crow_core.permission.subjects import path_from_root, relative_path, resolve
+from crow_core.permission.subjects import is_inside, path_from_root, relative_path, resolve
 from crow_core.session import Session
 from crow_core.text import to_line
 
@@ -95,8 +95,8 @@ class Taint:
     sources: dict[Kind, list[str]] = field(default_factory=lambda: {"private": [], "untrusted": []})
     has_run_code: bool = False
     """Whether the user has allowed a command that runs the folder's code since the session has read both."""
-    trusted: dict[str, bool] = field(default_factory=dict[str, bool])
-    """Whether a root is trusted, as far as known."""
+    trusted: dict[tuple[str, ...], Sequence[str]] = field(default_factory=dict[tuple[str, ...], Sequence[str]])
+    """The trusted roots among some roots."""
     readings: dict[str, dict[CallKey, Reading]] = field(default_factory=dict[str, dict[CallKey, Reading]])
     """The readings of the calls of each session's last reply, by session and reply."""
     collected: set[tuple[str, CallKey]] = field(default_factory=set[tuple[str, CallKey]])
@@ -154,19 +154,27 @@ def taint(
         full = resolve(session, path)
         return is_private_path(path) or is_private_path(full) or is_named(session, full)
 
+    def find_trusted_roots(session: Session) -> Sequence[str]:
+        """Find the roots of a session that are trusted; they are looked up once."""
+        known, roots = get_taint(session).trusted, tuple(session.folders.roots)
+        if roots not in known:
+            known[roots] = [os.path.realpath(root) for root in roots if trusted(Path(root))]
+        return known[roots]
+
     def find_untrusted_folder(session: Session, path: str) -> Reading:
-        """Find the root of a path that is not trusted, or the path itself if it is in no root."""
-        full = resolve(session, path)
-        roots = [root for root in map(os.path.realpath, session.folders.roots) if is_below(full, root)]
+        """Find out whether a path is in no trusted root; then it is untrusted, or the working directory for it."""
+        roots = find_trusted_roots(session)
         if not roots:
-            return Reading(untrusted=full)
-        known = get_taint(session).trusted
-        for root in roots:
-            if root not in known:
-                known[root] = trusted(Path(root))
-        return (
-            Reading() if any(known[root] for root in roots) else Reading(untrusted=max(roots, key=len), in_folder=True)
-        )
+            return Reading(untrusted=session.cwd, in_folder=True)
+        full = resolve(session, path)
+        if any(is_below(full, root) for root in roots):
+            return Reading()
+        return Reading(untrusted=full, in_folder=is_inside(session, full, session.folders.roots))
+
+    def find_untrusted_root(session: Session) -> str:
+        """Find a root that is not trusted; "" if all are."""
+        readings = (find_untrusted_folder(session, root) for root in session.folders.roots)
+        return next((reading.untrusted for reading in readings if reading.untrusted), "")
 
     def find_reading(session: Session, tool_call: ToolCall) -> Reading:
         """Find what a tool call reads, as far as its arguments show."""
@@ -203,7 +211,8 @@ def taint(
         readings, key = get_taint(session).readings, f"{session.id} {reply.get('crow', {}).get('id', '')}"
         if key not in readings:
             forget(session)
-            calls = [session.toolbox.parse(use) for use in reply.get("tool_calls", [])]
+            uses = reply.get("tool_calls", [])
+            calls = [session.toolbox.parse(use) for use in uses] if len(uses) > 1 else []  # else it is the one at hand
             readings[key] = {to_key(call): find_reading(session, call) for call in calls}
         return readings[key]
 
@@ -219,7 +228,7 @@ def taint(
     def get_reading(session: Session, tool_call: ToolCall) -> Reading:
         """Return the reading of a call that is about to run."""
         readings, key = get_readings(session), to_key(tool_call)
-        if key not in readings:  # a call of a tool of crow's own, or changed by the user
+        if key not in readings:  # the only call of a reply, one of a tool of crow's own, or changed by the user
             readings[key] = find_reading(session, tool_call)
         return readings[key]
 
@@ -238,8 +247,8 @@ def taint(
         found = get_taint(session)
         if reading.private:
             mark(session, "private", to_line(reading.private)[:500], call)
-            roots = (find_untrusted_folder(session, root) for root in session.folders.roots)
-            reading = reading if reading.untrusted else next((root for root in roots if root.untrusted), reading)
+            untrusted = reading.untrusted or find_untrusted_root(session)
+            reading = Reading(reading.private, untrusted)
         if reading.untrusted and (found.sources["private"] or not reading.in_folder):
             mark(session, "untrusted", to_line(reading.untrusted)[:500], call)
 
@@ -251,9 +260,7 @@ def taint(
         if not private:
             return ""
         untrusted = next(iter(found.sources["untrusted"]), "")
-        if not untrusted:  # a call is no answer to what its own result will say, so the readings do not count
-            roots = (find_untrusted_folder(session, root) for root in session.folders.roots)
-            untrusted = next((root.untrusted for root in roots if root.untrusted), "")
+        untrusted = untrusted or find_untrusted_root(session)  # what is being read cannot have led to this call
         if not untrusted or not (why := find_exit(tool_call) or find_code(session, tool_call)):
             return ""
         read = f"This session has read private data ({to_line(private)}) and untrusted content ({to_line(untrusted)})"
