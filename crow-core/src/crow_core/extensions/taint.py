@@ -328,7 +328,6 @@ def taint(
             elif key not in found.collected and (refusal := await ask(session, tool_call, reason)):
                 return refusal
             found.has_run_code |= not find_exit(tool_call)
-        found.collected.discard(key)
         mark_reading(session, get_reading(session, tool_call), tool_call.id)
         return None
 
@@ -356,7 +355,7 @@ async def ask(session: Session, tool_call: ToolCall, reason: str) -> ToolResult 
         raw_input=shown.raw_input,
         content=[BlockContent(content=TextBlock(text=reason))],
     )
-    answer = await session.user.ask_allowed(about, tool_call.name, may_last=False)
+    answer = await session.user.ask_allowed(about)
     if answer.allowed:
         return None
     why = f"{answer.reason}. {reason.partition(chr(10))[0]}"
