@@ -11,6 +11,7 @@ from crow_core.acp.schema import SessionUpdate
 from crow_agent.agent import Agent
 from crow_agent.content import PromptContent
 from crow_agent.errors import AgentClosed, AgentError
+from crow_agent.notebook import LiveDisplay, find_display
 from crow_agent.result import Result
 from crow_agent.session import CANCEL_TIMEOUT, AgentSession, PromptStream
 
@@ -165,6 +166,14 @@ class BlockingStream:
     def result(self) -> Result[Any] | None:
         """The result of the turn, once all updates were received."""
         return self._stream.result
+
+    def _ipython_display_(self) -> None:
+        """Run the turn, and show it in a notebook meanwhile."""
+        display = find_display()
+        if display is None:
+            print(repr(self._stream))  # noqa: T201, as IPython does
+        else:
+            self._owner.wait(self._stream.read(LiveDisplay(display)))
 
     def __iter__(self) -> Iterator[SessionUpdate]:
         updates: Any = aiter(self._stream)

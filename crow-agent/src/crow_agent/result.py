@@ -43,7 +43,10 @@ class Result(Generic[T]):
         return self.text
 
     def _repr_markdown_(self) -> str:
-        """Show the answer in a notebook, and below it what it took."""
+        return self.to_markdown()
+
+    def to_markdown(self) -> str:
+        """Return the answer, and below it what it took, as a notebook shows it."""
         facts = [f"{len(self.tool_calls)} tool calls" if self.tool_calls else ""]
         facts += [f"{len(self.denied)} denied" if self.denied else ""]
         facts += [f"{self.usage.total_tokens:,} tokens" if self.usage else ""]

@@ -1,8 +1,8 @@
 """The sessions of an agent, and the streams of their turns."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from contextlib import aclosing, suppress
 from typing import Any, Generic, TypeAlias, TypeVar, cast, overload
 
 from crow_core.acp.record import TurnRecord
@@ -33,6 +33,7 @@ from crow_agent.budget import Budget
 from crow_agent.client import ProgramClient
 from crow_agent.content import PromptContent, to_blocks
 from crow_agent.errors import AgentClosed, AgentError, AgentLost, OutputError, PromptTimeout
+from crow_agent.notebook import LiveDisplay, find_display
 from crow_agent.output import CORRECTION, INSTRUCTION, OutputType
 from crow_agent.result import Result, to_result
 
@@ -335,7 +336,11 @@ def get_notes(meta: Any) -> dict[str, Any]:
 
 
 class PromptStream(Generic[T]):
-    """The updates of a turn. Leaving the loop early cancels the turn."""
+    """The updates of a turn, which starts when they are asked for. Leaving the loop early cancels the turn.
+
+    `async for update in stream` gets each update of ACP, `await stream` the result. In a notebook, a stream at the end
+    of a cell shows the turn while it runs.
+    """
 
     def __init__(
         self,
@@ -356,8 +361,18 @@ class PromptStream(Generic[T]):
         self._timeout = timeout
         self._closes = closes
         """Whether to close the session at the end."""
+        self._started = False
+        self._reading: asyncio.Task[Result[T]] | None = None
+        """Reads all updates, where nobody iterates over them."""
 
-    async def __aiter__(self) -> AsyncIterator[SessionUpdate]:
+    def __repr__(self) -> str:
+        state = "ended" if self.result is not None else "running" if self._started else "not started"
+        return f"<PromptStream, {state}>"
+
+    async def __aiter__(self) -> AsyncGenerator[SessionUpdate]:
+        if self._started:
+            raise AgentError("This stream was read already. Its result is in `result`; send the prompt again.")
+        self._started = True
         session = await self._get_session()
         updates: asyncio.Queue[SessionUpdate | None] = asyncio.Queue()
         turn = asyncio.ensure_future(
@@ -380,3 +395,49 @@ class PromptStream(Generic[T]):
                 await asyncio.wait([turn])
             if self._closes:
                 await session.close()
+
+    def __await__(self) -> Generator[Any, None, Result[T]]:
+        return self.read().__await__()
+
+    async def read(self, display: LiveDisplay | None = None) -> Result[T]:
+        """Wait for the end of the turn and return its result. `display` shows the turn while it runs.
+
+        Raises as `AgentSession.prompt` does.
+        """
+        if self.result is not None:
+            return self.result
+        if self._reading is None:
+            self._reading = asyncio.ensure_future(self._read(display))
+            self._reading.add_done_callback(lambda task: task.cancelled() or task.exception())  # `await` raises it
+        try:
+            return await asyncio.shield(self._reading)
+        except asyncio.CancelledError:
+            self._reading.cancel()
+            await asyncio.wait([self._reading])
+            raise
+
+    async def _read(self, display: LiveDisplay | None) -> Result[T]:
+        try:
+            async with aclosing(aiter(self)) as updates:
+                async for update in updates:
+                    if display is not None:
+                        display.add(update)
+        except BaseException as error:
+            if display is not None:
+                display.finish(f"**{str(error) or type(error).__name__}**")
+            raise
+        assert self.result is not None
+        if display is not None:
+            display.finish(self.result.to_markdown())
+        return self.result
+
+    def _ipython_display_(self) -> None:
+        """Show the turn in a notebook, and run it if it has not started."""
+        display = find_display()
+        if display is None or (self._started and self.result is None):
+            print(repr(self))  # noqa: T201, as IPython does
+        elif self.result is not None:
+            display(self.result)
+        else:
+            self._reading = asyncio.ensure_future(self._read(LiveDisplay(display)))
+            self._reading.add_done_callback(lambda task: task.cancelled() or task.exception())
