@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import suppress
+from inspect import isfunction
 from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -51,6 +52,8 @@ class OutputType(Generic[T]):
 
     def _make_schema(self) -> dict[str, Any]:
         """Convert the type to a JSON schema. Raises TypeError."""
+        if isinstance(self.wanted, str) or isfunction(self.wanted):
+            raise self._make_error("it is no type")
         if not (hasattr(self.wanted, "__pydantic_validator__") or has_pydantic_notes(self.wanted)):
             try:
                 return msgspec.json.schema(self.wanted)
@@ -62,12 +65,16 @@ class OutputType(Generic[T]):
         try:
             self._adapter = TypeAdapter(self.wanted)
             return self._adapter.json_schema()
+        except AttributeError as error:  # a value of a class
+            raise self._make_error("it is no type") from error
         except (PydanticUserError, TypeError, NameError) as error:
-            reason = str(error).partition("\n")[0].rstrip(".")
-            raise TypeError(
-                f"{self.wanted!r} cannot be the type of an output: {reason}. Give a pydantic model, a dataclass, a "
-                "TypedDict, a msgspec Struct, a type made of these, or a JSON schema."
-            ) from error
+            raise self._make_error(str(error).partition("\n")[0].rstrip(".")) from error
+
+    def _make_error(self, reason: str) -> TypeError:
+        return TypeError(
+            f"{self.wanted!r} cannot be the type of an output: {reason}. Give a pydantic model, a dataclass, a "
+            "TypedDict, a msgspec Struct, a type made of these, or a JSON schema."
+        )
 
     def convert(self, value: Any) -> T:
         """Convert a JSON value. Raises ValueError, with one line for each fault."""

@@ -126,6 +126,8 @@ class AgentSession:
         for an `output` that is no type with a JSON schema, or a JSON schema that cannot be used.
         """
         wanted = None if output is None else OutputType[Any](output)
+        if retries < 0:
+            raise ValueError(f"retries is {retries}. Give the number of further attempts, 0 for none.")
         async with self._turn:
             if self._record.cost is not None:
                 self._cost = self._counted = self._record.cost
@@ -173,6 +175,7 @@ class AgentSession:
 
     async def fork(self) -> "AgentSession":
         """Open a new session that continues this one from here."""
+        self._check_open()
         if not self._client.initialized.agent_capabilities.session_capabilities.fork:
             raise AgentError(f"{self._client.connected.name} cannot fork a session.")
         params = ForkSessionRequest(session_id=self.id, cwd=self.cwd, mcp_servers=[])
@@ -183,6 +186,7 @@ class AgentSession:
 
     async def set_mode(self, mode: str) -> None:
         """Set the mode, one of `modes`. Raises AgentError."""
+        self._check_open()
         offered = [one.id for one in self.modes.available_modes] if self.modes else []
         if self.modes is None or mode not in offered:
             raise AgentError(f"This session has no mode {mode!r}. It has: {', '.join(offered) or 'none'}.")
@@ -191,6 +195,7 @@ class AgentSession:
 
     async def set_option(self, option: str, value: str | bool) -> None:
         """Set one of the `options`. Raises AgentError."""
+        self._check_open()
         offered = [str(getattr(one, "id", "")) for one in self.options]
         if option not in offered:
             raise AgentError(f"This session has no option {option!r}. It has: {', '.join(offered) or 'none'}.")
@@ -222,6 +227,11 @@ class AgentSession:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+    def _check_open(self) -> None:
+        """Raise AgentClosed if the session is closed."""
+        if self.closed:
+            raise AgentClosed(f"Session {self.id} is closed. Open it again with agent.session({self.id!r}).")
 
     async def _run(self, prompt: PromptContent, wanted: OutputType[Any] | None, retries: int) -> Result[Any]:
         """Prompt until the answer fits. crow itself asks the model again; another agent is prompted again."""
@@ -262,8 +272,7 @@ class AgentSession:
 
     async def _ask(self, blocks: list[Any], meta: dict[str, Any]) -> PromptResponse:
         """Send a prompt, with notes for crow, and wait for the end of its turn, cancelled with the waiting task."""
-        if self.closed:
-            raise AgentClosed(f"Session {self.id} is closed. Open it again with agent.session({self.id!r}).")
+        self._check_open()
         if (budget := self.budget) is not None:
             budget.start()
             budget.check()
