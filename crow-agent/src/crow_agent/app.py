@@ -36,6 +36,7 @@ from crow_core.extensions.resources import resources
 from crow_core.extensions.shell_hooks import shell_hooks
 from crow_core.extensions.structured_output import structured_output
 from crow_core.extensions.subagents import subagents
+from crow_core.extensions.taint import taint
 from crow_core.extensions.telemetry import telemetry
 from crow_core.extensions.templates import templates
 from crow_core.extensions.titles import titles
@@ -48,6 +49,7 @@ from crow_core.masking import find_secrets
 from crow_core.mcp.server import Server, share_server
 from crow_core.messages import Message, drop_rewound, find_shell
 from crow_core.models.chat import Model
+from crow_core.permission.kept_answers import KeptAnswers
 from crow_core.prompts import Prompt
 from crow_core.session import Session
 from crow_core.settings.config import (
@@ -66,8 +68,10 @@ from crow_core.settings.config import (
     to_server,
 )
 from crow_core.settings.discovery import find_models
+from crow_core.settings.running import RunningAgents
 from crow_core.settings.trust import TrustedFolders, list_project_files
 from crow_core.text import to_line
+from crow_mcp_server.web.search_settings import PROVIDER_KEYS
 from crow_mcp_server.workspace import Workspace, local_workspace
 from crow_persistence.extension import persistence
 from crow_skills.agents import agents
@@ -133,10 +137,11 @@ async def build(
         system=system or load_system_prompt(config, home),
         max_requests=max_requests or config.max_requests,
     )
+    RunningAgents(home.data).add(crow)
     if config.servers_wait is not None:
         crow.servers_wait = config.servers_wait
+    hidden = find_key_variables(env, config)
     if tools is None or tools:
-        hidden = find_key_variables(env, config)
         crow.servers.append(make_tool_server(crow, hidden, env, config.fetch.allow_hosts, only=tools))
     rules, trust = config.permissions, TrustedFolders(home.data)
     ordered: list[tuple[Extension, Mapping[str, Any]]] = [
@@ -145,7 +150,10 @@ async def build(
         (telemetry, {}),
         (mask_secrets, {"known": [*find_secrets(config, env), *extra_secrets]}),
         (templates, {"files": partial(find_prompt_files, config, home, trust)}),
-        (shell_hooks, parse_options(partial(shell_hooks), config.hooks, ["hooks"], home)),
+        (
+            partial(shell_hooks, hidden=hidden),
+            parse_options(partial(shell_hooks, hidden=hidden), config.hooks, ["hooks"], home),
+        ),
         (
             permissions,
             {
@@ -157,8 +165,10 @@ async def build(
                 "protected": rules.protected,
                 "project": partial(load_project_rules, trust, env=env),
                 "trusted": trust.is_trusted,
+                "answers": KeptAnswers(home.data),
             },
         ),
+        *([(taint, make_taint_options(config, home, trust, env))] if rules.taint else []),
         (terminals, {}),
         (configured_servers, {"config": config, "home": home}),
         (project_servers, {"trust": trust, "env": env, "home": home}),
@@ -167,10 +177,10 @@ async def build(
             {
                 "find": partial(find_agents, config, trust, env),
                 "env": env,
-                "hidden": find_key_variables(env, config),
+                "hidden": hidden,
             },
         ),
-        *named_extensions(config, home, trust, env, without),
+        *named_extensions(config, home, trust, env, without, hidden),
         (ask_user, {}),
     ]
     for extension, options in ordered:
@@ -179,8 +189,25 @@ async def build(
     return crow
 
 
+def make_taint_options(config: Config, home: Home, trust: TrustedFolders, env: Mapping[str, str]) -> dict[str, Any]:
+    """Make the options of the extension `taint`."""
+    files = [home.config / "config.toml", home.config / "mcp.json", home.config / ".env", home.data / TOKENS_FOLDER]
+    return {
+        "private": config.permissions.private,
+        "rules": [*config.permissions.ask, *config.permissions.deny],
+        "own": [*map(str, files), *(str(home.data / f"crow.db{end}") for end in ("", "-wal", "-shm"))],
+        "project": partial(load_project_rules, trust, env=env),
+        "trusted": trust.is_trusted,
+    }
+
+
 def named_extensions(
-    config: Config, home: Home, trust: TrustedFolders, env: Mapping[str, str], without: Collection[Extension] = ()
+    config: Config,
+    home: Home,
+    trust: TrustedFolders,
+    env: Mapping[str, str],
+    without: Collection[Extension],
+    hidden: Sequence[str],
 ) -> Iterator[tuple[Extension, Mapping[str, Any]]]:
     """Yield the extensions that have a table in `[extensions]`, but for those to do without, and their options, in
     order. Raises ConfigError."""
@@ -188,6 +215,7 @@ def named_extensions(
     preset: dict[str, dict[str, Any]] = {
         "command_files": {"user": get_user_folders(home.config, user, "commands"), "trusted": trust.is_trusted},
         "agents": {"user": [home.config]},
+        "until_done": {"hidden": hidden},
         "skills": {"user": get_user_folders(home.config, user, "skills"), "trusted": trust.is_trusted},
     }
     first, last = ([one.__name__ for one in group] for group in (FIRST_EXTENSIONS, LAST_EXTENSIONS))
@@ -296,9 +324,11 @@ async def end_terminals(session: Session) -> None:
 
 
 def find_key_variables(env: Mapping[str, str], config: Config) -> list[str]:
-    """List the environment variables that hold crow's own keys. They are removed from the environment of commands."""
+    """List the environment variables that hold crow's own keys: of models, the database and web searches. No command,
+    hook, server or other agent inherits them."""
     keys = {settings.api_key for settings in config.models.values()} | {env.get("OPENAI_API_KEY", "")}
-    return [name for name, value in env.items() if value and value in keys]
+    keys |= {config.database.url, *find_secrets(*config.models.values(), config.database)}
+    return [name for name, value in env.items() if value and (value in keys or name in PROVIDER_KEYS)]
 
 
 def load_system_prompt(config: Config, home: Home) -> Prompt:

@@ -171,6 +171,10 @@ class PermissionSettings(Struct, kw_only=True, forbid_unknown_fields=True):
     deny: list[str] = field(default_factory=list[str])
     protected: list[str] = field(default_factory=list[str])
     """Patterns of files, such as `deploy/**`, whose changes are asked about, beside those that crow knows."""
+    private: list[str] = field(default_factory=list[str])
+    """Patterns of files, such as `customers/**`, that hold private data, beside those that crow knows."""
+    taint: bool = True
+    """Whether a session that has read private data and untrusted content asks before data can leave."""
 
     def __post_init__(self) -> None:
         parse_rules([*self.allow, *self.ask, *self.deny])
