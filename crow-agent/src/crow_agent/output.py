@@ -6,7 +6,6 @@ from inspect import isfunction
 from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import msgspec
-from crow_core.output import OutputSchema, check_schema, describe_path
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter, ValidationError
@@ -34,6 +33,9 @@ class OutputType(Generic[T]):
         self.wanted: Any = wanted
         self._adapter: TypeAdapter[T] | None = None
         """Pydantic's adapter for the type, if msgspec does not know it."""
+        from crow_core.output import OutputSchema, check_schema  # only typed results need it
+
+        self._accepts = OutputSchema
         if isinstance(wanted, Mapping):
             try:
                 check_schema({**wanted})
@@ -79,7 +81,7 @@ class OutputType(Generic[T]):
     def convert(self, value: Any) -> T:
         """Convert a JSON value. Raises ValueError, with one line for each fault."""
         if isinstance(self.wanted, Mapping):
-            return OutputSchema(self.schema).accept(value)
+            return self._accepts(self.schema).accept(value)
         if self._adapter is None:
             return msgspec.convert(value, self.wanted, str_keys=True)  # its ValidationError is a ValueError
         try:
@@ -89,7 +91,7 @@ class OutputType(Generic[T]):
 
     def parse(self, text: str) -> T:
         """Convert the JSON in a text. Raises ValueError, which says what does not fit."""
-        return self.convert(OutputSchema(self.schema).accept_text(text))
+        return self.convert(self._accepts(self.schema).accept_text(text))
 
 
 def has_pydantic_notes(hint: Any, seen: frozenset[Any] = frozenset()) -> bool:
@@ -108,6 +110,8 @@ def has_pydantic_notes(hint: Any, seen: frozenset[Any] = frozenset()) -> bool:
 
 def describe_faults(error: ValueError) -> str:
     """Convert an error of pydantic to one line for each fault."""
+    from crow_core.output import describe_path
+
     if not hasattr(error, "errors"):
         return str(error)
     faults = cast("ValidationError", error).errors(include_url=False)
