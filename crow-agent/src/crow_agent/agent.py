@@ -364,7 +364,9 @@ class Agent:
     ) -> Result[Any]:
         """Send a prompt to a new session, wait for the end of the turn, and close the session.
 
-        The arguments are those of `AgentSession.prompt`. `session(result.session_id)` continues it.
+        `prompt` is a text, a file (a `pathlib.Path`), the bytes of an image, or a list of them. `output` is the type of
+        the answer, in `result.output`; one that does not fit is asked for again, `retries` times. `timeout` is in
+        seconds. `session(result.session_id)` continues the session. Raises as `AgentSession.prompt` does.
         """
         session = await self.session()
         try:
@@ -388,7 +390,10 @@ class Agent:
     def stream(
         self, prompt: PromptContent, *, output: Any = None, retries: int = 2, timeout: float | None = None
     ) -> "PromptStream[Any]":
-        """Send a prompt to a new session; iterate over the result to get the updates of its turn."""
+        """Send a prompt to a new session; iterate over the result to get the updates of its turn, or await it.
+
+        The arguments are those of `prompt`. A notebook shows the turn while it runs.
+        """
         return PromptStream[Any](self.session, prompt, output, retries, timeout, closes=True)
 
     @overload
@@ -429,7 +434,7 @@ class Agent:
     ) -> list[Result[Any]]:
         """Send each prompt to a session of its own, some `at_once`, and return the results in order.
 
-        An error stays with its item, in `Result.error`.
+        The other arguments are those of `prompt`. An error stays with its item, in `Result.error`.
         """
         if isinstance(prompts, (str, bytes)):
             raise TypeError("map takes a list of prompts. For one prompt, use prompt().")

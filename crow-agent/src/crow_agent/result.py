@@ -40,7 +40,7 @@ class Result(Generic[T]):
         return self.text if self.value is UNSET else self.value  # pyright: ignore[reportReturnType]
 
     def __str__(self) -> str:
-        return self.text
+        return self.text if self.text or self.value is UNSET else repr(self.value)
 
     def _repr_markdown_(self) -> str:
         return self.to_markdown()
@@ -51,7 +51,8 @@ class Result(Generic[T]):
         facts += [f"{len(self.denied)} denied" if self.denied else ""]
         facts += [f"{self.usage.total_tokens:,} tokens" if self.usage else ""]
         facts += [f"{self.cost:.4f}" if self.cost else "", "" if self.stop_reason == "end_turn" else self.stop_reason]
-        answer = f"**{self.error}**" if self.error else self.text
+        answer = f"```\n{self.value!r}\n```" if self.value is not UNSET else self.text
+        answer = f"**{self.error}**" if self.error else answer
         return f"{answer}\n\n<small>{' · '.join(filter(None, [*facts, self.session_id]))}</small>"
 
 
