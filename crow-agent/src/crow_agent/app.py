@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 from weakref import WeakValueDictionary
 
 import crow_mcp_server
@@ -129,6 +129,8 @@ async def build(
     `extra_secrets` are values to mask beside those of the configuration. Raises ConfigError for a setting that cannot
     be used, ModelError when no model is found.
     """
+    if mode not in (None, *get_args(Mode)):
+        raise ConfigError(f"There is no mode {mode!r}. Give one of: {', '.join(get_args(Mode))}.")
     home = Home.find(env)
     config, env = load_config(home, env), load_environment(home, env)
     crow = Crow(
