@@ -55,6 +55,7 @@ from crow_core.settings.config import (
     Home,
     ServerSettings,
     describe_missing_login,
+    find_ignored_permissions,
     get_database_url,
     load_config,
     load_environment,
@@ -356,13 +357,16 @@ def project_servers(crow: Crow, *, trust: TrustedFolders, env: Mapping[str, str]
         if files and not trust.is_trusted(folder):
             names = " and ".join(dict.fromkeys("/".join(file.relative_to(folder).parts[:2]) for file in files))
             command = f"crow trust {shlex.quote(session.cwd)}"
-            session.state["untrusted"] = f"{names} in {folder} ignored until you trust it: {command}"
+            session.state["ignored"] = f"{names} in {folder} ignored until you trust it: {command}"
             return []
+        if keys := find_ignored_permissions(folder):
+            where = to_line(f"{', '.join(keys)} of [permissions] in {folder / '.crow' / 'config.toml'}")
+            session.state["ignored"] = f"{where} ignored: a project sets ask and deny only, which tighten permissions"
         return to_servers(session, load_project_config(folder, env).mcp.servers, home)
 
     @crow.before_prompt
     async def warn(message: Any, session: Session) -> None:
-        if text := session.state.pop("untrusted", ""):
+        if text := session.state.pop("ignored", ""):
             await session.notice(text, "warning")
 
 

@@ -28,7 +28,7 @@ from crow_core.content import to_announcement, to_update
 from crow_core.git import find_foreign_settings, find_git_options, make_git_environment
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.tool import ToolCall
-from crow_core.messages import ToolUse
+from crow_core.messages import Message, ToolUse
 from crow_core.options import Option
 from crow_core.permission.judgement import (
     MODES,
@@ -39,7 +39,7 @@ from crow_core.permission.judgement import (
     find_composition,
     judge,
 )
-from crow_core.permission.rules import Rules, parse_rules
+from crow_core.permission.rules import Rules, parse_rules, suggest_tool
 from crow_core.permission.subjects import describe_scope, find_subject
 from crow_core.session import Session
 from crow_core.text import to_line
@@ -64,7 +64,7 @@ def permissions(
     `deny` rules of a trusted folder, which can only tighten. In a folder that is not `trusted`, git runs no
     programs of the folder when a rule allows it. Raises ValueError for an invalid rule.
     """
-    allowed, asked, denied = parse_rules(allow), parse_rules(ask), parse_rules(deny)
+    allowed, asked, denied = parse_rules(allow, allows=True), parse_rules(ask), parse_rules(deny)
 
     def get_permissions(session: Session) -> SessionPermissions:
         if session.parent:
@@ -76,6 +76,18 @@ def permissions(
             known = session.state["permissions"] = SessionPermissions(mode, rules, own, protected)
             known.has_edits = any(entry.get("crow", {}).get("changes") for entry in session.log)
         return known
+
+    @crow.before_prompt
+    async def warn_of_misspelt_rules(message: Message, session: Session) -> None:
+        if session.parent or session.state.setdefault("rules_are_checked", False):
+            return
+        session.state["rules_are_checked"] = True
+        tools = {str(each["name"]) for server in session.toolbox.servers for each in server.definitions or ()}
+        rules = get_permissions(session).rules
+        for rule in (*rules.allow, *rules.ask, *rules.deny):
+            if meant := suggest_tool(rule, tools):
+                text = f"The permission rule {str(rule)!r} never matches: no tool has this name. Is {meant} meant?"
+                await session.notice(to_line(text), "warning")
 
     @crow.options
     def mode_option(session: Session) -> Option:

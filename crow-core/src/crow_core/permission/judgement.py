@@ -16,7 +16,7 @@ from crow_core.permission.command_files import (
 )
 from crow_core.permission.compositions import Composition, read_composition
 from crow_core.permission.protected import find_protection
-from crow_core.permission.rules import Rule, Rules, Verdict
+from crow_core.permission.rules import COMMAND_TOOL, Rule, Rules, Verdict
 from crow_core.permission.simple_commands import PLAIN_COMMAND, CommandLine, read_command_line
 from crow_core.permission.subjects import (
     find_scope,
@@ -154,7 +154,9 @@ def find_start(session: Session, tool_call: ToolCall) -> str:
 def find_composition(session: Session, tool_call: ToolCall) -> Composition | None:
     """Read a command as a composition of simple ones, if it starts in the working directory and stays there."""
     command, cwd = tool_call.arguments.get("command"), os.path.realpath(session.cwd)
-    if not isinstance(command, str) or os.path.realpath(find_start(session, tool_call)) != cwd:
+    if tool_call.name != COMMAND_TOOL or not isinstance(command, str):
+        return None
+    if os.path.realpath(find_start(session, tool_call)) != cwd:
         return None
     composition = read_composition(command)
     if composition is None or (composition.folder and resolve(session, composition.folder) != cwd):

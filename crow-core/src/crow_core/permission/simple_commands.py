@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache, lru_cache
 from importlib.resources import files
+from itertools import takewhile
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -21,13 +22,15 @@ if TYPE_CHECKING:
 
 UNKNOWN = "\0"
 """Stands in a word for what only the shell can know: the value of a variable, the output of a command, a file name."""
-LENGTH_LIMIT = 50_000
+LENGTH_LIMIT = 20_000
 """Bytes of a command line that are read; a longer one is not known."""
-NODES_LIMIT = 20_000
+NODES_LIMIT = 10_000
 """Nodes of the tree that are read; a command line with more is not known."""
 DEPTH_LIMIT = 10
 """Command lines inside command lines that are read, as in `sh -c "sh -c …"`; deeper ones are not known."""
 
+WORDS_LIMIT = 200
+"""Words of a command inside another that are read; a longer one is not known."""
 COMMANDS_LIMIT = 5_000
 """Spellings of commands that are listed; of a command line with more, the rest is not known."""
 CODE_LIMIT = 2_000
@@ -119,6 +122,8 @@ class CommandLine:
     """Paths of files that redirections read."""
     moves: list[str] = field(default_factory=list[str])
     """Folders into which it changes, in order."""
+    texts: set[str] = field(default_factory=set[str], compare=False)
+    """The command lines that were read, this one and those inside it."""
 
     def may_match(self, pattern: str | None) -> bool:
         """Test whether something that is not known may be what a rule's pattern describes."""
@@ -169,8 +174,11 @@ def read_command_line(text: str) -> CommandLine:
 
 def read_into(found: CommandLine, text: str, depth: int) -> None:
     """Add the simple commands of a text."""
+    if text in found.texts:
+        return
+    found.texts.add(text)
     data = text.encode(errors="replace")
-    if depth > DEPTH_LIMIT or len(data) > LENGTH_LIMIT:
+    if depth > DEPTH_LIMIT or len(data) > LENGTH_LIMIT or sum(map(len, found.texts)) > 2 * LENGTH_LIMIT:
         found.unclear.add("")
         return
     root = get_parser().parse(data).root_node
@@ -327,7 +335,7 @@ def add_words(found: CommandLine, words: Sequence[str], depth: int) -> None:
         words = words[1:]
     if not words:
         return
-    if depth > DEPTH_LIMIT or len(found.commands) > COMMANDS_LIMIT:
+    if depth > DEPTH_LIMIT or len(found.commands) > COMMANDS_LIMIT or (depth and len(words) > WORDS_LIMIT):
         found.unclear.add("")
         return
     if " ".join(words) in found.commands and depth:
@@ -365,7 +373,7 @@ def to_known_name(name: str) -> str:
 def add_arguments(found: CommandLine, name: str, words: Sequence[str], depth: int) -> None:
     """Add the commands and the files that the arguments of a program, or of its subcommand, name."""
     tables = get_tables()
-    if subcommands := tables.subcommands.get(name):
+    if subcommands := tables.subcommands.get(name) or list_programs_with_subcommands().get(name):
         add_subcommand(found, name, words, subcommands, depth)
     if writer := tables.writers.get(name):
         add_writes(found, words, writer)
@@ -375,9 +383,18 @@ def add_arguments(found: CommandLine, name: str, words: Sequence[str], depth: in
         if wrapper.scripts and (script := find_value(words, wrapper.scripts)) is not None:
             read_into(found, script, depth + 1)
         for inner in unwrap(words, wrapper) if wrapper.command else ():
-            if wrapper.joins:
+            if wrapper.joins and not PLAIN_COMMAND.fullmatch(" ".join(inner)):
                 read_into(found, " ".join(inner), depth + 1)
-            add_words(found, [*inner, UNKNOWN] if wrapper.appends else inner, depth + 1)
+            if wrapper.appends:
+                inner = [*takewhile(lambda word: not word.startswith(":::"), inner), UNKNOWN]
+            add_words(found, inner, depth + 1)
+
+
+@cache
+def list_programs_with_subcommands() -> dict[str, Subcommands]:
+    """List the programs of which a subcommand runs a command, with no options."""
+    tables = get_tables()
+    return {key.rpartition(" ")[0]: Subcommands() for key in (*tables.wrappers, *tables.code) if " " in key}
 
 
 def may_run_commands(words: Sequence[str], code: Code) -> bool:
