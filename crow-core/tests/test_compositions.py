@@ -171,7 +171,7 @@ def check(lines: list[str], folder: Path) -> int:
     return len(known)
 
 
-@settings(deadline=None, max_examples=max(settings().max_examples // 10, 3))
+@settings(deadline=None, max_examples=max(settings.default.max_examples // 10, 3))
 @given(st.integers(0, 2**64))
 def test_only_the_commands_run_and_only_the_files_are_written_that_were_read(
     tmp_path_factory: pytest.TempPathFactory, seed: int
