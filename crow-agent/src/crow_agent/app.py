@@ -8,11 +8,13 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
+from weakref import WeakValueDictionary
 
 import crow_mcp_server
 from crow_compact.extension import compact
 from crow_core.app import Crow
 from crow_core.editor import ClientWorkspace, terminals
+from crow_core.elicitation import can_ask
 from crow_core.errors import ConfigError, ElicitationError
 from crow_core.extensions.ask_user import ask_user
 from crow_core.extensions.broken_replies import broken_replies
@@ -34,6 +36,7 @@ from crow_core.extensions.resources import resources
 from crow_core.extensions.shell_hooks import shell_hooks
 from crow_core.extensions.structured_output import structured_output
 from crow_core.extensions.subagents import subagents
+from crow_core.extensions.taint import taint
 from crow_core.extensions.telemetry import telemetry
 from crow_core.extensions.templates import templates
 from crow_core.extensions.titles import titles
@@ -43,7 +46,7 @@ from crow_core.extensions.undo import undo
 from crow_core.extensions.until_done import until_done
 from crow_core.extensions.usage import usage
 from crow_core.masking import find_secrets
-from crow_core.mcp.server import Server
+from crow_core.mcp.server import Server, share_server
 from crow_core.messages import Message, drop_rewound, find_shell
 from crow_core.models.chat import Model
 from crow_core.prompts import Prompt
@@ -65,8 +68,10 @@ from crow_core.settings.config import (
     to_server,
 )
 from crow_core.settings.discovery import find_models
+from crow_core.settings.running import RunningAgents
 from crow_core.settings.trust import TrustedFolders, list_project_files
 from crow_core.text import to_line
+from crow_mcp_server.web.search_settings import PROVIDER_KEYS
 from crow_mcp_server.workspace import Workspace, local_workspace
 from crow_persistence.extension import persistence
 from crow_skills.agents import agents
@@ -74,6 +79,7 @@ from crow_skills.command_files import command_files
 from crow_skills.files import get_user_folders
 from crow_skills.mentions import mentions
 from crow_skills.skills import skills
+from msgspec.json import encode as to_json
 
 Mode = Literal["ask", "accept-edits", "plan", "yolo"]
 Extension = Callable[..., None]
@@ -129,10 +135,11 @@ async def build(
         system=system or load_system_prompt(config, home),
         max_requests=max_requests or config.max_requests,
     )
+    RunningAgents(home.data).add(crow)
     if config.servers_wait is not None:
         crow.servers_wait = config.servers_wait
+    hidden = find_key_variables(env, config)
     if tools is None or tools:
-        hidden = find_key_variables(env, config)
         crow.servers.append(make_tool_server(crow, hidden, env, config.fetch.allow_hosts, only=tools))
     rules, trust = config.permissions, TrustedFolders(home.data)
     ordered: list[tuple[Extension, Mapping[str, Any]]] = [
@@ -141,7 +148,10 @@ async def build(
         (telemetry, {}),
         (mask_secrets, {"known": [*find_secrets(config, env), *extra_secrets]}),
         (templates, {"files": partial(find_prompt_files, config, home, trust)}),
-        (shell_hooks, parse_options(partial(shell_hooks), config.hooks, ["hooks"], home)),
+        (
+            partial(shell_hooks, hidden=hidden),
+            parse_options(partial(shell_hooks, hidden=hidden), config.hooks, ["hooks"], home),
+        ),
         (
             permissions,
             {
@@ -155,6 +165,7 @@ async def build(
                 "trusted": trust.is_trusted,
             },
         ),
+        *([(taint, make_taint_options(config, home, trust, env))] if rules.taint else []),
         (terminals, {}),
         (configured_servers, {"config": config, "home": home}),
         (project_servers, {"trust": trust, "env": env, "home": home}),
@@ -163,10 +174,10 @@ async def build(
             {
                 "find": partial(find_agents, config, trust, env),
                 "env": env,
-                "hidden": find_key_variables(env, config),
+                "hidden": hidden,
             },
         ),
-        *named_extensions(config, home, trust, env, without),
+        *named_extensions(config, home, trust, env, without, hidden),
         (ask_user, {}),
     ]
     for extension, options in ordered:
@@ -175,8 +186,25 @@ async def build(
     return crow
 
 
+def make_taint_options(config: Config, home: Home, trust: TrustedFolders, env: Mapping[str, str]) -> dict[str, Any]:
+    """Make the options of the extension `taint`."""
+    files = [home.config / "config.toml", home.config / "mcp.json", home.config / ".env", home.data / TOKENS_FOLDER]
+    return {
+        "private": config.permissions.private,
+        "rules": [*config.permissions.ask, *config.permissions.deny],
+        "own": [*map(str, files), *(str(home.data / f"crow.db{end}") for end in ("", "-wal", "-shm"))],
+        "project": partial(load_project_rules, trust, env=env),
+        "trusted": trust.is_trusted,
+    }
+
+
 def named_extensions(
-    config: Config, home: Home, trust: TrustedFolders, env: Mapping[str, str], without: Collection[Extension] = ()
+    config: Config,
+    home: Home,
+    trust: TrustedFolders,
+    env: Mapping[str, str],
+    without: Collection[Extension],
+    hidden: Sequence[str],
 ) -> Iterator[tuple[Extension, Mapping[str, Any]]]:
     """Yield the extensions that have a table in `[extensions]`, but for those to do without, and their options, in
     order. Raises ConfigError."""
@@ -184,6 +212,7 @@ def named_extensions(
     preset: dict[str, dict[str, Any]] = {
         "command_files": {"user": get_user_folders(home.config, user, "commands"), "trusted": trust.is_trusted},
         "agents": {"user": [home.config]},
+        "until_done": {"hidden": hidden},
         "skills": {"user": get_user_folders(home.config, user, "skills"), "trusted": trust.is_trusted},
     }
     first, last = ([one.__name__ for one in group] for group in (FIRST_EXTENSIONS, LAST_EXTENSIONS))
@@ -236,8 +265,8 @@ def make_tool_server(
     *,
     only: Collection[str] | None = None,
 ) -> Server:
-    """Make the server of the built-in tools, or of `only` those, in this process. A file describes the tools, so that
-    their code is loaded only when one is called."""
+    """Return the server of the built-in tools, or of `only` those, in this process; equal apps share it. A file
+    describes the tools, so that their code is loaded only when one is called."""
     tools = [
         tool
         for tool in crow_mcp_server.tools(env)
@@ -246,17 +275,27 @@ def make_tool_server(
 
     def source() -> Any:
         return crow_mcp_server.create_server(
-            lambda meta: make_workspace(crow, meta), hidden_env, allow_hosts=allow_hosts, stay_on_host=True, env=env
+            make_workspace, hidden_env, allow_hosts=allow_hosts, stay_on_host=True, env=env
         )
 
+    @crow.session_start
+    def note(session: Session) -> None:
+        SESSIONS[session.id] = session
+
     crow.session_end(end_terminals)
-    return Server(TOOL_SERVER, source, definitions=tools, built_in=True, shared=True)
+    definition = (*(tool["name"] for tool in tools), *hidden_env, *allow_hosts, *env.items())
+    make = partial(Server, TOOL_SERVER, source, definitions=tools, built_in=True, shared=True)
+    return share_server(definition, make)
 
 
-def make_workspace(crow: Crow, meta: dict[str, Any]) -> Workspace:
+SESSIONS: WeakValueDictionary[str, Session] = WeakValueDictionary()
+"""The open sessions of all apps of this process, by id."""
+
+
+def make_workspace(meta: dict[str, Any]) -> Workspace:
     """Make the workspace of a tool call, with the files and terminals of its session's client where it offers them."""
     here = local_workspace(meta)
-    if (session := crow.sessions.get(here.session)) is None:
+    if (session := SESSIONS.get(here.session)) is None:
         return here
     editor = ClientWorkspace(session, str(meta.get("crow/call")))
     return replace(
@@ -282,9 +321,11 @@ async def end_terminals(session: Session) -> None:
 
 
 def find_key_variables(env: Mapping[str, str], config: Config) -> list[str]:
-    """List the environment variables that hold crow's own keys. They are removed from the environment of commands."""
+    """List the environment variables that hold crow's own keys: of models, the database and web searches. No command,
+    hook, server or other agent inherits them."""
     keys = {settings.api_key for settings in config.models.values()} | {env.get("OPENAI_API_KEY", "")}
-    return [name for name, value in env.items() if value and value in keys]
+    keys |= {config.database.url, *find_secrets(*config.models.values(), config.database)}
+    return [name for name, value in env.items() if value and (value in keys or name in PROVIDER_KEYS)]
 
 
 def load_system_prompt(config: Config, home: Home) -> Prompt:
@@ -322,20 +363,49 @@ def configured_servers(crow: Crow, *, config: Config, home: Home) -> None:
         return to_servers(session, config.mcp.servers, home)
 
 
+def given_servers(crow: Crow, *, given: Mapping[str, Any], env: Mapping[str, str]) -> None:
+    """Connect the MCP servers that a program hands in, in every session; as settings, or as the server itself."""
+    home = Home.find(env)
+
+    @crow.mcp_servers
+    def servers(session: Session) -> Sequence[Server]:
+        wanted = {name: settings for name, settings in given.items() if isinstance(settings, ServerSettings)}
+        objects = {name: server for name, server in given.items() if name not in wanted}
+        return to_servers(session, wanted, home) + [
+            share_server((name, id(server)), partial(Server, name, lambda server=server: server))
+            for name, server in objects.items()
+        ]
+
+
 def to_servers(session: Session, wanted: Mapping[str, ServerSettings], home: Home) -> list[Server]:
-    """Make the servers that a session connects to from their settings, without those that are disabled."""
+    """Find or make the servers that a session connects to from their settings, without those that are disabled."""
     return [
-        to_server(
-            name, settings, session.cwd, tokens=home.data / TOKENS_FOLDER, visit=partial(send_to_login, session, name)
-        )
+        find_server(session, name, settings, home.data / TOKENS_FOLDER)
         for name, settings in wanted.items()
         if not settings.disabled
     ]
 
 
+def find_server(session: Session, name: str, settings: ServerSettings, tokens: Path) -> Server:
+    """Return the server that other sessions use, if this one may use it, too; else make it.
+
+    Sessions share a server if its settings and their folders are equal. Where a user can fill in its forms, it must be
+    certain whom a form is for; where a user can log in to it, each session does.
+    """
+    capabilities = session.client.capabilities
+    make = partial(to_server, name, settings, session.cwd, tokens=tokens, visit=partial(send_to_login, session, name))
+    if not settings.shared or (settings.wants_login and can_ask(capabilities, "url")):
+        return make()
+    has_forms = can_ask(capabilities, "form")
+    definition = (name, to_json(settings, order="sorted"), tokens, *session.folders.roots, has_forms)
+    return share_server(definition, make, must_name_calls=has_forms)
+
+
 @asynccontextmanager
 async def send_to_login(session: Session, name: str, url: str) -> AsyncGenerator[None]:
     """Ask the user, through the client, to log in at a URL; the block runs meanwhile. Raises ConnectionError."""
+    if not can_ask(session.client.capabilities, "url"):
+        raise ConnectionError(describe_missing_login(name))
     await session.turns.id_known.wait()
     try:
         answer = await session.user.elicit(f"The MCP server {to_line(name)} wants you to log in.", url=url)

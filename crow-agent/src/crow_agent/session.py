@@ -24,6 +24,7 @@ from crow_core.acp.schema import (
     SetSessionConfigOptionResponse,
     SetSessionModeRequest,
     TextBlock,
+    ToolCallFields,
 )
 from crow_core.agent_process import START_TIMEOUT
 from msgspec import UNSET, json
@@ -56,6 +57,8 @@ class AgentSession:
         """The modes that the agent offers, and the present one; None if it has none."""
         self.options: list[SessionConfigOption] = []
         """The options of the session that the agent offers, with their values."""
+        self.allowed: list[ToolCallFields] = []
+        """The tool calls of the running turn that were allowed, and that no write or command has followed yet."""
         self._client = client
         client.sessions[id] = self
         self._counts = counts
@@ -126,6 +129,7 @@ class AgentSession:
             if self._record.cost is not None:
                 self._cost = self._counted = self._record.cost
             self._listener, self._record, self._fault = on_update, TurnRecord(), None
+            self.allowed.clear()
             try:
                 async with asyncio.timeout(timeout):
                     return await self._run(prompt, wanted, retries)
@@ -209,6 +213,8 @@ class AgentSession:
             request = CloseSessionRequest(session_id=self.id)
             with suppress(AgentLost):  # it has ended, or does not answer: there is nothing left to close
                 await asyncio.shield(self._client.ask("session/close", request, timeout=CLOSE_TIMEOUT))
+        if self._client.workspace is not None:
+            await self._client.workspace.terminals.release_all(self.id)
 
     async def __aenter__(self) -> "AgentSession":
         return self

@@ -1,7 +1,8 @@
 """Python functions as tools, and the choice among crow's own."""
 
 import inspect
-from collections.abc import Callable, Sequence
+import shlex
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar, get_args, get_origin, get_type_hints, overload
 
@@ -9,8 +10,11 @@ import msgspec
 
 if TYPE_CHECKING:
     from crow_core.mcp.server import Server
+    from fastmcp import FastMCP
 
 Function: TypeAlias = Callable[..., Any]
+McpServer: TypeAlias = "str | Sequence[str] | Mapping[str, Any] | FastMCP"
+"""An MCP server: its URL, its command, its settings as in `[mcp.servers.NAME]`, or the server itself."""
 F = TypeVar("F", bound=Function)
 
 GROUPS: dict[str, tuple[str, ...]] = {
@@ -154,6 +158,26 @@ def make_function_server(functions: Sequence[Function]) -> "Server":
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"Two tools are called {twice[0]!r}. Give one of them another name: @tool(name=…).")
     return Server("functions", source, definitions=definitions, built_in=True, shared=True)
+
+
+def to_given_servers(servers: Mapping[str, McpServer]) -> dict[str, Any]:
+    """Convert URLs, commands and settings of MCP servers to `ServerSettings`; other values stay. Raises ValueError."""
+    from crow_core.settings.config import ServerSettings  # loaded when a program has MCP servers
+
+    given: dict[str, Any] = {}
+    for name, server in servers.items():
+        try:
+            if isinstance(server, str) and server.startswith(("http://", "https://")):
+                server = {"url": server}
+            elif isinstance(server, str):
+                server = shlex.split(server)
+            if isinstance(server, Sequence):
+                server = {"command": server[0], "args": [*server[1:]]}
+            given[name] = msgspec.convert(dict(server), ServerSettings) if isinstance(server, Mapping) else server
+        except (ValueError, IndexError) as error:
+            why = "the command is empty" if isinstance(error, IndexError) else error
+            raise ValueError(f"The MCP server {name!r} cannot be used: {why}.") from error
+    return given
 
 
 def choose_builtin_tools(wanted: Sequence[str]) -> list[str]:

@@ -52,6 +52,10 @@ class TerminalClient(AcpClient):
         self.text = ""
         """The text of all messages of the agent."""
         self.usage: UsageUpdate | None = None
+        self.calls: dict[str, dict[str, str]] = {}
+        """Names and titles of the tool calls, by their ids."""
+        self.denied: list[dict[str, str]] = []
+        """The tool calls that were denied a permission: id, tool, title and reason."""
         self.previewed_calls: set[str] = set()
         """The ids of the tool calls whose diff was printed with the question for permission."""
         self.message_id = ""
@@ -70,7 +74,23 @@ class TerminalClient(AcpClient):
             self.output_closed = error
             await self.cancel(notification.session_id)
 
+    def note_call(self, update: SessionUpdate) -> None:
+        """Keep what a tool call is, and that it was denied."""
+        match update:
+            case ToolCall(tool_call_id=id) | ToolCallUpdate(tool_call_id=id):
+                known = self.calls.setdefault(id, {"id": id, "tool": "", "title": ""})
+                known |= {"tool": str(update.name)} if update.name else {}
+                known |= {"title": str(update.title)} if update.title else {}
+            case _:
+                return
+        match update.meta:
+            case {"crow": {"denied": str(reason)}}:
+                self.denied.append({**known, "reason": reason})
+            case _:
+                pass
+
     def show(self, update: SessionUpdate) -> None:
+        self.note_call(update)
         match update:
             case AgentMessageChunk(content=TextBlock(text=text), message_id=message_id):
                 answers = sys.stderr if self.answer_apart else sys.stdout

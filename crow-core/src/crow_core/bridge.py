@@ -97,6 +97,9 @@ class Bridge:
     def roots(self) -> list[str]:
         return [Path(root).as_uri() for root in self.session.folders.roots]
 
+    def folder(self) -> Path:
+        return self.session.folders.scratch()
+
     async def progress(
         self, server: Server, done: float, total: float | None, message: str, running: RunningCall
     ) -> None:

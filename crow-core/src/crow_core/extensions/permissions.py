@@ -97,11 +97,11 @@ def permissions(
         return Option("mode", "Mode", "mode", MODES, lambda: get_permissions(session).mode, choose)
 
     @crow.before_announcement
-    def decide_at_once(session: Session, tool_call: ToolCall) -> None:
+    async def decide_at_once(session: Session, tool_call: ToolCall) -> None:
         """Record a decision that needs neither git nor the user, so that it is stored together with the reply."""
         if session.toolbox.reject(tool_call) is None:
             keep_start(session, tool_call)
-            judgement = judge(session, get_permissions(session), tool_call)
+            judgement = await collect_reasons(session, tool_call, judge(session, get_permissions(session), tool_call))
             if judgement.verdict != "ask" and not may_run_git(session, tool_call, judgement):
                 record(session, tool_call, judgement)
                 get_permissions(session).has_edits |= judgement.writes
@@ -116,7 +116,10 @@ def permissions(
                 # The answer to the call before may have settled this one, or the mode may have changed.
                 judgement = await judge_with_git(session, tool_call)
                 if judgement.verdict == "ask":
+                    because = judgement.because
                     judgement = await ask_user(session, get_permissions(session), tool_call, judgement)
+                    if because and judgement.verdict == "deny":
+                        judgement = replace(judgement, reason=f"{judgement.reason}. {because.rstrip('.')}")
         record(session, tool_call, judgement)
         get_permissions(session).has_edits |= judgement.writes
         if judgement.verdict == "deny":
@@ -127,8 +130,18 @@ def permissions(
     async def judge_with_git(session: Session, tool_call: ToolCall) -> Judgement:
         judgement = judge(session, get_permissions(session), tool_call)
         if may_run_git(session, tool_call, judgement):
-            return await judge_git(session, tool_call, judgement)
-        return judgement
+            judgement = await judge_git(session, tool_call, judgement)
+        return await collect_reasons(session, tool_call, judgement)
+
+    async def collect_reasons(session: Session, tool_call: ToolCall, judgement: Judgement) -> Judgement:
+        """Ask where an extension says so, whatever allows the call; the answer holds once."""
+        if judgement.verdict == "deny" or get_permissions(session).mode == "yolo":
+            return judgement
+        if not (reasons := await crow.must_ask.run(session, tool_call)):
+            return judgement
+        remark = "\n\n".join(filter(None, [judgement.remark, *reasons]))
+        because = reasons[0].partition("\n")[0]
+        return replace(judgement, verdict="ask", may_last=False, lasts=False, remark=remark, because=because)
 
     def may_run_git(session: Session, tool_call: ToolCall, judgement: Judgement) -> bool:
         """Test whether a rule allows a command that may be a git command, in a folder that is not trusted."""

@@ -59,6 +59,8 @@ class Judgement:
     """Whether a rule with a pattern allows it."""
     remark: str = ""
     """With the verdict "ask": a text that the question shows."""
+    because: str = ""
+    """With the verdict "ask": a sentence that a denial adds to its reason."""
     runs_edits: bool = False
     """With the verdict "ask": whether it is about a command that runs code which the session may have changed."""
     writes: bool = False

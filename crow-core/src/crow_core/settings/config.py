@@ -123,9 +123,17 @@ class ServerSettings(Struct, kw_only=True):
     auth: Literal["", "oauth", "client_credentials"] = ""
     oauth: OAuthSettings | None = None
     disabled: bool = False
+    shared: bool = True
+    """Whether sessions in the same folder may use one connection. A server that keeps something for one conversation,
+    such as the page of a browser, should not be shared."""
 
     def __post_init__(self) -> None:
         self.timeout, self.start_timeout = to_seconds(self.timeout), to_seconds(self.start_timeout)
+
+    @property
+    def wants_login(self) -> bool:
+        """Whether the user has to log in to it."""
+        return self.auth != "client_credentials" and (self.auth == "oauth" or self.oauth is not None)
 
 
 class UnusableServer(ServerSettings, kw_only=True):
@@ -163,6 +171,10 @@ class PermissionSettings(Struct, kw_only=True, forbid_unknown_fields=True):
     deny: list[str] = field(default_factory=list[str])
     protected: list[str] = field(default_factory=list[str])
     """Patterns of files, such as `deploy/**`, whose changes are asked about, beside those that crow knows."""
+    private: list[str] = field(default_factory=list[str])
+    """Patterns of files, such as `customers/**`, that hold private data, beside those that crow knows."""
+    taint: bool = True
+    """Whether a session that has read private data and untrusted content asks before data can leave."""
 
     def __post_init__(self) -> None:
         parse_rules(self.allow, allows=True)
@@ -399,8 +411,7 @@ def to_server(name: str, settings: ServerSettings, cwd: str, *, tokens: Path, vi
         check_credentials(settings)
     except ConfigError as error:
         return Server(name, partial(raise_error, error))
-    has_credentials = settings.auth == "client_credentials"
-    wants_login = not has_credentials and (settings.auth == "oauth" or settings.oauth is not None)
+    has_credentials, wants_login = settings.auth == "client_credentials", settings.wants_login
     auth = present_credentials if has_credentials else login if wants_login else None
     server = from_acp(config, os.path.join(cwd, os.path.expanduser(settings.cwd)), auth)
     server.secrets = find_secrets(settings)
