@@ -74,7 +74,8 @@ def permissions(
             more_ask, more_deny = project(session.cwd) if project else ((), ())
             rules = Rules(allowed, [*asked, *parse_rules(more_ask)], [*denied, *parse_rules(more_deny)])
             known = session.state["permissions"] = SessionPermissions(mode, rules, own, protected)
-            known.has_edits = any(entry.get("crow", {}).get("changes") for entry in session.log)
+            notes = [entry.get("crow", {}) for entry in session.log]
+            known.has_edits = any(note.get("changes") or note.get("writes") for note in notes)
         return known
 
     @crow.before_prompt
@@ -166,7 +167,7 @@ def record(session: Session, tool_call: ToolCall, judgement: Judgement) -> None:
     """Append a decision to the log, unless the last one on this call since the reply is the same."""
     scope = f"session: {describe_scope(session, tool_call)}" if judgement.lasts else "once"
     named = {"kind": "decision", "is": judgement.verdict, "by": judgement.reason, "scope": scope}
-    decision = {**named, **identify(tool_call.use)}
+    decision = {**named, **identify(tool_call.use), **({"writes": True} if judgement.writes else {})}
     since_reply = takewhile(lambda entry: entry.get("role") != "assistant", reversed(session.log))
     notes = (entry.get("crow", {}) for entry in since_reply)
     last = next((note for note in notes if (note.get("kind"), note.get("call")) == ("decision", tool_call.id)), None)

@@ -44,6 +44,9 @@ MODES = (
 )
 
 
+STRICTNESS: dict[Verdict, int] = {"deny": 0, "ask": 1, "allow": 2}
+
+
 @dataclass(frozen=True)
 class Judgement:
     """The decision about one tool call, by rules, mode and earlier answers, or by the user."""
@@ -97,10 +100,8 @@ def judge(session: Session, permissions: SessionPermissions, tool_call: ToolCall
     spellings = find_spellings(session, tool_call, subject)
     line = read_command_line(subject) if kind == "execute" else CommandLine()
     match = rules.find(tool_call.name, subject, [*spellings, *line.commands], simple=simple)
-    if not match or match[0] != "deny":
-        about_file = find_rule_for_files(session, rules, line, start)
-        if about_file and (about_file[0] == "deny" or not match or match[0] == "allow"):
-            match = about_file
+    about_file = find_rule_for_files(session, rules, line, start)
+    match = min(filter(None, (match, about_file)), key=lambda found: STRICTNESS[found[0]], default=None)
     if match and match[0] != "allow":
         return Judgement(match[0], f"the rule {str(match[1])!r} says {match[0]}")
     if kind == "execute" and only_polls_terminal(tool_call):
@@ -109,19 +110,14 @@ def judge(session: Session, permissions: SessionPermissions, tool_call: ToolCall
         return Judgement("deny", "plan mode only reads. Describe the change instead")
     if mode == "yolo":
         return Judgement("allow", "mode yolo")
-    strict = [rule for rule in (*rules.deny, *rules.ask) if rule.covers(tool_call.name)]
-    if rule := next((rule for rule in strict if line.may_match(rule.pattern)), None):
-        return Judgement("ask", remark=f"What this runs cannot be known, and the rule {str(rule)!r} may be about it.")
-    if rule := find_rule_for_unknown_files(rules, line, start):
-        remark = f"Which files this changes cannot be known, and the rule {str(rule)!r} may be about them."
+    if remark := find_doubt(rules, tool_call.name, line, start):
         return Judgement("ask", remark=remark)
     if kind == "edit" and is_inside(session, subject, permissions.own_folders):
         return Judgement("ask", remark="These are crow's own files.")
     if kind == "edit" and (protection := find_protection(path_from_root(session, subject), permissions.protected)):
         return Judgement("ask", remark=f"{to_line(protection.pattern)}: {protection.reason}.")
-    if line.writes and (
-        remark := find_protection_of_files(session, line, start, permissions.own_folders, permissions.protected)
-    ):
+    own_folders, protected = permissions.own_folders, permissions.protected
+    if remark := find_protection_of_files(session, line, start, own_folders, protected):
         return Judgement("ask", remark=remark)
     allowing = [match[1]] if match else []
     if not match and one_line and not simple and (composition := find_composition(session, tool_call)):
@@ -145,6 +141,16 @@ def judge(session: Session, permissions: SessionPermissions, tool_call: ToolCall
     if kind == "edit" and mode == "accept-edits" and is_inside(session, subject, session.folders.roots):
         return Judgement("allow", "mode accept-edits")
     return Judgement("ask", may_last=True)
+
+
+def find_doubt(rules: Rules, tool: str, line: CommandLine, start: str) -> str:
+    """Find the sentence about a rule that may be about a part of a command that is not known; "" if there is none."""
+    strict = [rule for rule in (*rules.deny, *rules.ask) if rule.covers(tool)]
+    if rule := next((rule for rule in strict if line.may_match(rule.pattern)), None):
+        return f"What this runs cannot be known, and the rule {str(rule)!r} may be about it."
+    if rule := find_rule_for_unknown_files(rules, line, start):
+        return f"Which files this changes cannot be known, and the rule {str(rule)!r} may be about them."
+    return ""
 
 
 def find_start(session: Session, tool_call: ToolCall) -> str:
