@@ -42,6 +42,7 @@ SHELLS = {"sh", "bash", "dash", "zsh", "ksh", "mksh", "ash", "rbash", "fish"}
 PLAIN_COMMAND = re.compile(r"(?!\w+\+?=)[\w ./:=@,+%-]*", re.ASCII)
 """A command of these characters alone that sets no variable: the shell runs it as it is written."""
 KEYWORDS = {"!", "{", "}", "if", "then", "elif", "else", "fi", "while", "until", "do", "done", "for", "case", "esac"}
+FOLDER_OPTIONS = ("-C", "--chdir", "--directory", "--prefix", "--cwd")
 HARMLESS_FILES = {"/dev/null", "/dev/stdout", "/dev/stderr", "/dev/tty"}
 OTHER_KEYWORDS = {"function", "select", "in"}
 FIND_ACTIONS = {
@@ -75,6 +76,7 @@ class Subcommands(msgspec.Struct, forbid_unknown_fields=True):
     """A program whose subcommand may stand behind options."""
 
     values: list[str] = []
+    unclear: list[str] = []
     flags: list[str] = []
     same: dict[str, str] = {}
 
@@ -356,6 +358,7 @@ def add_words(found: CommandLine, words: Sequence[str], depth: int) -> None:
             add_words(found, inner, depth + 1)
     if name in ("cd", "pushd"):
         found.moves.append(next((word for word in words[1:] if not word.startswith("-")), UNKNOWN))
+    found.moves.extend(words[at + 1] for at, word in enumerate(words[:-1]) if word in FOLDER_OPTIONS)
     for known in {name, to_known_name(name)}:
         add_arguments(found, known, words[1:], depth)
 
@@ -419,7 +422,8 @@ def add_subcommand(found: CommandLine, name: str, words: Sequence[str], table: S
     """Add a command without the options before its subcommand."""
     while words and (words[0].startswith("-") or (name == "cargo" and words[0].startswith("+"))):
         option = words[0].partition("=")[0]
-        if option in table.values:
+        if option in table.values or option in table.unclear:
+            found.unclear.update([f"{name} "] if option in table.unclear else ())
             words = words[1:] if "=" in words[0] else words[2:]
         elif option in table.flags or option.startswith("+"):
             words = words[1:]
@@ -446,41 +450,46 @@ def add_script(found: CommandLine, words: Sequence[str], depth: int) -> None:
 
 def add_writes(found: CommandLine, words: Sequence[str], writer: Writer) -> None:
     """Add the files that the arguments of a program name."""
-    paths = found.writes if writer.content else found.changes
     operands: list[str] = []
-    folders: list[str] = []
-    active = not writer.when
+    values: list[str] = []
+    is_active = not writer.when
     skip = 0 if any(word.startswith(tuple(writer.unless)) for word in words if writer.unless) else writer.skip
     rest = iter(words)
     for word in rest:
-        option, equals, value = word.partition("=")
-        if f"{option}=" in writer.keys:
-            paths.add(value)
+        name, equals, value = word.partition("=")
+        if f"{name}=" in writer.keys:
+            values.append(value)
         elif word == "--":
             operands += rest
         elif not word.startswith("-") or word == "-":
             operands.append(word)
-        else:
-            active = active or word.startswith(tuple(writer.when))
-            short = next((other for other in writer.writes if len(other) == 2 and word.startswith(other)), "")
-            if option in writer.writes or short:
-                written = value if equals and not short else word[2:] if short and word != short else next(rest, "")
-                paths.add(written)
-                folders.append(written)
-            elif word in writer.values:
+        elif word.startswith("--"):
+            is_active |= any(option.startswith(name) for option in writer.when)
+            if any(option.startswith(name) for option in writer.writes):  # options may be abbreviated
+                values.append(value if equals else next(rest, ""))
+            elif name in writer.values and not equals:
                 next(rest, "")
+        else:
+            is_active |= any(option in (f"-{letter}", word) for option in writer.when for letter in word[1:])
+            for index, letter in enumerate(word[1:], 2):  # several options in one word; the last may have a value
+                if f"-{letter}" in writer.writes:
+                    values.append(word[index:] or next(rest, ""))
+                    break
+                if f"-{letter}" in writer.values:
+                    if not word[index:]:
+                        next(rest, "")
+                    break
+    (found.writes if writer.content else found.changes).update(values)
     operands = operands[skip:]
-    if not active or writer.operands == "none":
+    if not is_active or writer.operands == "none":
         return
     if writer.operands == "all":
-        paths.update(operands)
-    elif folders or len(operands) > 1:  # the last one may be a folder, in which the files keep their names
-        last, sources = (folders[-1], operands) if folders else (operands[-1], operands[:-1])
-        paths.add(last)
-        paths.update(os.path.join(last, os.path.basename(source.rstrip("/"))) for source in sources)
-        found.changes.update(sources if writer.sources else ())
-    elif operands:
-        paths.add(os.path.basename(operands[0].rstrip("/")))
+        (found.writes if writer.content else found.changes).update(operands)
+    else:  # the last one may be a folder, in which the files keep their names
+        last = values[-1] if values else operands.pop() if len(operands) > 1 else "."
+        found.writes.add(last)
+        found.writes.update(os.path.join(last, os.path.basename(source.rstrip("/"))) for source in operands)
+        found.changes.update(operands if writer.sources else ())
 
 
 def find_value(words: Sequence[str], options: Sequence[str]) -> str | None:
