@@ -397,7 +397,8 @@ async def run_task(agent: Agent, task: BatchTask, cwd: Path, output: Any, timeou
         task=task.digest,
         output=result.value,
         text=result.text if result.value is UNSET else UNSET,
-        denied=[{"id": call.id, "tool": call.name, "title": call.title} for call in result.denied] or UNSET,
+        denied=[{"id": call.tool_call_id, "tool": call.name or "", "title": call.title} for call in result.denied]
+        or UNSET,
         usage={name: n for name, n in msgspec.structs.asdict(result.usage).items() if isinstance(n, int)}
         if result.usage
         else None,

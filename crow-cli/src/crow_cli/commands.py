@@ -28,10 +28,17 @@ from crow_cli.undo import undo
 MODEL = click.option("-m", "--model", default="", help="A configured model, or the endpoint's name for one.")
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True)
 @click.version_option(__version__, "--version", prog_name="crow", message="%(prog)s %(version)s")
-def cli() -> None:
-    """crow: a coding agent that speaks ACP to its client and MCP to its tools."""
+@click.pass_context
+def cli(context: click.Context) -> None:
+    """crow: a coding agent that speaks ACP to its client and MCP to its tools.
+
+    Without a command, opens a session in the terminal, as `crow chat` does.
+    """
+    if context.invoked_subcommand is None:  # `__main__` has started a session, where a person is there
+        click.echo(context.get_help())
+        return
     try:
         os.getcwd()
     except OSError:
@@ -97,6 +104,33 @@ def serve(**options: Any) -> None:
     from crow_cli.serve import serve
 
     run_and_exit(serve(**options))
+
+
+@cli.command()
+@click.argument("prompt", required=False, default="")
+@MODEL
+@click.option("--cwd", type=click.Path(exists=True, file_okay=False), default=".", help="The folder to work in.")
+@click.option("--agent", metavar="COMMAND", default="", help="Another ACP agent, such as 'opencode acp'.")
+@click.option("--connect", "url", metavar="URL", default="", help="An agent at a ws:// or wss:// address.")
+@click.option("--token", default="", envvar="CROW_TOKEN", help="The token for --connect; $CROW_TOKEN by default.")
+@click.option("-c", "--continue", "go_on", is_flag=True, help="Continue the last session of this folder.")
+@click.option("-r", "--resume", metavar="ID", default="", help="Continue a session; the beginning of its id is enough.")
+@click.option("--theme", type=click.Choice(["dark", "light", "vivid", "mono"]), help="The colours; $CROW_THEME.")
+@click.option("--plain", is_flag=True, help="Print whole lines only, for screen readers.")
+def chat(prompt: str, model: str, go_on: bool, resume: str, **options: Any) -> None:
+    """Open a session in the terminal, with PROMPT as the first prompt.
+
+    /help shows the keys and the commands. The same as `crow` alone. With --agent and --connect, the terminal shows any
+    other ACP agent.
+    """
+    from crow_cli.chat import chat
+
+    others = bool(options["agent"] or options["url"])
+    if others and model:
+        fail("-m chooses a model of crow: it does not go with --agent and --connect.")
+    if go_on and resume:
+        fail("-c continues the last session, -r the session that you name: give one of them.")
+    sys.exit(chat(prompt=prompt, model=model, resume=resume, last=go_on, **options))
 
 
 @cli.command()

@@ -2,7 +2,7 @@
 
 from typing import Any, TypeVar
 
-from msgspec import Struct, to_builtins
+from msgspec import UNSET, Struct, to_builtins
 from msgspec.structs import replace
 
 from crow_core.acp.connection import RpcError
@@ -76,12 +76,15 @@ class NestedClient:
         about = replace(question.tool_call, tool_call_id=self.to_parent_id(question.tool_call.tool_call_id))
         options = [replace(option, name=mask(option.name, self.parent.secrets)) for option in question.options]
         try:
-            id = await self.parent.user.ask_permission(self.mask(about), options)
+            choice = await self.parent.user.ask_permission(self.mask(about), options)
         except EndTurn:
             return RequestPermissionResponse(outcome=CancelledOutcome())
         except ElicitationError as error:
             raise RpcError(INTERNAL_ERROR, str(error)) from error
-        return RequestPermissionResponse(outcome=SelectedOutcome(option_id=id))
+        own = {name: text for name in ("reason", "command") if (text := getattr(choice, name))}
+        return RequestPermissionResponse(
+            outcome=SelectedOutcome(option_id=choice.option_id), meta={"crow": own} if own else UNSET
+        )
 
     async def notify(self, method: str, params: Any) -> None:
         match params:

@@ -336,7 +336,7 @@ async def ask(session: Session, tool_call: ToolCall, reason: str) -> ToolResult 
         raw_input=shown.raw_input,
         content=[BlockContent(content=TextBlock(text=reason))],
     )
-    answer = await session.user.ask_allowed(about, tool_call.name, may_last=False)
+    answer = await session.user.ask_allowed(about)
     if answer.allowed:
         return None
     why = f"{answer.reason}. {reason.partition(chr(10))[0]}"
