@@ -17,6 +17,7 @@ from crow_core.acp.connection import ConnectionClosed, RpcError
 from crow_core.acp.schema import (
     ListSessionsRequest,
     LoadSessionRequest,
+    ResumeSessionRequest,
     SessionNotification,
     SetSessionConfigOptionRequest,
 )
@@ -207,8 +208,8 @@ class Chat:
                 self.terminal.set_text(text)
             case effects.SetOption(id=id, value=value):
                 self._start(self._set_option(id, value))
-            case effects.Open(session=session):
-                self._open(self.session_id if session == "again" else session)
+            case effects.Open(session=session, again=again):
+                self._open(self.session_id if again else session, again=again)
             case effects.ListSessions():
                 self._start(self._list_sessions())
             case effects.Run(command=command, shared=shared):
@@ -236,17 +237,17 @@ class Chat:
 
     # The agent
 
-    def _open(self, session: str = "", *, last: bool = False) -> None:
+    def _open(self, session: str = "", *, last: bool = False, again: bool = False) -> None:
         """Open a session, after the current one has been closed."""
         before = self._session_task
-        self._session_task = asyncio.ensure_future(self._hold_session(before, session, last))
+        self._session_task = asyncio.ensure_future(self._hold_session(before, session, last, again))
 
-    async def _hold_session(self, before: "asyncio.Task[None] | None", session: str, last: bool) -> None:
+    async def _hold_session(self, before: "asyncio.Task[None] | None", session: str, last: bool, again: bool) -> None:
         """Connect to the agent and hold the connection until the session is left or the agent ends."""
         if before:
             before.cancel()
             await asyncio.wait([before])
-            self.perform(self.state.leave_session())
+            self.perform(self.state.leave_session(again=again and bool(session)))
         try:
             link = await connect(self.settings.agent, self.settings.cwd)
         except AgentError as error:
@@ -279,8 +280,11 @@ class Chat:
             stored = await client.request("session/list", ListSessionsRequest(cwd=cwd))
             session = stored.sessions[0].session_id if stored.sessions else ""
         if session:
-            self.state.loading, self.session_id = True, session
-            loaded = await client.request("session/load", LoadSessionRequest(session_id=session, cwd=cwd))
+            self.state.loading, self.session_id = not self.state.muted, session
+            if self.state.muted and self.state.abilities.resumes:
+                loaded = await client.request("session/resume", ResumeSessionRequest(session_id=session, cwd=cwd))
+            else:
+                loaded = await client.request("session/load", LoadSessionRequest(session_id=session, cwd=cwd))
         else:
             loaded = await client.new_session(cwd)
             self.session_id = loaded.session_id

@@ -20,6 +20,8 @@ MAX_ROWS = 200
 """Rows of a table after which a new one begins, with the same head."""
 MAX_LINE = 8_000
 """Characters of a line after which it is split."""
+OPEN_LENGTH = 1_500
+"""Characters of a long paragraph that are shown while it is open: the last ones."""
 CONTEXT_LINES = 80
 """Lines of code before a piece that its colours may depend on."""
 
@@ -105,6 +107,9 @@ class MarkdownSplitter:
         lines = self._lines
         if self._kind == "table" and len(lines) > 12:
             lines = [*lines[:2], *lines[-10:]]
+        elif self._kind in ("", "text") and len(partial) > OPEN_LENGTH:
+            partial = partial[partial.find(" ", len(partial) - OPEN_LENGTH) + 1 :]
+            lines = []
         if partial.strip():
             lines = [*lines, partial.rstrip() if self._kind == "code" else partial.strip()]
         return self._make_prose(lines) if lines else None

@@ -110,6 +110,8 @@ class Open:
     """Open another session: a new one, or a stored one."""
 
     session: str = ""
+    again: bool = False
+    """Whether to open the current one once more, with what was said in it."""
 
 
 @dataclass(frozen=True)
@@ -187,6 +189,10 @@ class Abilities:
     undoes: bool = False
     """Whether it takes back turns with the changes of their files."""
     images: bool = False
+    resumes: bool = False
+    """Whether it opens a stored session without sending what was said in it."""
+    answers: tuple[str, ...] = ()
+    """What it takes with the answer to a question for permission: `reason`, `command`."""
 
 
 @dataclass
@@ -239,6 +245,8 @@ class State:
     fold_output: bool = True
     loading: bool = False
     """Whether a stored session is being shown."""
+    muted: bool = False
+    """Whether updates are not shown, as they were before."""
 
     @property
     def busy(self) -> bool:
@@ -251,15 +259,18 @@ class State:
         self, modes: SessionModeState | None, options: Sequence[SessionConfigOption], now: float
     ) -> list[Effect]:
         """A session is open."""
-        self.phase, self.loading = "ready", False
+        self.phase, self.loading, self.muted = "ready", False, False
         self.modes, self.options = modes, [*options]
         return [*self._show(self.transcript.end_turn(now)), *self._send_next(now)]
 
-    def leave_session(self) -> list[Effect]:
-        """The session is closed, as another one is opened."""
+    def leave_session(self, *, again: bool = False) -> list[Effect]:
+        """The session is closed, as another one is opened, or the same one `again`."""
         effects = self._drop_questions()
-        self.transcript, self.usage, self.cached, self.title, self.prompts = Transcript(), None, None, "", []
-        self.commands, self.folded, self.phase, self.loading = [], [], "starting", True
+        self.phase, self.commands = "starting", []
+        self.muted, self.loading = again, not again
+        if not again:
+            self.transcript, self.usage, self.cached, self.title = Transcript(), None, None, ""
+            self.prompts, self.folded = [], []
         return effects
 
     def receive(self, update: SessionUpdate, now: float) -> list[Effect]:
@@ -275,6 +286,8 @@ class State:
                 self.usage = update
             case SessionInfoUpdate(title=title):
                 self.title = escape_line(title) if isinstance(title, str) else self.title
+            case _ if self.muted:
+                pass
             case _:
                 blocks = self.transcript.add(update, now)
                 if self.loading:
@@ -301,7 +314,7 @@ class State:
             effects.append(Show(Note(f"Took {format_seconds(seconds)}.", "done")))
         if seconds >= NOTIFY_AFTER and not self.queue:
             effects.append(Ring(f"{self.agent} is done"))
-        self.phase, self.cancelled = "ready", False
+        self.phase, self.cancelled, self.hint = "ready", False, ""
         return [*effects, *self._drop_questions(), *self._send_next(now)]
 
     def fail_turn(self, sentence: str, now: float) -> list[Effect]:
@@ -364,7 +377,11 @@ class State:
             chosen: Answer = row.value
             if chosen.wants:
                 back = self.dialog if isinstance(self.dialog, Choice) else None
-                self.dialog = Entry(chosen.wants, chosen.text, lambda text, at: finish(chosen, text, at), back=back)
+
+                def submit(text: str, at: float) -> list[Effect]:
+                    return finish(chosen, text, at)
+
+                self.dialog = Entry(chosen.wants, chosen.text, submit, back=back)
                 return [Edit(chosen.text)]
             return finish(chosen, "", at)
 
@@ -376,7 +393,9 @@ class State:
         def dismiss(at: float) -> list[Effect]:
             return self.stop(at)
 
-        self.dialog = Choice(title, make_rows(request), answer, dismiss, about=about, permission=True)
+        self.dialog = Choice(
+            title, make_rows(request, self.abilities.answers), answer, dismiss, about=about, permission=True
+        )
         return [*effects, Ring(f"{self.agent} asks: {title}")]
 
     def _show_field(self, form: Form) -> list[Effect]:
@@ -442,7 +461,7 @@ class State:
 
     def _restart(self) -> list[Effect]:
         self.phase = "starting"
-        return [Open(session="again")]
+        return [Open(again=True)]
 
     def _send(self, text: str, now: float) -> list[Effect]:
         self.phase, self.since, self.cancelled = "working", now, False
