@@ -17,16 +17,18 @@ import pyte
 import pytest
 
 AGENT = f"{sys.executable} {Path(__file__).with_name('agent.py')}"
-PATIENCE = 60.0
+PATIENCE = 20.0
 START = """
 import sys
-from crow_terminal.agents import parse_command
+import shlex
+from crow_terminal.agents import Agent
 from crow_terminal.chat import Settings, run
 from crow_terminal.plain import run_plain
 kind, command, folder = sys.argv[1:4]
+agent = Agent("parrot", shlex.split(command))
 if kind == "plain":
-    sys.exit(run_plain(parse_command(command), folder))
-sys.exit(run(Settings(parse_command(command), folder, history=folder + "/history")))
+    sys.exit(run_plain(agent, folder))
+sys.exit(run(Settings(agent, folder, history=folder + "/history")))
 """
 
 
@@ -67,12 +69,13 @@ class Screen:
 
     def answer(self, text: str) -> None:
         """Type again and again until the question that is shown is gone: keys right after it appeared are ignored."""
-        self.until("Enter · Esc")
+        self.until("↑↓ ")
         end = time.monotonic() + PATIENCE
-        while "Enter · Esc" in self.text:
+        while "↑↓ " in self.text:
             self.type(text)
-            while self.read(0.3):
-                pass
+            again = time.monotonic() + 0.5
+            while time.monotonic() < again and "↑↓ " in self.text:
+                self.read(0.1)
             assert time.monotonic() < end, self.text
 
     def resize(self, columns: int, rows: int) -> None:

@@ -26,6 +26,19 @@ def test_a_prompt_is_answered_above_the_editor(start: "Start"):
     screen.type("hello\r")
     screen.until("25% of 20k")
     lines = [line for line in screen.text.split("\n") if line]
+    assert lines[0].split() == [
+        "crow",
+        "with",
+        "parrot",
+        "·",
+        "/help",
+        "shows",
+        "the",
+        "keys",
+        "and",
+        "the",
+        "commands",
+    ]
     assert lines[1:4] == ["❯ hello", "You said: hello <small>", "─" * 79]
     assert lines[4:6] == ["❯", "─" * 79]
     assert re.fullmatch(r"  small · \S+ +25% of 20k", lines[6])
@@ -48,14 +61,14 @@ def test_many_lines_a_paste_and_the_history(start: "Start", tmp_path: Path):
     screen = start()
     screen.until("small")
     screen.type("one\x0atwo\x1b\rthree")
-    screen.until("  three" if "  three" in screen.text else "three")
+    screen.until("three")
     paste = "\r".join(f"row {n}" for n in range(500))
     screen.type(f"\x1b[200~{paste}\x1b[201~")
     screen.until("[paste 1: 500 lines]")
     screen.type("\r")
     screen.until("row 499 <small>")
     screen.type("\x1b[A")
-    screen.until("❯ row" if "❯ row" in screen.text else "row 499")
+    screen.until("row 499")
     assert "+row 499" in (tmp_path / "history").read_text()
     assert (tmp_path / "history").stat().st_mode & 0o777 == 0o600
 
@@ -109,7 +122,7 @@ def test_a_permission_is_answered_by_arrows(start: "Start"):
     screen.answer("\r")
     screen.until("Answer: ever")
     screen.type("\x0f")
-    screen.until("out 0\n")
+    screen.until(lambda: any("└ out 0" in line for line in screen.everything))
 
 
 def test_a_rejection_has_a_reason_and_a_command_is_edited(start: "Start"):
@@ -145,7 +158,7 @@ def test_an_agent_that_dies_is_one_sentence_and_starts_again(start: "Start"):
     screen = start()
     screen.until("small")
     screen.type("die\r")
-    screen.until("ended with exit code 3. It said: I have had")
+    screen.until("✗ parrot ended with exit code 3. It said: I have had enough. Enter starts it")
     assert "Traceback" not in screen.text
     screen.type("again\r")
     screen.until("You said: again")
@@ -153,7 +166,7 @@ def test_an_agent_that_dies_is_one_sentence_and_starts_again(start: "Start"):
 
 def test_an_agent_that_does_not_exist_is_one_sentence(start: "Start"):
     screen = start(agent="no-such-agent")
-    screen.until("no-such-agent cannot be started: No such file or directory. Enter")
+    screen.until("parrot cannot be started: No such file or directory. Enter")
 
 
 def test_completion_of_commands_and_files(start: "Start", tmp_path: Path):
@@ -169,7 +182,7 @@ def test_completion_of_commands_and_files(start: "Start", tmp_path: Path):
     screen.until("You said: /sing")
     screen.type("see @pars")
     screen.until("  @parser.py")
-    screen.type("\t\r")
+    screen.type("\t\r\r")
     screen.until("You said: see @parser.py")
     screen.type("@ign")
     screen.until("❯ @ign")
@@ -251,9 +264,8 @@ def test_a_flood_is_printed_whole_while_keys_are_heard(start: "Start"):
     screen = start(100, 30)
     screen.until("small")
     screen.type("numbers 3000\r")
-    screen.until("line-00010")
     screen.type("typed meanwhile")
-    screen.until("25% of 20k")
+    screen.until("line-02999")
     found = re.findall(r"line-\d+", "\n".join(screen.everything))
     assert found == [f"line-{n:05}" for n in range(3000)]
     assert "❯ typed meanwhile" in screen.text
@@ -261,7 +273,7 @@ def test_a_flood_is_printed_whole_while_keys_are_heard(start: "Start"):
 
 def test_plain_lines_for_pipes_and_screen_readers(program: list[str]):
     command = [*program[:3], "plain", *program[4:]]
-    done = subprocess.run(command, input="ask\n2\nhi\n", capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, input="ask\n2\nhi\n", capture_output=True, text=True, timeout=20, check=False)
     assert done.returncode == 0, done.stderr
     assert "\x1b" not in done.stdout
     assert "  2 Allow always: rm *" in done.stdout
@@ -270,7 +282,9 @@ def test_plain_lines_for_pipes_and_screen_readers(program: list[str]):
 
 
 @pytest.mark.skipif(not shutil.which("tmux"), reason="tmux is not installed")
-@pytest.mark.parametrize("columns", [40, 80, 160])
+@pytest.mark.parametrize(
+    "columns", [40, pytest.param(80, marks=pytest.mark.slow), pytest.param(160, marks=pytest.mark.slow)]
+)
 def test_every_line_is_there_once_and_in_order_after_five_resizes(columns: int, program: list[str], tmp_path: Path):
     socket = str(tmp_path / "tmux")
 
@@ -278,21 +292,23 @@ def test_every_line_is_there_once_and_in_order_after_five_resizes(columns: int, 
         command = ["tmux", "-S", socket, "-f", os.devnull, *words]
         return subprocess.run(command, capture_output=True, text=True, check=False).stdout
 
-    def until(text: str) -> None:
-        end = time.monotonic() + 60
-        while text not in tmux("capture-pane", "-p", "-t", "t"):
-            assert time.monotonic() < end, tmux("capture-pane", "-p", "-t", "t")
+    def capture() -> str:
+        return tmux("capture-pane", "-p", "-S", "-", "-t", "t")
+
+    def until(condition: Callable[[str], object]) -> None:
+        end = time.monotonic() + 30
+        while not condition(capture()):
+            assert time.monotonic() < end, capture()
 
     try:
-        tmux("start-server", ";", "set", "-g", "history-limit", "20000")
         tmux("new-session", "-d", "-s", "t", "-x", str(columns), "-y", "24", shlex.join(program))
-        until("small")
-        tmux("send-keys", "-t", "t", "numbers 400 0.004", "Enter")
+        until(lambda text: "small" in text)
+        tmux("send-keys", "-t", "t", "numbers 400 0.01", "Enter")
         for number, (width, height) in enumerate(((120, 30), (50, 24), (160, 40), (40, 15), (columns, 24))):
-            until(f"line-{(number + 1) * 50:05}")
+            until(lambda text, least=number * 50: len(re.findall(r"line-\d+", text)) > least)
             tmux("resize-window", "-t", "t", "-x", str(width), "-y", str(height))
-        until("25% of")
-        found = re.findall(r"line-\d+", tmux("capture-pane", "-p", "-S", "-", "-t", "t"))
+        until(lambda text: "25% of" in text and "line-00399" in text)
+        found = re.findall(r"line-\d+", capture())
     finally:
         tmux("kill-server")
     assert found == [f"line-{n:05}" for n in range(400)]

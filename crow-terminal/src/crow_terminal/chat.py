@@ -15,6 +15,7 @@ from typing import Any
 from crow_core import __version__
 from crow_core.acp.connection import ConnectionClosed, RpcError
 from crow_core.acp.schema import (
+    AvailableCommandsUpdate,
     ListSessionsRequest,
     LoadSessionRequest,
     ResumeSessionRequest,
@@ -100,7 +101,7 @@ class Chat:
             label=self.make_label,
             shows_editor=lambda: not isinstance(self.state.dialog, Choice),
             take=self.take_lines,
-            is_moving=lambda: self.state.busy or self.state.hint_until > time.monotonic(),
+            is_moving=lambda: self.state.is_moving(time.monotonic()),
             keys=make_bindings(self),
             completer=self.completer,
             history=settings.history,
@@ -122,8 +123,12 @@ class Chat:
 
     def start(self) -> None:
         """Start the agent, now that the first frame is shown."""
-        name = "crow" if self.settings.agent.name == "crow" else f"crow with {self.settings.agent.name}"
-        self.perform(self.state.remark(f"{name} {__version__} · /help shows the keys and the commands", "done"))
+        name = (
+            f"crow {__version__}"
+            if self.settings.agent.name == "crow"
+            else f"crow with {clip(escape_line(self.settings.agent.name), 24)}"
+        )
+        self.perform(self.state.remark(f"{name} · /help shows the keys and the commands", "done"))
         if self.settings.prompt:
             self.state.queue.append(self.settings.prompt)
         self._open(self.settings.resume, last=self.settings.last)
@@ -279,9 +284,13 @@ class Chat:
         if last and self.state.abilities.lists:
             stored = await client.request("session/list", ListSessionsRequest(cwd=cwd))
             session = stored.sessions[0].session_id if stored.sessions else ""
+        can = self.state.abilities
+        if session and not (can.loads or can.resumes):
+            self.perform(self.state.remark("This agent keeps no sessions: it has forgotten what was said.", "warning"))
+            session = ""
         if session:
             self.state.loading, self.session_id = not self.state.muted, session
-            if self.state.muted and self.state.abilities.resumes:
+            if self.state.muted and can.resumes:
                 loaded = await client.request("session/resume", ResumeSessionRequest(session_id=session, cwd=cwd))
             else:
                 loaded = await client.request("session/load", LoadSessionRequest(session_id=session, cwd=cwd))
@@ -293,6 +302,8 @@ class Chat:
     def _receive(self, notification: SessionNotification) -> None:
         if notification.session_id == self.session_id or not self.session_id:
             self.perform(self.state.receive(notification.update, time.monotonic()))
+            if isinstance(notification.update, AvailableCommandsUpdate) and self.terminal.editor.text.startswith("/"):
+                self.terminal.editor.start_completion()  # of what was typed before they were known
 
     def _ask(self, id: int, question: Question) -> None:
         self.perform(self.state.ask(id, question, time.monotonic()))

@@ -253,6 +253,10 @@ class State:
         """Whether something runs that Esc stops."""
         return self.phase == "working" or bool(self.command)
 
+    def is_moving(self, now: float) -> bool:
+        """Whether what is shown changes with time."""
+        return (self.busy and not self.asked) or (bool(self.hint) and now < self.hint_until + 0.2)
+
     # The agent
 
     def open_session(
@@ -331,7 +335,8 @@ class State:
         restored = [Edit("\n".join(self.queue))] if self.queue else []
         self.queue.clear()
         self.phase = "ended"
-        note = Note(f"{sentence} Enter starts it again.", "error")
+        stop = "" if sentence.endswith((".", "!", "?")) else "."
+        note = Note(f"{sentence}{stop} Enter starts it again.", "error")
         return [*effects, Show(note), *self._drop_questions(), *restored]
 
     def remark(self, sentence: str, severity: str = "info") -> list[Effect]:
