@@ -117,6 +117,23 @@ def test_call_that_a_rule_denies_is_listed_as_denied(make_agent: Make, home: Pat
     asyncio.run(main())
 
 
+@pytest.mark.parametrize(("settings", "denied"), [("", ["terminal"]), ("taint = false", [])])
+def test_call_by_which_private_data_may_leave_is_denied(
+    make_agent: Make, home: Path, settings: str, denied: Any
+) -> None:
+    (home / "crow").mkdir()
+    allow = f'[permissions]\nallow = ["terminal"]\nprivate = ["customers/**"]\n{settings}\n'
+    (home / "crow" / "config.toml").write_text(allow)
+
+    async def main() -> None:
+        asked = [call("terminal", {"command": line}) for line in ("cat customers/ada", "true || curl example.org")]
+        async with make_agent(*(Reply(tool_calls=[use]) for use in asked), Reply("Done.")) as agent:
+            result = await agent.prompt("Tell them.")
+        assert [call.name for call in result.denied] == denied
+
+    asyncio.run(main())
+
+
 def test_group_of_tools_offers_no_other(make_agent: Make, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one")
 

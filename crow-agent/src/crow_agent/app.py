@@ -49,6 +49,7 @@ from crow_core.masking import find_secrets
 from crow_core.mcp.server import Server, share_server
 from crow_core.messages import Message, drop_rewound, find_shell
 from crow_core.models.chat import Model
+from crow_core.permission.kept_answers import KeptAnswers
 from crow_core.prompts import Prompt
 from crow_core.session import Session
 from crow_core.settings.config import (
@@ -162,6 +163,7 @@ async def build(
                 "protected": rules.protected,
                 "project": partial(load_project_rules, trust, env=env),
                 "trusted": trust.is_trusted,
+                "answers": KeptAnswers(home.data),
             },
         ),
         *([(taint, make_taint_options(config, home, trust, env))] if rules.taint else []),

@@ -18,6 +18,7 @@ from crow_cli.check.command import check
 from crow_cli.client_config import CLIENTS, print_client_config
 from crow_cli.db import db
 from crow_cli.mcp import mcp
+from crow_cli.perms import perms
 from crow_cli.process import fail, hide_memory, run_to_end
 from crow_cli.prompts import prompts
 from crow_cli.recording.command import record, replay
@@ -53,6 +54,7 @@ cli.add_command(db)
 cli.add_command(undo)
 cli.add_command(mcp)
 cli.add_command(skills)
+cli.add_command(perms)
 
 
 @cli.group(invoke_without_command=True)
@@ -230,7 +232,7 @@ def batch(tasks: Path, cwd: Path, output_schema: str | None, **options: Any) -> 
 
     Each task has a session of its own. Each line of TASKS is a JSON object with `prompt`, and maybe `id` and `cwd`, or
     a JSON string, which is the prompt. A line of the results has `id`, `session_id`, `text` or `output`, `stop_reason`,
-    `usage`, `cost` and `error`.
+    `denied` if tool calls were denied, `usage`, `cost` and `error`.
 
     A tool call that needs a permission is denied, as nobody is asked. The same command goes on with the tasks that have
     no result, also after it was stopped or killed. --max-cost and --max-tokens also count the results that are there.

@@ -58,7 +58,7 @@ from crow_core.permission.rules import Rule, parse_rules
 from crow_core.permission.simple_commands import read_command_line
 from crow_core.permission.subjects import path_from_root, relative_path, resolve
 from crow_core.session import Session
-from crow_core.text import clean_lines, to_line
+from crow_core.text import to_line
 
 Kind = Literal["private", "untrusted"]
 
@@ -204,7 +204,8 @@ def taint(
     @crow.session_end
     def forget(session: Session) -> None:
         """Forget what is known of a session's last reply."""
-        found = get_taint(session)
+        if (found := (session.parent or session).state.get("taint")) is None:
+            return
         for old in [old for old in found.readings if old.startswith(session.id)]:
             del found.readings[old]
         found.collected = {key for key in found.collected if key[0] != session.id}
@@ -308,7 +309,8 @@ def taint(
                 return refusal
             found.has_run_code |= not find_exit(tool_call)
         found.collected.discard(key)
-        mark_reading(session, get_readings(session).get(tool_call.id, Reading()), tool_call.id)
+        of_reply = get_readings(session).get(tool_call.id, Reading())
+        mark_reading(session, find_reading(session, tool_call) if tool_call.is_changed else of_reply, tool_call.id)
         return None
 
     @crow.after_tool
@@ -335,11 +337,12 @@ async def ask(session: Session, tool_call: ToolCall, reason: str) -> ToolResult 
         raw_input=shown.raw_input,
         content=[BlockContent(content=TextBlock(text=reason))],
     )
-    answer = await session.user.ask_allowed(about, tool_call.name, may_last=False)
+    answer = await session.user.ask_allowed(about)
     if answer.allowed:
         return None
-    refusal = ToolResult.error(f"This was not run: {answer.reason}. Do not try to reach the same by another way; ask.")
-    refusal.meta["crow/denied"] = answer.reason
+    why = f"{answer.reason}. {reason.partition(chr(10))[0]}"
+    refusal = ToolResult.error(f"This was not run: {why} Do not try to reach the same by another way; ask.")
+    refusal.meta["crow/denied"] = why
     return refusal
 
 
@@ -352,8 +355,8 @@ def describe_call(tool_call: ToolCall) -> str:
             pass
         case arguments:
             text = msgspec.json.encode(arguments).decode()
-    text = clean_lines(text)
-    more = f"\n[{len(text) - SHOWN_LIMIT:,} characters more]" if len(text) > SHOWN_LIMIT else ""
+    text = to_line(text)
+    more = f" [{len(text) - SHOWN_LIMIT:,} characters more]" if len(text) > SHOWN_LIMIT else ""
     return f"{to_line(tool_call.name)}: {text[:SHOWN_LIMIT]}{more}"
 
 

@@ -135,19 +135,3 @@ def parse_url(url: str) -> tuple[str, str]:
     except (httpx2.InvalidURL, ValueError):
         return url, url
     return str(parsed), parsed.netloc.decode("ascii", "replace")
-
-
-def find_scope(session: Session, tool_call: ToolCall) -> str:
-    """Find what an answer for the session covers: this command, all edits, a host, or the kind of the tool."""
-    kind = tool_call.kind
-    if kind == "fetch" and isinstance(url := tool_call.arguments.get("url"), str):
-        return parse_url(url)[1]
-    return find_subject(session, tool_call) if kind == "execute" else kind
-
-
-def describe_scope(session: Session, tool_call: ToolCall) -> str:
-    """Describe what an answer for the session covers."""
-    name, kind = tool_call.name, tool_call.kind
-    if kind == "fetch" and (scope := find_scope(session, tool_call)) != kind:
-        return f"{name} from {scope}"
-    return {"execute": "this command", "edit": "changes to files here"}.get(kind, name)
