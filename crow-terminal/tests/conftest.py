@@ -21,11 +21,11 @@ PATIENCE = 20.0
 START = """
 import sys
 import shlex
-from crow_terminal.agents import Agent
+from crow_terminal.agents import AgentAddress
 from crow_terminal.chat import Settings, run
 from crow_terminal.plain import run_plain
 kind, command, folder = sys.argv[1:4]
-agent = Agent("parrot", shlex.split(command))
+agent = AgentAddress("parrot", shlex.split(command))
 if kind == "plain":
     sys.exit(run_plain(agent, folder))
 sys.exit(run(Settings(agent, folder, history=folder + "/history")))

@@ -25,12 +25,12 @@ from crow_core.acp.schema import (
 from msgspec import UNSET
 
 from crow_terminal import state as effects
-from crow_terminal.agents import Agent, AgentError, connect
+from crow_terminal.agents import AgentAddress, NoAgent, connect
 from crow_terminal.blocks import Block, CommandOutput, UserPrompt
 from crow_terminal.client import ChatClient, Question
 from crow_terminal.commands import find_command
 from crow_terminal.completion import ChatCompleter
-from crow_terminal.dialogs import Choice, Entry
+from crow_terminal.dialogs import ListDialog, TextDialog
 from crow_terminal.keys import make_bindings
 from crow_terminal.live import compose_above, compose_footer, compose_menu
 from crow_terminal.paint import Painter
@@ -59,7 +59,7 @@ MAX_PENDING_LINES = 400
 class Settings:
     """How the terminal is started."""
 
-    agent: Agent
+    agent: AgentAddress
     cwd: str
     theme: str = "dark"
     history: str | None = None
@@ -99,7 +99,7 @@ class Chat:
             above=self.compose_above,
             below=self.compose_below,
             label=self.make_label,
-            shows_editor=lambda: not isinstance(self.state.dialog, Choice),
+            shows_editor=lambda: not isinstance(self.state.dialog, ListDialog),
             take=self.take_lines,
             is_moving=lambda: self.state.is_moving(time.monotonic()),
             keys=make_bindings(self),
@@ -162,7 +162,7 @@ class Chat:
     def compose_below(self, width: int) -> list[str]:
         theme = self.painter.theme
         completions = self.terminal.editor.complete_state
-        if completions and completions.completions and not isinstance(self.state.dialog, Choice):
+        if completions and completions.completions and not isinstance(self.state.dialog, ListDialog):
             items = [(each.display_text, each.display_meta_text) for each in completions.completions]
             return compose_menu(items, completions.complete_index, width, theme)
         return [compose_footer(self.state, time.monotonic(), width, theme)]
@@ -184,7 +184,7 @@ class Chat:
 
     def perform(self, wanted: Sequence[Effect]) -> None:
         """Carry out effects, and draw the state as it is now."""
-        is_entry = isinstance(self.state.dialog, Entry)
+        is_entry = isinstance(self.state.dialog, TextDialog)
         if is_entry and self._draft is None:
             self._draft = self.terminal.editor.text
         for effect in wanted:
@@ -204,7 +204,7 @@ class Chat:
                 self._start(self._prompt(text, outputs))
             case effects.Cancel():
                 self._start(self._cancel())
-            case effects.Reply(id=id, response=response):
+            case effects.Respond(id=id, response=response):
                 if self.client:
                     self.client.answer(id, response)
             case effects.Leave():
@@ -229,7 +229,7 @@ class Chat:
             case effects.Copy(text=text):
                 self.terminal.write(make_copy(text))
                 self.state.show_hint("Copied.", time.monotonic())
-            case effects.Export(path=path):
+            case effects.ExportSession(path=path):
                 self._start(self._export(path))
             case effects.SetTheme(name=name):
                 self.painter.theme = choose_theme(name, os.environ)
@@ -255,7 +255,7 @@ class Chat:
             self.perform(self.state.leave_session(again=again and bool(session)))
         try:
             link = await connect(self.settings.agent, self.settings.cwd)
-        except AgentError as error:
+        except NoAgent as error:
             self.perform(self.state.end_agent(str(error), time.monotonic()))
             return
         self.client = client = ChatClient(link.transport, self._receive, self._ask, self._withdraw)
@@ -418,7 +418,7 @@ class Chat:
     # Keys
 
     def is_choosing(self) -> bool:
-        return isinstance(self.state.dialog, Choice)
+        return isinstance(self.state.dialog, ListDialog)
 
     def can_recall(self) -> bool:
         return bool(self.state.queue) and not self.terminal.editor.text and not self.is_choosing()
@@ -426,7 +426,7 @@ class Chat:
     def submit(self) -> None:
         text = self.expand(self.terminal.editor.text)
         now = time.monotonic()
-        if not isinstance(self.state.dialog, Entry):
+        if not isinstance(self.state.dialog, TextDialog):
             if text.strip():
                 self.terminal.editor.history.append_string(text)
             if found := find_command(self.state, text.strip()):
@@ -456,7 +456,7 @@ class Chat:
     def type_in_list(self, text: str) -> None:
         """Handle a letter while a list is shown: part of a search, or the number of a row."""
         dialog = self.state.dialog
-        if not isinstance(dialog, Choice):
+        if not isinstance(dialog, ListDialog):
             return
         if dialog.searchable:
             dialog.search = dialog.search + text if text else dialog.search[:-1]

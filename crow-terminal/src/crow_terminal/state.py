@@ -28,8 +28,8 @@ from crow_core.acp.schema import (
     UsageUpdate,
 )
 
-from crow_terminal.blocks import Block, Call, CommandOutput, Note, Transcript, UserPrompt
-from crow_terminal.dialogs import Choice, Dialog, Entry, Row
+from crow_terminal.blocks import Block, BlockRecord, Call, CommandOutput, Note, UserPrompt
+from crow_terminal.dialogs import Dialog, ListDialog, Row, TextDialog
 from crow_terminal.forms import Form, start_form
 from crow_terminal.markdown import Prose
 from crow_terminal.paint import format_seconds
@@ -71,7 +71,7 @@ class Cancel:
 
 
 @dataclass(frozen=True)
-class Reply:
+class Respond:
     """Answer a request of the agent."""
 
     id: int
@@ -149,7 +149,7 @@ class Copy:
 
 
 @dataclass(frozen=True)
-class Export:
+class ExportSession:
     """Write the transcript to a file."""
 
     path: str
@@ -171,8 +171,8 @@ class Fold:
 
 
 Effect: TypeAlias = (
-    Show | Send | Cancel | Reply | Leave | Ring | Edit | SetOption | Open | ListSessions | Run | StopCommand | TakeBack
-    | Copy | Export | SetTheme | Fold
+    Show | Send | Cancel | Respond | Leave | Ring | Edit | SetOption | Open | ListSessions | Run | StopCommand
+    | TakeBack | Copy | ExportSession | SetTheme | Fold
 )  # fmt: skip
 
 
@@ -206,7 +206,7 @@ class State:
     abilities: Abilities = field(default_factory=Abilities)
     phase: str = "starting"
     """`starting`, `ready`, `working`, `ended`."""
-    transcript: Transcript = field(default_factory=Transcript)
+    transcript: BlockRecord = field(default_factory=BlockRecord)
     prompts: list[str] = field(default_factory=list[str])
     """The prompts of this session, oldest first."""
     queue: list[str] = field(default_factory=list[str])
@@ -273,7 +273,7 @@ class State:
         self.phase, self.commands = "starting", []
         self.muted, self.loading = again, not again
         if not again:
-            self.transcript, self.usage, self.cached, self.title = Transcript(), None, None, ""
+            self.transcript, self.usage, self.cached, self.title = BlockRecord(), None, None, ""
             self.prompts, self.folded = [], []
         return effects
 
@@ -381,12 +381,12 @@ class State:
         def answer(row: Row, at: float) -> list[Effect]:
             chosen: Answer = row.value
             if chosen.wants:
-                back = self.dialog if isinstance(self.dialog, Choice) else None
+                back = self.dialog if isinstance(self.dialog, ListDialog) else None
 
                 def submit(text: str, at: float) -> list[Effect]:
                     return finish(chosen, text, at)
 
-                self.dialog = Entry(chosen.wants, chosen.text, submit, back=back)
+                self.dialog = TextDialog(chosen.wants, chosen.text, submit, back=back)
                 return [Edit(chosen.text)]
             return finish(chosen, "", at)
 
@@ -398,7 +398,7 @@ class State:
         def dismiss(at: float) -> list[Effect]:
             return self.stop(at)
 
-        self.dialog = Choice(
+        self.dialog = ListDialog(
             title, make_rows(request, self.abilities.answers), answer, dismiss, about=about, permission=True
         )
         return [*effects, Ring(f"{self.agent} asks: {title}")]
@@ -417,11 +417,11 @@ class State:
             return self._reply(CreateElicitationResponse(action="decline"), at)
 
         self.dialog = form.make_dialog(fill, decline)
-        return [Edit(self.dialog.text)] if isinstance(self.dialog, Entry) else []
+        return [Edit(self.dialog.text)] if isinstance(self.dialog, TextDialog) else []
 
     def _reply(self, response: Any, now: float) -> list[Effect]:
-        effects: list[Effect] = [Reply(self.asked, response)]
-        was_entry = isinstance(self.dialog, Entry)
+        effects: list[Effect] = [Respond(self.asked, response)]
+        was_entry = isinstance(self.dialog, TextDialog)
         self.asked, self.dialog = 0, None
         return [*effects, *([Edit("")] if was_entry else []), *self._ask_next(now)]
 
@@ -436,7 +436,7 @@ class State:
 
     def submit(self, text: str, now: float) -> list[Effect]:
         """The user has pressed Enter, with this text in the editor."""
-        if isinstance(self.dialog, Entry):
+        if isinstance(self.dialog, TextDialog):
             if not self.is_ready_for_keys(now):
                 return []
             return self.dialog.submit(text, now)
@@ -504,10 +504,10 @@ class State:
         """The user has pressed Esc: stop what runs, and stay."""
         if self.command:
             return [StopCommand()]
-        if isinstance(self.dialog, Entry) and self.dialog.back:
+        if isinstance(self.dialog, TextDialog) and self.dialog.back:
             self.dialog = self.dialog.back
             return [Edit("")]
-        if self.dialog and not (isinstance(self.dialog, Choice) and self.dialog.permission):
+        if self.dialog and not (isinstance(self.dialog, ListDialog) and self.dialog.permission):
             return self._dismiss(now)
         if self.phase != "working":
             return []
@@ -558,19 +558,19 @@ class State:
             return self._ask_next(now)
 
         if not self.asked:
-            self.dialog = Choice(title, [*rows], close, dismiss, searchable=True)
+            self.dialog = ListDialog(title, [*rows], close, dismiss, searchable=True)
             self.dialog.selected = next((n for n, row in enumerate(rows) if row.current), 0)
         return []
 
     def move(self, delta: int) -> list[Effect]:
         """The user has pressed an arrow."""
-        if isinstance(self.dialog, Choice):
+        if isinstance(self.dialog, ListDialog):
             self.dialog.move(delta)
         return []
 
     def choose(self, number: int | None, now: float) -> list[Effect]:
         """The user has chosen a row: the one with this number, or the one that is marked."""
-        if not isinstance(self.dialog, Choice) or not self.is_ready_for_keys(now):
+        if not isinstance(self.dialog, ListDialog) or not self.is_ready_for_keys(now):
             return []
         row = self.dialog.find(number)
         return self.dialog.choose(row, now) if row else []
@@ -579,7 +579,7 @@ class State:
         dialog = self.dialog
         if dialog is None:
             return []
-        return [*dialog.dismiss(now), Edit("")] if isinstance(dialog, Entry) else dialog.dismiss(now)
+        return [*dialog.dismiss(now), Edit("")] if isinstance(dialog, TextDialog) else dialog.dismiss(now)
 
     # Options
 
