@@ -71,6 +71,7 @@ class Machine:
         self.data.mkdir()
         self.log: list[dict[str, Any]] = []
         self.results: list[str] = []
+        self.kind = Person
 
     @property
     def store(self) -> KeptAnswers:
@@ -87,7 +88,7 @@ class Machine:
         self.crow = crow
         ours, theirs = memory_pair()
         agent = asyncio.ensure_future(AcpAgent(theirs, crow).serve())
-        person = Person(ours, choose if callable(choose) else lambda question: (choose, {}))
+        person = self.kind(ours, choose if callable(choose) else lambda question: (choose, {}))
         async with person.serving():
             await person.initialize("person", ClientCapabilities())
             yield person
@@ -429,6 +430,17 @@ async def test_reason_of_a_rejection_reaches_the_model_and_the_log(machine: Mach
     assert 1_900 < len(result) < 2_100
     assert decision["is"] == "deny"
     assert decision["by"].startswith("the user rejected it: use  [31muv")
+
+
+async def test_client_may_give_the_reason_with_the_outcome_too(machine: Machine):
+    class Other(Person):
+        async def on_permission(self, question: RequestPermissionRequest) -> RequestPermissionResponse:
+            meta = {"crow": {"reason": "not now"}}
+            return RequestPermissionResponse(outcome=SelectedOutcome(option_id="reject", meta=meta))
+
+    machine.kind = Other
+    await machine.say(run("true"))
+    assert machine.results == ["This was not run: the user rejected it: not now."]
 
 
 @pytest.mark.parametrize("own", [{}, {"reason": 5}, {"reason": ""}, {"reason": " \n"}, {"command": None}, {"x": []}])

@@ -147,8 +147,8 @@ class User:
         match response.outcome:
             case CancelledOutcome():
                 raise EndTurn("cancelled")
-            case SelectedOutcome(option_id=id):
-                return to_choice(id, response.meta)
+            case SelectedOutcome(option_id=id, meta=meta):
+                return to_choice(id, meta if isinstance(meta, dict) and "crow" in meta else response.meta)
             case _:
                 return PermissionChoice("")
 
@@ -218,7 +218,10 @@ class User:
 
 
 def to_choice(option_id: str, meta: Any) -> PermissionChoice:
-    """Convert the answer to a permission question. Of `_meta`, what is no text counts as not given."""
+    """Convert the answer to a permission question, with the `_meta` of the answer or of its outcome.
+
+    What is no text in it counts as not given.
+    """
     match meta:
         case {"crow": {**given}}:
             reason, command = given.get("reason"), given.get("command")

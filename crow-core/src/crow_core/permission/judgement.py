@@ -3,7 +3,7 @@
 import asyncio
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from crow_core.mcp.tool import ToolCall
@@ -158,7 +158,7 @@ def judge(session: Session, permissions: SessionPermissions, tool_call: ToolCall
     if answer and (answer.scope == "session" or mode != "plan"):
         if answer.scope != "session" and (program := find_runner_after_edits(permissions, tool_call, line)):
             return ask_about_runner(program)
-        return to_judgement(answer)
+        return replace(to_judgement(answer), writes=answer.allows and bool(line.writes))
     if kind in ("read", "search", "think"):
         return Judgement("allow", "reading is allowed")
     if kind == "edit" and mode == "accept-edits" and is_inside(session, subject, session.folders.roots):
