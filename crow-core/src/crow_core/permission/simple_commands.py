@@ -65,7 +65,7 @@ class Wrapper(msgspec.Struct, forbid_unknown_fields=True):
     command: bool = True
 
 
-class Code(msgspec.Struct, forbid_unknown_fields=True):
+class InlineCode(msgspec.Struct, forbid_unknown_fields=True):
     """A program that runs commands which its arguments describe in another language."""
 
     options: list[str] = []
@@ -103,7 +103,7 @@ class CommandTables(msgspec.Struct, forbid_unknown_fields=True):
     quotable_commands: list[str]
     shell_builtins: list[str]
     writers: dict[str, Writer]
-    code: dict[str, Code]
+    code: dict[str, InlineCode]
     wrappers: dict[str, Wrapper]
     subcommands: dict[str, Subcommands]
 
@@ -400,7 +400,7 @@ def list_programs_with_subcommands() -> dict[str, Subcommands]:
     return {key.rpartition(" ")[0]: Subcommands() for key in (*tables.wrappers, *tables.code) if " " in key}
 
 
-def may_run_commands(words: Sequence[str], code: Code) -> bool:
+def may_run_commands(words: Sequence[str], code: InlineCode) -> bool:
     """Test whether arguments are code in another language that may run commands."""
     if any(len(word) > CODE_LIMIT for word in words):
         return True

@@ -39,7 +39,7 @@ from crow_core.masking import find_secrets
 from crow_core.mcp.server import Server, from_acp
 from crow_core.models.chat import Prices
 from crow_core.permission.rules import parse_rules
-from crow_core.settings.project_files import is_inside
+from crow_core.settings.project_files import is_inside, open_file
 
 if TYPE_CHECKING:
     from crow_core.mcp.oauth import Visit
@@ -371,7 +371,8 @@ def load_project_config(folder: Path, env: Mapping[str, str]) -> ProjectConfig:
 def find_ignored_permissions(folder: Path) -> list[str]:
     """Find the keys of `[permissions]` in a folder's settings that a project cannot set."""
     try:
-        settings = tomllib.loads((folder / ".crow" / "config.toml").read_text("utf-8-sig"))
+        with open_file(folder / ".crow" / "config.toml", folder) as file:
+            settings = tomllib.loads(file.read().decode("utf-8-sig"))
     except (OSError, ValueError):
         return []  # `load_project_config` reports it
     given: Any = settings.get("permissions")
