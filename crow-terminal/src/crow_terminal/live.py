@@ -9,7 +9,7 @@ from crow_terminal.blocks import OpenCall
 from crow_terminal.dialogs import ListDialog, TextDialog
 from crow_terminal.paint import format_seconds, paint_plan
 from crow_terminal.state import State
-from crow_terminal.text import clip, clip_start, escape_line, escape_output, measure
+from crow_terminal.text import clip, clip_start, escape_line, escape_output, fold, measure
 from crow_terminal.theme import Theme
 
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
@@ -141,19 +141,6 @@ def describe_keys(dialog: ListDialog) -> str:
         return f"{search}↑↓ Enter · Esc closes" if len(dialog.rows) > 4 else "↑↓ Enter · Esc closes"
     space = "Space marks · " if dialog.marked is not None else ""
     return f"{space}↑↓ or a number, Enter · Esc {'stops the turn' if dialog.permission else 'declines'}"
-
-
-def fold(line: str, width: int) -> list[str]:
-    """Break a line anywhere, so that all of it is shown."""
-    pieces: list[str] = []
-    width = max(width, 4)
-    while measure(line) > width:
-        at = width
-        while measure(line[:at]) > width:
-            at -= 1
-        pieces.append(line[:at])
-        line = line[at:]
-    return [*pieces, line]
 
 
 def compose_menu(items: Sequence[tuple[str, str]], selected: int | None, width: int, theme: Theme) -> list[str]:

@@ -27,6 +27,7 @@ from crow_core.acp.schema import (
     Usage,
     UsageUpdate,
 )
+from msgspec import Struct
 
 from crow_terminal.blocks import Block, BlockRecord, Call, CommandOutput, Note, UserPrompt
 from crow_terminal.dialogs import Dialog, ListDialog, Row, TextDialog
@@ -48,16 +49,14 @@ UNFOLDABLE = 50
 """Folded blocks that are remembered, to be shown whole."""
 
 
-@dataclass(frozen=True)
-class Show:
+class Show(Struct, frozen=True):
     """Print a finished block."""
 
     block: Block
     whole: bool = False
 
 
-@dataclass(frozen=True)
-class Send:
+class Send(Struct, frozen=True):
     """Send a prompt."""
 
     text: str
@@ -65,48 +64,41 @@ class Send:
     """The commands that the user ran before, which the agent has not seen."""
 
 
-@dataclass(frozen=True)
-class Cancel:
+class Cancel(Struct, frozen=True):
     """Cancel the running turn."""
 
 
-@dataclass(frozen=True)
-class Respond:
+class Respond(Struct, frozen=True):
     """Answer a request of the agent."""
 
     id: int
     response: Any
 
 
-@dataclass(frozen=True)
-class Leave:
+class Leave(Struct, frozen=True):
     """End the terminal."""
 
 
-@dataclass(frozen=True)
-class Ring:
+class Ring(Struct, frozen=True):
     """Tell the user, who may look elsewhere, that something is done or asked."""
 
     sentence: str
 
 
-@dataclass(frozen=True)
-class Edit:
+class Edit(Struct, frozen=True):
     """Replace the text of the editor."""
 
     text: str
 
 
-@dataclass(frozen=True)
-class SetOption:
+class SetOption(Struct, frozen=True):
     """Set a config option of the session, or its mode if `id` is empty."""
 
     id: str
     value: str | bool
 
 
-@dataclass(frozen=True)
-class Open:
+class Open(Struct, frozen=True):
     """Open another session: a new one, or a stored one."""
 
     session: str = ""
@@ -114,13 +106,11 @@ class Open:
     """Whether to open the current one once more, with what was said in it."""
 
 
-@dataclass(frozen=True)
-class ListSessions:
+class ListSessions(Struct, frozen=True):
     """Ask the agent for its sessions, to choose one."""
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(Struct, frozen=True):
     """Run a command of the user."""
 
     command: str
@@ -128,42 +118,36 @@ class Run:
     """Whether the next prompt tells the agent."""
 
 
-@dataclass(frozen=True)
-class StopCommand:
+class StopCommand(Struct, frozen=True):
     """Kill the user's running command."""
 
 
-@dataclass(frozen=True)
-class TakeBack:
+class TakeBack(Struct, frozen=True):
     """Ask the agent to take back the last turns; with `confirmed`, do it."""
 
     turns: int
     confirmed: bool = False
 
 
-@dataclass(frozen=True)
-class Copy:
+class Copy(Struct, frozen=True):
     """Copy a text to the clipboard."""
 
     text: str
 
 
-@dataclass(frozen=True)
-class ExportSession:
+class ExportSession(Struct, frozen=True):
     """Write the transcript to a file."""
 
     path: str
 
 
-@dataclass(frozen=True)
-class SetTheme:
+class SetTheme(Struct, frozen=True):
     """Use another theme from now on."""
 
     name: str
 
 
-@dataclass(frozen=True)
-class Fold:
+class Fold(Struct, frozen=True):
     """Leave out, or print, thoughts; fold, or print whole, the output of tools."""
 
     thoughts: bool | None = None
@@ -176,8 +160,7 @@ Effect: TypeAlias = (
 )  # fmt: skip
 
 
-@dataclass
-class Abilities:
+class Abilities(Struct):
     """What the agent can do beyond prompts."""
 
     name: str = ""
