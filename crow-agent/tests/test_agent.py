@@ -477,3 +477,30 @@ def test_question_of_a_tool_is_answered_by_the_program(make_agent: Make) -> None
         assert "blue" in agent.model.requests[1]["messages"][-1]["content"]
 
     asyncio.run(main())
+
+
+@pytest.mark.anyio
+async def test_stream_is_awaited_or_read_once_and_shows_itself_outside_of_a_notebook(
+    make_agent: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with make_agent(Reply("Four."), Reply("Five.")) as agent:
+        stream = agent.stream("2 + 2?")
+        stream._ipython_display_()
+        result = await stream
+        assert (result.text, await stream) == ("Four.", result)
+        with pytest.raises(AgentError, match="was read already"):
+            _ = [update async for update in stream]
+        assert repr(stream) == "<PromptStream, ended>"
+    assert capsys.readouterr().out == "<PromptStream, not started>\n"
+
+
+@pytest.mark.anyio
+async def test_cancelled_await_of_a_stream_cancels_its_turn(make_agent: Any) -> None:
+    def answer(request: Any) -> Reply:
+        return Reply("Four", hang="2 + 2?" in request["messages"][-1]["content"])
+
+    async with make_agent(answer) as agent, await agent.session() as session:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await session.stream("2 + 2?")
+        assert (await session.stream("And?")).text == "Four"

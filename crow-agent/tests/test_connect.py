@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,8 @@ import crow_agent.session as session_module
 import pytest
 from crow_agent import Agent, AgentClosed, AgentError, AgentLost, Budget, PromptFailed, PromptTimeout
 from crow_core.acp.schema import AgentMessageChunk, ReadTextFileRequest
+from crow_core.settings.config import Home, load_config
+from crow_core.settings.project_files import take_snapshot
 from crow_core.settings.trust import TrustedFolders
 from crow_core.testing import Reply
 
@@ -179,6 +182,23 @@ async def test_prompt_after_the_end_says_that_the_agent_is_closed() -> None:
         await session.prompt("say Hi.")
 
 
+async def test_examples_of_the_page_on_other_agents_run(home: Path, tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "agents.md").read_text("utf-8")
+    (program,) = re.findall(r"^```py\n(.*?)^```", page, re.M | re.S)
+    (settings,) = re.findall(r"^```toml\n(.*?)^```", page, re.M | re.S)
+    (home / "crow").mkdir()
+    (home / "crow" / "config.toml").write_text(settings)
+    agents = load_config(Home.find({"HOME": str(home), "CROW_HOME": str(home / "crow")}), {}).agents
+    assert agents["opencode"].timeout == 1800
+    command = f"{sys.executable} -m crow_core.testing.agents"
+    for there, here in (("opencode acp", command), ('"plan"', '"loud"'), ("Where are the tests?", "say In tests.")):
+        assert there in program
+        program = program.replace(there, here)
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", program, cwd=tmp_path, stdout=-1, stderr=-1)
+    out, errors = await process.communicate()
+    assert (out.decode(), errors.decode()) == ("In tests.\n", "")
+
+
 async def test_nobody_at_the_address() -> None:
     with pytest.raises(AgentLost, match=r"ws://127.0.0.1:9/ cannot be reached"):
         await Agent.connect("ws://127.0.0.1:9/", token="x" * 16).prompt("Hi.")
@@ -290,7 +310,7 @@ async def test_agents_of_the_configuration_are_tools_and_those_of_a_folder_only_
     write_agents(home / "crow", "mine")
     write_agents(tmp_path / ".crow", "theirs")
     if trusted:
-        TrustedFolders(home / "crow").add(tmp_path)
+        TrustedFolders(home / "crow").add(take_snapshot(tmp_path))
     work = {"name": "ask_mine", "arguments": {"prompt": "call a\ndone a\ncost 0.5\nsay Found it."}}
     budget = Budget(money=1)
     agent = make_agent(Reply(tool_calls=[work]), Reply("Good."), permissions="allow", budget=budget)

@@ -125,6 +125,8 @@ class Agent:
         "deny" offers reading alone. By default yes for a command, no for an address.
         """
         agent = cls.__new__(cls)
+        if isinstance(target, str) and target.startswith(("http://", "https://")):
+            raise ValueError(f"{target} is not the address of an agent. Give one with ws:// or wss://, or a command.")
         is_address = isinstance(target, str) and target.startswith(("ws://", "wss://"))
         offered = (env or {}) if (not is_address if workspace is None else workspace) else None
         if isinstance(target, str) and is_address:
@@ -144,6 +146,8 @@ class Agent:
         env: Mapping[str, str] | None,
         connect: Callable[[], AbstractAsyncContextManager[AgentConnection]],
     ) -> None:
+        if permissions not in ("allow", "deny") and not callable(permissions):
+            raise ValueError(f"permissions is 'allow', 'deny' or a function, not {permissions!r}.")
         self.budget = budget
         self._permissions: Permissions = permissions
         self._elicit = elicit
@@ -162,6 +166,14 @@ class Agent:
         """Sort the tools by their kind."""
         from crow_core.mcp.server import Server  # as all of crow_core but ACP, it is loaded when an agent needs it
 
+        if isinstance(tools, str):
+            raise TypeError(f"tools is a list: [{tools!r}].")
+        for each in tools or ():
+            if not (isinstance(each, (Server, str)) or callable(each)):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise TypeError(
+                    f"{each!r} cannot be a tool. Give a Python function, or crow's own tools by name, such as "
+                    "'builtin:read'. MCP servers are given as `mcp_servers`."
+                )
         self._servers = [each for each in tools or () if isinstance(each, Server)]
         self._functions: list[Function] = [
             each for each in tools or () if callable(each) and not isinstance(each, (Server, str))
@@ -307,9 +319,10 @@ class Agent:
         elif capabilities.load_session:
             method, params = "session/load", LoadSessionRequest(session_id=id, cwd=folder, mcp_servers=[])
         else:
-            raise AgentError(
-                f"{client.connected.name} cannot open a stored session: it offers neither resume nor load."
+            why = (
+                "it offers neither resume nor load" if getattr(self, "_store", True) else "it stores none (store=False)"
             )
+            raise AgentError(f"{client.connected.name} cannot open a stored session: {why}.")
         session = AgentSession(client, id, folder, self.budget, counts=counts)
         try:
             session.take_options(await client.ask(method, params, timeout=START_TIMEOUT))
@@ -351,7 +364,9 @@ class Agent:
     ) -> Result[Any]:
         """Send a prompt to a new session, wait for the end of the turn, and close the session.
 
-        The arguments are those of `AgentSession.prompt`. `session(result.session_id)` continues it.
+        `prompt` is a text, a file (a `pathlib.Path`), the bytes of an image, or a list of them. `output` is the type of
+        the answer, in `result.output`; one that does not fit is asked for again, `retries` times. `timeout` is in
+        seconds. `session(result.session_id)` continues the session. Raises as `AgentSession.prompt` does.
         """
         session = await self.session()
         try:
@@ -375,7 +390,10 @@ class Agent:
     def stream(
         self, prompt: PromptContent, *, output: Any = None, retries: int = 2, timeout: float | None = None
     ) -> "PromptStream[Any]":
-        """Send a prompt to a new session; iterate over the result to get the updates of its turn."""
+        """Send a prompt to a new session; iterate over the result to get the updates of its turn, or await it.
+
+        The arguments are those of `prompt`. A notebook shows the turn while it runs.
+        """
         return PromptStream[Any](self.session, prompt, output, retries, timeout, closes=True)
 
     @overload
@@ -416,8 +434,10 @@ class Agent:
     ) -> list[Result[Any]]:
         """Send each prompt to a session of its own, some `at_once`, and return the results in order.
 
-        An error stays with its item, in `Result.error`.
+        The other arguments are those of `prompt`. An error stays with its item, in `Result.error`.
         """
+        if isinstance(prompts, (str, bytes)):
+            raise TypeError("map takes a list of prompts. For one prompt, use prompt().")
         if output is not None:
             OutputType[Any](output)  # raises an error that concerns all items
         waiting = iter(list(enumerate(prompts)))

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 from weakref import WeakValueDictionary
 
 import crow_mcp_server
@@ -59,6 +59,7 @@ from crow_core.settings.config import (
     Home,
     ServerSettings,
     describe_missing_login,
+    find_ignored_permissions,
     get_database_url,
     load_config,
     load_environment,
@@ -68,15 +69,16 @@ from crow_core.settings.config import (
     to_server,
 )
 from crow_core.settings.discovery import find_models
+from crow_core.settings.project_files import FOLDERS, SETTINGS, is_inside, list_settings, show_path
 from crow_core.settings.running import RunningAgents
-from crow_core.settings.trust import TrustedFolders, list_project_files
+from crow_core.settings.trust import TrustedFolders
 from crow_core.text import to_line
 from crow_mcp_server.web.search_settings import PROVIDER_KEYS
 from crow_mcp_server.workspace import Workspace, local_workspace
 from crow_persistence.extension import persistence
 from crow_skills.agents import agents
 from crow_skills.command_files import command_files
-from crow_skills.files import get_user_folders
+from crow_skills.files import find_project_folders, get_user_folders
 from crow_skills.mentions import mentions
 from crow_skills.skills import skills
 from msgspec.json import encode as to_json
@@ -128,6 +130,8 @@ async def build(
     `extra_secrets` are values to mask beside those of the configuration. Raises ConfigError for a setting that cannot
     be used, ModelError when no model is found.
     """
+    if mode not in (None, *get_args(Mode)):
+        raise ConfigError(f"There is no mode {mode!r}. Give one of: {', '.join(get_args(Mode))}.")
     home = Home.find(env)
     config, env = load_config(home, env), load_environment(home, env)
     crow = Crow(
@@ -347,7 +351,8 @@ def find_prompt_files(config: Config, home: Home, trust: TrustedFolders, session
         files["system"] = home.config / Path(config.prompts.system).expanduser()
     project = Path(session.cwd)
     if trust.is_trusted(project):
-        files |= list_prompts(project / ".crow" / "prompts")
+        own = list_prompts(project / ".crow" / "prompts")
+        files |= {name: path for name, path in own.items() if is_inside(path, project) and path.is_file()}
     return files
 
 
@@ -424,18 +429,47 @@ def project_servers(crow: Crow, *, trust: TrustedFolders, env: Mapping[str, str]
     @crow.mcp_servers
     def servers(session: Session) -> Sequence[Server]:
         folder = Path(session.cwd)
-        files = list_project_files(folder)
-        if files and not trust.is_trusted(folder):
-            names = " and ".join(dict.fromkeys("/".join(file.relative_to(folder).parts[:2]) for file in files))
-            command = f"crow trust {shlex.quote(session.cwd)}"
-            session.state["untrusted"] = f"{names} in {folder} ignored until you trust it: {command}"
-            return []
-        return to_servers(session, load_project_config(folder, env).mcp.servers, home)
+        is_trusted = trust.is_trusted(folder)
+        own = {folder, Path(env.get("HOME") or Path.home())}  # crow uses the skills of the user's home anyway
+        above = [each for each in reversed(find_project_folders(folder)) if each not in own]
+        session.state["trust notices"] = [
+            *(describe_left_out(trust, folder) if is_trusted else [describe_untrusted(trust, folder)]),
+            describe_ignored_permissions(folder) if is_trusted else "",
+            *(describe_untrusted(trust, each, FOLDERS) for each in above if not trust.is_trusted(each)),
+        ]
+        return to_servers(session, load_project_config(folder, env).mcp.servers, home) if is_trusted else []
 
     @crow.before_prompt
     async def warn(message: Any, session: Session) -> None:
-        if text := session.state.pop("untrusted", ""):
-            await session.notice(text, "warning")
+        for text in filter(None, session.state.pop("trust notices", ())):
+            await session.notice(to_line(show_path(text)), "warning")
+
+
+def describe_untrusted(trust: TrustedFolders, folder: Path, wanted: Sequence[str] = (*SETTINGS, *FOLDERS)) -> str:
+    """Return the sentence about those of the `wanted` settings that an untrusted folder has; "" if it has none."""
+    names = list_settings(folder, wanted)
+    if not names:
+        return ""
+    listed = " and ".join([*names[:4], *([f"{len(names) - 4} more"] if len(names) > 4 else [])])
+    change = trust.find_change(folder)
+    since = f" again ({change} since)" if change else ""
+    broken = f" ({trust.file} cannot be read, so no folder is trusted)" if trust.is_broken else ""
+    return f"{listed} in {folder} ignored until you trust it{since}{broken}: crow trust {shlex.quote(str(folder))}"
+
+
+def describe_left_out(trust: TrustedFolders, folder: Path) -> Iterator[str]:
+    """Yield a sentence about the paths in a trusted folder's settings that are not used."""
+    if left_out := trust.list_left_out(folder):
+        more = f", and {len(left_out) - 1:,} more" if len(left_out) > 1 else ""
+        yield f"Left out of the settings of {folder}: {left_out[0]}{more}."
+
+
+def describe_ignored_permissions(folder: Path) -> str:
+    """Return the sentence about settings of a folder that would loosen permissions; "" if it has none."""
+    if not (keys := find_ignored_permissions(folder)):
+        return ""
+    where = f"{', '.join(keys)} of [permissions] in {folder / '.crow' / 'config.toml'}"
+    return f"{where} ignored: a project sets ask and deny only, which tighten permissions"
 
 
 def find_agents(

@@ -1,6 +1,7 @@
 """The ACP client of a program."""
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, cast
 
@@ -22,6 +23,7 @@ from crow_core.acp.schema import (
     FileSystemCapabilities,
     InitializeResponse,
     NoticeCapabilities,
+    NoticeUpdate,
     RequestPermissionRequest,
     RequestPermissionResponse,
     SelectedOutcome,
@@ -42,6 +44,10 @@ if TYPE_CHECKING:
     from crow_agent.workspace import LocalWorkspace
 
 T = TypeVar("T")
+
+logger = logging.getLogger("crow_agent")
+"""Gets the warnings of agents, such as that an MCP server does not start."""
+
 Verdict: TypeAlias = bool | str
 """True to allow a tool call, False to reject it, or the id of one of the options that the question offers."""
 Permissions: TypeAlias = Literal["deny", "allow"] | Callable[[RequestPermissionRequest], Verdict | Awaitable[Verdict]]
@@ -93,6 +99,8 @@ class ProgramClient(AcpClient):
             handlers |= self.workspace.list_handlers(may_change=permissions != "deny")
         super().__init__(connected.transport, handlers)
         self.connected = connected
+        self._warned: set[str] = set()
+        """The warnings of the agent that were logged."""
         self.closed = False
         """True once the program has closed the agent."""
         self._permissions: Permissions = permissions
@@ -140,6 +148,12 @@ class ProgramClient(AcpClient):
             raise await self.connected.describe_end() from error
 
     async def on_update(self, notification: SessionNotification) -> None:
+        match notification.update:
+            case NoticeUpdate(title=title, severity="warning" | "error") if title not in self._warned:
+                self._warned.add(title)  # once: a thousand sessions may say the same
+                logger.warning("%s", title)
+            case _:
+                pass
         if session := self.sessions.get(notification.session_id):
             session.receive(notification.update)
 

@@ -9,8 +9,6 @@ from typing import Any, NoReturn
 import click
 from crow_core import __version__
 from crow_core.errors import ConfigError, ModelError, StoreError
-from crow_core.settings.config import Home
-from crow_core.settings.trust import TrustedFolders, list_project_files
 
 from crow_cli.audit import audit
 from crow_cli.calls import calls
@@ -24,6 +22,7 @@ from crow_cli.prompts import prompts
 from crow_cli.recording.command import record, replay
 from crow_cli.sessions import sessions
 from crow_cli.skills import skills
+from crow_cli.trust import trust
 from crow_cli.undo import undo
 
 MODEL = click.option("-m", "--model", default="", help="A configured model, or the endpoint's name for one.")
@@ -54,6 +53,7 @@ cli.add_command(db)
 cli.add_command(undo)
 cli.add_command(mcp)
 cli.add_command(skills)
+cli.add_command(trust)
 cli.add_command(perms)
 
 
@@ -268,35 +268,6 @@ def doctor(model: str, as_json: bool, save: bool) -> None:
     from crow_cli.doctor import doctor
 
     run_and_exit(doctor(os.environ, model, as_json=as_json, save=save))
-
-
-@cli.command()
-@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path), default=".")
-def trust(folder: Path) -> None:
-    """Trust a FOLDER's settings as they are now, and use them.
-
-    They are its .mcp.json, .crow/config.toml, prompts, commands, and skills with all files beside them. Prints each
-    file. After a change the folder has to be trusted again. In a trusted folder, a git command that a permission rule
-    allows runs the hooks and other programs that the repository names, as they are then.
-    """
-    from crow_cli.console import escape_controls
-
-    folder = folder.absolute()
-    try:
-        files = list_project_files(folder)
-        for file in files:
-            data = file.read_bytes()
-            text = f"({len(data):,} bytes that are not text)" if b"\0" in data else data.decode("utf-8", "replace")
-            click.echo(escape_controls(f"--- {file}\n{text.rstrip()}"))
-        if not files and not os.path.lexists(folder / ".git"):
-            fail(
-                f"{folder} has no .mcp.json, .crow/config.toml, prompts, skills or commands, and no git repository: "
-                "there is nothing to trust."
-            )
-        TrustedFolders(Home.find(os.environ).data).add(folder)
-    except OSError as error:
-        fail(escape_controls(f"{error.filename}: {error.strerror}. Nothing was trusted."))
-    click.echo(escape_controls(f"Trusted as they are now; after a change you are asked again: {folder}"))
 
 
 def read_schema(source: str) -> dict[str, Any]:

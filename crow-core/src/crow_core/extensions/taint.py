@@ -56,11 +56,13 @@ from crow_core.permission.private_data import find_private_file, is_private_path
 from crow_core.permission.protected import to_regex
 from crow_core.permission.rules import Rule, parse_rules
 from crow_core.permission.simple_commands import read_command_line
-from crow_core.permission.subjects import path_from_root, relative_path, resolve
+from crow_core.permission.subjects import is_inside, path_from_root, relative_path, resolve
 from crow_core.session import Session
 from crow_core.text import to_line
 
 Kind = Literal["private", "untrusted"]
+CallKey = tuple[str, str, str]
+"""A tool call: its id, its name, and its command, which the user may change."""
 
 SOURCES_LIMIT = 10
 """Sources of a kind that have a marker in the log."""
@@ -70,6 +72,8 @@ LINES_LIMIT = 2_000
 """Lines of a search's result that are looked at."""
 SEARCH = re.compile(r"\b(?:[ef]?grep|rg|ag|ack)\b")
 """A program in a command that prints lines of files behind their names."""
+NETWORK = re.compile(r"://|(?<![\w.-])(?:curl|wget|gh|glab|ssh|nc|pull|clone|lynx|w3m)(?![\w-])")
+"""What may bring a stranger's text to a command's output."""
 RESOURCE = re.compile(r'<resource uri="([^"\n]*)">')
 """The beginning of what a user's message attaches."""
 
@@ -91,12 +95,12 @@ class Taint:
     sources: dict[Kind, list[str]] = field(default_factory=lambda: {"private": [], "untrusted": []})
     has_run_code: bool = False
     """Whether the user has allowed a command that runs the folder's code since the session has read both."""
-    trusted: dict[str, bool] = field(default_factory=dict[str, bool])
-    """Whether a root is trusted, as far as known."""
-    readings: dict[str, dict[str, Reading]] = field(default_factory=dict[str, dict[str, Reading]])
-    """The readings of the calls of each session's last reply, by the calls' ids, by session and reply."""
-    collected: set[tuple[str, str, str]] = field(default_factory=set[tuple[str, str, str]])
-    """The calls about which a reason was returned to the extension that asks: session, id, name."""
+    trusted: dict[tuple[str, ...], Sequence[str]] = field(default_factory=dict[tuple[str, ...], Sequence[str]])
+    """The trusted roots among some roots."""
+    readings: dict[str, dict[CallKey, Reading]] = field(default_factory=dict[str, dict[CallKey, Reading]])
+    """The readings of the calls of each session's last reply, by session and reply."""
+    collected: set[tuple[str, CallKey]] = field(default_factory=set[tuple[str, CallKey]])
+    """The calls about which a reason was returned to the extension that asks, by session."""
     read_upto: dict[str, int] = field(default_factory=dict[str, int])
     """The number of entries in the logs whose prompts were looked at, by session."""
     rules: Sequence[Rule] = ()
@@ -150,19 +154,27 @@ def taint(
         full = resolve(session, path)
         return is_private_path(path) or is_private_path(full) or is_named(session, full)
 
+    def find_trusted_roots(session: Session) -> Sequence[str]:
+        """Find the roots of a session that are trusted; they are looked up once."""
+        known, roots = get_taint(session).trusted, tuple(session.folders.roots)
+        if roots not in known:
+            known[roots] = [os.path.realpath(root) for root in roots if trusted(Path(root))]
+        return known[roots]
+
     def find_untrusted_folder(session: Session, path: str) -> Reading:
-        """Find the root of a path that is not trusted, or the path itself if it is in no root."""
-        full = resolve(session, path)
-        roots = [root for root in map(os.path.realpath, session.folders.roots) if is_below(full, root)]
+        """Find out whether a path is in no trusted root; then it is untrusted, or the working directory for it."""
+        roots = find_trusted_roots(session)
         if not roots:
-            return Reading(untrusted=full)
-        known = get_taint(session).trusted
-        for root in roots:
-            if root not in known:
-                known[root] = trusted(Path(root))
-        return (
-            Reading() if any(known[root] for root in roots) else Reading(untrusted=max(roots, key=len), in_folder=True)
-        )
+            return Reading(untrusted=session.cwd, in_folder=True)
+        full = resolve(session, path)
+        if any(is_below(full, root) for root in roots):
+            return Reading()
+        return Reading(untrusted=full, in_folder=is_inside(session, full, session.folders.roots))
+
+    def find_untrusted_root(session: Session) -> str:
+        """Find a root that is not trusted; "" if all are."""
+        readings = (find_untrusted_folder(session, root) for root in session.folders.roots)
+        return next((reading.untrusted for reading in readings if reading.untrusted), "")
 
     def find_reading(session: Session, tool_call: ToolCall) -> Reading:
         """Find what a tool call reads, as far as its arguments show."""
@@ -182,14 +194,16 @@ def taint(
             start = session.folders.starts.get(tool_call.id) or session.folders.current or session.cwd
             folder = resolve(session, str(arguments.get("cwd") or start))
             found = find_private_file(command, folder, lambda path: is_named(session, path))
-            return merge(found, find_untrusted_folder(session, folder))
+            place = find_untrusted_folder(session, folder)
+            return merge(found, place if place.untrusted or not NETWORK.search(command) else Reading(untrusted=command))
         if kind in ("read", "search", "edit") and isinstance(path := arguments.get("path", session.cwd), str):
             name = str(arguments.get("glob") or (arguments.get("pattern") if tool_call.name == "glob" else "") or "")
-            found = path if is_private(session, path) else name if name and is_private_path(name) else ""
+            reads = arguments.get("command") != "create"
+            found = path if reads and is_private(session, path) else name if name and is_private_path(name) else ""
             return merge(found, find_untrusted_folder(session, path))
         return Reading()
 
-    def get_readings(session: Session) -> dict[str, Reading]:
+    def get_readings(session: Session) -> dict[CallKey, Reading]:
         """Return the readings of the calls in the last reply, so that calls that run at the same time are known."""
         since = takewhile(lambda entry: entry.get("role") != "assistant", reversed(session.log))
         at = len(session.log) - 1 - sum(1 for _ in since)
@@ -197,8 +211,9 @@ def taint(
         readings, key = get_taint(session).readings, f"{session.id} {reply.get('crow', {}).get('id', '')}"
         if key not in readings:
             forget(session)
-            calls = [session.toolbox.parse(use) for use in reply.get("tool_calls", [])]
-            readings[key] = {call.id: find_reading(session, call) for call in calls}
+            uses = reply.get("tool_calls", [])
+            calls = [session.toolbox.parse(use) for use in uses] if len(uses) > 1 else []  # else it is the one at hand
+            readings[key] = {to_key(call): find_reading(session, call) for call in calls}
         return readings[key]
 
     @crow.session_end
@@ -209,6 +224,13 @@ def taint(
         for old in [old for old in found.readings if old.startswith(session.id)]:
             del found.readings[old]
         found.collected = {key for key in found.collected if key[0] != session.id}
+
+    def get_reading(session: Session, tool_call: ToolCall) -> Reading:
+        """Return the reading of a call that is about to run."""
+        readings, key = get_readings(session), to_key(tool_call)
+        if key not in readings:  # the only call of a reply, one of a tool of crow's own, or changed by the user
+            readings[key] = find_reading(session, tool_call)
+        return readings[key]
 
     def mark(session: Session, kind: Kind, source: str, call: str = "") -> None:
         """Append a marker to the log, and to those of the parents, unless they have it."""
@@ -225,22 +247,20 @@ def taint(
         found = get_taint(session)
         if reading.private:
             mark(session, "private", to_line(reading.private)[:500], call)
-            roots = (find_untrusted_folder(session, root) for root in session.folders.roots)
-            reading = reading if reading.untrusted else next((root for root in roots if root.untrusted), reading)
+            untrusted = reading.untrusted or find_untrusted_root(session)
+            reading = Reading(reading.private, untrusted)
         if reading.untrusted and (found.sources["private"] or not reading.in_folder):
             mark(session, "untrusted", to_line(reading.untrusted)[:500], call)
 
     def find_reason(session: Session, tool_call: ToolCall) -> str:
         """Find out why a tool call must be asked about, with what would leave; "" if it need not."""
+        get_reading(session, tool_call)
         found, readings = get_taint(session), get_readings(session).values()
         private = next(iter(found.sources["private"]), "") or next((r.private for r in readings if r.private), "")
         if not private:
             return ""
         untrusted = next(iter(found.sources["untrusted"]), "")
-        untrusted = untrusted or next((reading.untrusted for reading in readings if reading.untrusted), "")
-        if not untrusted:
-            roots = (find_untrusted_folder(session, root) for root in session.folders.roots)
-            untrusted = next((root.untrusted for root in roots if root.untrusted), "")
+        untrusted = untrusted or find_untrusted_root(session)  # what is being read cannot have led to this call
         if not untrusted or not (why := find_exit(tool_call) or find_code(session, tool_call)):
             return ""
         read = f"This session has read private data ({to_line(private)}) and untrusted content ({to_line(untrusted)})"
@@ -290,14 +310,14 @@ def taint(
     @crow.must_ask
     def collect(session: Session, tool_call: ToolCall) -> str | None:
         if reason := find_reason(session, tool_call):
-            get_taint(session).collected.add((session.id, tool_call.id, tool_call.name))
+            get_taint(session).collected.add((session.id, to_key(tool_call)))
         return reason or None
 
     @crow.before_tool
     @crow.permission
     async def guard(session: Session, tool_call: ToolCall) -> ToolResult | None:
         """Ask where no other extension does, tell the user in the mode yolo, and mark what is about to be read."""
-        found, key = get_taint(session), (session.id, tool_call.id, tool_call.name)
+        found, key = get_taint(session), (session.id, to_key(tool_call))
         if reason := find_reason(session, tool_call):
             mode = session.options.find_mode()
             if mode and mode.get() == "yolo":
@@ -308,9 +328,7 @@ def taint(
             elif key not in found.collected and (refusal := await ask(session, tool_call, reason)):
                 return refusal
             found.has_run_code |= not find_exit(tool_call)
-        found.collected.discard(key)
-        of_reply = get_readings(session).get(tool_call.id, Reading())
-        mark_reading(session, find_reading(session, tool_call) if tool_call.is_changed else of_reply, tool_call.id)
+        mark_reading(session, get_reading(session, tool_call), tool_call.id)
         return None
 
     @crow.after_tool
@@ -358,6 +376,11 @@ def describe_call(tool_call: ToolCall) -> str:
     text = to_line(text)
     more = f" [{len(text) - SHOWN_LIMIT:,} characters more]" if len(text) > SHOWN_LIMIT else ""
     return f"{to_line(tool_call.name)}: {text[:SHOWN_LIMIT]}{more}"
+
+
+def to_key(tool_call: ToolCall) -> CallKey:
+    """Make the key of a tool call."""
+    return tool_call.id, tool_call.name, str(tool_call.arguments.get("command", ""))
 
 
 def merge(private: str, untrusted: Reading) -> Reading:

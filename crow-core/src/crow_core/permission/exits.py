@@ -16,13 +16,18 @@ import msgspec
 
 from crow_core.mcp.tool import ToolCall
 from crow_core.permission.command_patterns import CommandPatterns
-from crow_core.permission.simple_commands import UNKNOWN, CommandLine, read_command_line
+from crow_core.permission.simple_commands import SHELLS, UNKNOWN, CommandLine, read_command_line
 from crow_core.permission.subjects import SHELL_QUOTES, is_for_terminal_session, only_polls_terminal
 
 ADDRESS = re.compile(r"(?!file:)\b[a-z][a-z0-9+.-]*://|\b[\w.+-]+@[\w.-]+:", re.IGNORECASE)
 """The beginning of a URL, or of a place on another machine (`user@host:path`)."""
+HIDDEN = re.compile(r"\$\{[^}]*`")
+"""A substitution inside an expansion, which the parser does not show."""
 REDIRECTION = re.compile(r"[<>]&?\s*[^\s;|&()<>]*[$`*?]")
 """A redirection to or from something that only the shell knows."""
+INPUT = {"/dev/stdin", "/dev/fd/0", "/proc/self/fd/0"}
+WORDS_LIMIT = 20
+"""Words of a command in which another is looked for."""
 NAMES_FILE = {"-r", "--requirement", "-c", "--constraint", "-e", "--editable", "--prefix", "-C", "--group", "--extra"}
 """Options of package managers whose value is no package."""
 ASKS_NOTHING = {"--version", "-V", "--help", "-h", "-v"}
@@ -35,12 +40,22 @@ class Exits(msgspec.Struct, forbid_unknown_fields=True):
     patterns: list[str]
 
 
+class CommandTexts(msgspec.Struct, forbid_unknown_fields=True):
+    """Programs whose words may hold commands."""
+
+    network: list[str]
+    programs: list[str]
+
+
 class ExitTable(msgspec.Struct, forbid_unknown_fields=True):
     """The content of exits.toml, where each field is explained."""
 
     quiet: list[str]
     packages: list[str]
+    running: list[str]
     addresses: list[str]
+    texts: CommandTexts
+    local: dict[str, list[str]]
     interpreters: dict[str, list[str]]
     commands: list[Exits]
 
@@ -51,7 +66,12 @@ class ExitPatterns:
 
     quiet: CommandPatterns
     packages: CommandPatterns
+    running: CommandPatterns
     addresses: tuple[str, ...]
+    texts: CommandPatterns
+    inner: re.Pattern[str]
+    """Finds a command in a word of those that `texts` describes."""
+    local: dict[str, frozenset[str]]
     interpreters: dict[str, list[str]]
     commands: CommandPatterns
 
@@ -64,7 +84,11 @@ def load_exits() -> ExitPatterns:
     return ExitPatterns(
         CommandPatterns(dict.fromkeys(table.quiet, "")),
         CommandPatterns({pattern: pattern for pattern in table.packages}),
+        CommandPatterns(dict.fromkeys(table.running, "")),
         tuple(table.addresses),
+        CommandPatterns(dict.fromkeys(table.texts.programs, "")),
+        re.compile(rf"(?<![\w.-])(?:{'|'.join(map(re.escape, table.texts.network))})(?![\w.-])|\|\s*\S|\||[`]|\$\("),
+        {program: frozenset(known) for program, known in table.local.items()},
         table.interpreters,
         CommandPatterns({pattern: group.reason for group in table.commands for pattern in group.patterns}),
     )
@@ -97,7 +121,7 @@ def find_exit_command(command: str) -> str:
     line = read_command_line(command)
     if any(" " not in start for start in line.unclear):
         return "what it runs cannot be known"
-    if REDIRECTION.search(plain):
+    if REDIRECTION.search(plain) or HIDDEN.search(command):
         return "what it reads or writes cannot be known"
     reasons = (find_exit_simple(spelling.split(" "), plain) for spelling in sorted(line.commands))
     return next(filter(None, reasons), "") or find_unknown(line)
@@ -114,6 +138,18 @@ def find_exit_simple(words: list[str], text: str) -> str:
         return "it asks a registry for names"
     if runs_inline_code(words):
         return "the code in it may send anything"
+    if (known := table.local.get(words[0])) and len(words) > 1 and words[1].partition("=")[0] not in known:
+        return "it may be a name for another command"
+    if INPUT & set(words) and table.quiet.find(words) is None:
+        return "it may run what it reads"
+    if words[0].rpartition("/")[2] in {*SHELLS, "source", "."} and UNKNOWN in " ".join(words):
+        return "what it runs cannot be known"
+    if table.running.find(words) is not None:
+        inner = (find_exit_simple(words[at:], "") for at in range(1, min(len(words), WORDS_LIMIT)))
+        if reason := next(filter(None, inner), ""):
+            return reason
+    if table.texts.find(words) is not None and any(table.inner.search(word) for word in words[1:]):
+        return "a command in its words may send anything"
     if ADDRESS.search(text) and table.quiet.find(words) is None:
         return "it names an address"
     return ""

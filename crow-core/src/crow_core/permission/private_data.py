@@ -35,6 +35,7 @@ LISTS_VARIABLES = re.compile(
     r"(?:^|[;&|(\n{]|\b(?:builtin|command)\b)\s*(?:set|(?:export|declare|typeset|readonly)(?:\s+-[px]+)?)\s*(?:$|[;&|)\n>])"
 )
 """A command of the shell's own that prints all variables."""
+INSTALLED = {".git", "node_modules", ".venv", "venv", "__pycache__", "site-packages", "target"}
 READS_NAMES = {"xargs", "parallel", "read", "while", "mapfile", "readarray", "eval", "source", "."}
 """Words of a command line in which the output of one command may name files for another."""
 
@@ -53,6 +54,7 @@ class PrivateTable(msgspec.Struct, forbid_unknown_fields=True):
     variables: list[str]
     quiet: list[str]
     copying: list[str]
+    folders: list[str]
     files: list[PrivateFiles]
     commands: list[PrivateFiles]
 
@@ -69,6 +71,9 @@ class PrivateNames:
     """Finds in a text what may be one of `commands`."""
     quiet: CommandPatterns
     copying: frozenset[str]
+    folders: CommandPatterns
+    packers: re.Pattern[str]
+    """Finds the programs of `folders` in a text."""
 
 
 @cache
@@ -88,6 +93,8 @@ def load_private_names() -> PrivateNames:
         re.compile(rf"(?<![\w.-])(?:{'|'.join(sorted(map(to_start, starts)))})", re.DOTALL),
         CommandPatterns(dict.fromkeys(table.quiet, "")),
         frozenset(table.copying),
+        CommandPatterns(dict.fromkeys(table.folders, "")),
+        re.compile(rf"(?<![\w.-])(?:{'|'.join(sorted({pattern.split()[0] for pattern in table.folders}))})(?![\w-])"),
     )
 
 
@@ -136,7 +143,30 @@ def find_private_file(command: str, folder: str, is_named: Callable[[str], bool]
         for spelling in read_command_line(command).commands:
             if (found := spelling.split(" ")) and load_private_names().commands.find(found) is not None:
                 return spelling.replace(UNKNOWN, "…")
+    if load_private_names().packers.search(plain):
+        return find_packed(command, folder)
     return ""
+
+
+def find_packed(command: str, folder: str) -> str:
+    """Find a private file in the folders that a command copies or packs."""
+    for spelling in read_command_line(command).commands:
+        words = spelling.split(" ")
+        if load_private_names().folders.find(words) is None:
+            continue
+        for word in words[1:]:
+            path = os.path.join(folder, os.path.expanduser(word))
+            found = (name for name in islice(list_files(path), NAMES_LIMIT) if is_private_path(name))
+            if name := next(found, ""):
+                return os.path.relpath(name, folder)
+    return ""
+
+
+def list_files(folder: str) -> Iterator[str]:
+    """Yield the paths of the files in a folder and below it, without those that are installed there."""
+    for path, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name not in INSTALLED]
+        yield from (os.path.join(path, name) for name in names)
 
 
 def find_private_word(word: str, folder: str, is_named: Callable[[str], bool] | None) -> str:
