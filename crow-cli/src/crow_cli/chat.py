@@ -1,5 +1,6 @@
 """`crow` and `crow chat`: the interactive terminal, with crow or another agent in a process of its own."""
 
+import gc
 import logging
 import os
 import sys
@@ -52,6 +53,7 @@ def chat(
     if plain or not is_interactive() or os.environ.get("TERM", "dumb") in ("dumb", ""):
         from crow_terminal.plain import run_plain
 
+        gc.enable()
         return run_plain(chosen, folder, resume=resume, prompt=prompt)
     from crow_terminal.chat import Settings, run
 

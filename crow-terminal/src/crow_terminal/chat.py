@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import gc
 import os
 import re
 import signal
@@ -122,6 +123,7 @@ class Chat:
 
     def start(self) -> None:
         """Start the agent, now that the first frame is shown."""
+        gc.enable()  # a caller may have switched it off, to load this module sooner
         name = (
             f"crow {__version__}"
             if self.settings.agent.name == "crow"
