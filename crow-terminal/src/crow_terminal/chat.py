@@ -368,7 +368,7 @@ class Chat:
             what = f"restores {files}" if files else "changes no file"
             if stays := ", ".join(map(str, answer.get("stays", []))):
                 what += f"; what these did stays: {stays}"
-            self.perform(self.state.confirm_taking_back(turns, f"takes back {count}, {what}"))
+            self.perform(self.state.confirm_taking_back(turns, f"This takes back {count}, and {what}."))
 
     # The user
 

@@ -7,7 +7,7 @@ from crow_core.acp.schema import Cost
 
 from crow_terminal.blocks import OpenCall
 from crow_terminal.dialogs import ListDialog, TextDialog
-from crow_terminal.paint import format_seconds, paint_plan
+from crow_terminal.paint import format_seconds, paint_plan, wrap
 from crow_terminal.state import State
 from crow_terminal.text import clip, clip_start, escape_line, escape_output, fold, measure
 from crow_terminal.theme import Theme
@@ -106,7 +106,8 @@ def compose_choice(dialog: ListDialog, width: int, rows: int, theme: Theme) -> l
     about = [line for text in dialog.about for line in escape_output(text).split("\n")]
     hidden = len(about) - ABOUT_ROWS
     for line in about[: ABOUT_ROWS if hidden > 0 else None]:
-        lines += [f"    {piece}" for piece in fold(line, width - 4)]
+        pieces = wrap(line, width - 4) if not dialog.permission else [line]
+        lines += [f"    {piece}" for part in pieces for piece in fold(part, width - 4)]
     if hidden > 0:
         lines.append(theme.style("warning", f"    … {hidden} more lines"))
     found = dialog.found
@@ -119,7 +120,7 @@ def compose_choice(dialog: ListDialog, width: int, rows: int, theme: Theme) -> l
         label = f"{number}{box}{dot}{escape_line(row.label)}"
         chosen = n == dialog.selected
         if not row.detail and measure(label) > width - 2:  # a rule is read to its end
-            first, *rest = fold(label, width - 2)
+            first, *rest = [piece for part in wrap(label, width - 2) for piece in fold(part, width - 2)]
             text = [f"{'❯' if chosen else ' '} {first}", *(f"  {piece}" for piece in rest)]
             lines += [theme.style("prompt", line) if chosen else line for line in text]
             continue

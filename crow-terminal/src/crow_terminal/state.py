@@ -299,8 +299,8 @@ class State:
             effects.append(Show(Note(sentence, "warning")))
         elif seconds >= NOTIFY_AFTER:
             effects.append(Show(Note(f"Took {format_seconds(seconds)}.", "done")))
-        if seconds >= NOTIFY_AFTER and not self.queue:
-            effects.append(Ring(f"{self.agent} is done"))
+        if not self.queue:
+            effects += self._ring(f"{self.agent} is done", now)
         self.phase, self.cancelled, self.hint = "ready", False, ""
         return [*effects, *self._drop_questions(), *self._send_next(now)]
 
@@ -353,7 +353,7 @@ class State:
         if form is None:
             return self._reply(CreateElicitationResponse(action="cancel"), now)
         self._show_field(form)
-        return [*self._show(self.transcript.end_text()), Ring(f"{self.agent} asks")]
+        return [*self._show(self.transcript.end_text()), *self._ring(f"{self.agent} asks", now)]
 
     def _ask_permission(self, request: RequestPermissionRequest, now: float) -> list[Effect]:
         call = request.tool_call
@@ -384,7 +384,7 @@ class State:
         self.dialog = ListDialog(
             title, make_rows(request, self.abilities.answers), answer, dismiss, about=about, permission=True
         )
-        return [*effects, Ring(f"{self.agent} asks: {title}")]
+        return [*effects, *self._ring(f"{self.agent} asks: {title}", now)]
 
     def _show_field(self, form: Form) -> list[Effect]:
         """Show the next field of a form, or send the form."""
@@ -529,8 +529,14 @@ class State:
         """Whether keys are meant for the dialog: not at once, as the user may have been typing."""
         return not self.asked or now - self.dialog_since >= GRACE
 
-    def pick(self, title: str, rows: Sequence[Row], choose: Callable[[Row, float], list[Effect]]) -> list[Effect]:
-        """Let the user choose one of these rows."""
+    def pick(
+        self,
+        title: str,
+        rows: Sequence[Row],
+        choose: Callable[[Row, float], list[Effect]],
+        about: Sequence[str] = (),
+    ) -> list[Effect]:
+        """Let the user choose one of these rows, after some lines to read."""
 
         def close(row: Row, now: float) -> list[Effect]:
             self.dialog = None
@@ -541,7 +547,7 @@ class State:
             return self._ask_next(now)
 
         if not self.asked:
-            self.dialog = ListDialog(title, [*rows], close, dismiss, searchable=True)
+            self.dialog = ListDialog(title, [*rows], close, dismiss, about=about, searchable=True)
             self.dialog.selected = next((n for n, row in enumerate(rows) if row.current), 0)
         return []
 
@@ -661,8 +667,8 @@ class State:
         def choose(row: Row, now: float) -> list[Effect]:
             return [TakeBack(turns, confirmed=True)] if row.value else []
 
-        rows = [Row("Go back", sentence, True), Row("Stay", "", False)]
-        return self.pick("Go back?", rows, choose)
+        rows = [Row("Go back", "", True), Row("Stay", "", False)]
+        return self.pick("Go back?", rows, choose, [sentence])
 
     def take_back(self, turns: int, sentence: str) -> list[Effect]:
         """The agent has taken back the last turns."""
@@ -677,6 +683,10 @@ class State:
         if not self.folded:
             return self.remark("Nothing is folded.")
         return [Show(self.folded.pop(), whole=True)]
+
+    def _ring(self, sentence: str, now: float) -> list[Effect]:
+        """Tell the user, if the turn has taken so long that they may look elsewhere."""
+        return [Ring(sentence)] if now - self.since >= NOTIFY_AFTER else []
 
     def _show(self, blocks: Sequence[Block]) -> list[Effect]:
         for block in blocks:
