@@ -225,26 +225,18 @@ async def test_agent_reads_writes_and_runs_through_the_program(tmp_path: Path) -
     assert [call.title for call in result.denied] == ["Write b.txt"]
 
 
-@pytest.mark.parametrize(
-    ("line", "answer"),
-    [
-        ("read ../secret.txt", "not read: "),
-        ("read missing.txt", "not read: "),
-        ("read picture.png", "not read: "),
-        ("read link", "not read: "),
-        ("write ../secret.txt gone", "not written: "),
-        ("write link gone", "not written: "),
-        ("run no-such-program", "not run: "),
-    ],
-)
-async def test_agent_works_only_in_its_folder(tmp_path: Path, line: str, answer: str) -> None:
+async def test_agent_works_only_in_its_folder(tmp_path: Path) -> None:
     folder = tmp_path / "project"
     folder.mkdir()
     (tmp_path / "secret.txt").write_text("secret")
     (folder / "link").symlink_to(tmp_path / "secret.txt")
     (folder / "picture.png").write_bytes(b"\x89PNG\xff")
     async with puppet(cwd=folder, permissions="allow") as agent:
-        assert (await agent.prompt(line)).text.startswith(answer)
+        for name in ("../secret.txt", "link", "missing.txt", "picture.png", "."):
+            assert (await agent.prompt(f"read {name}")).text.startswith("not read: "), name
+        for name in ("../secret.txt", "link", "."):
+            assert (await agent.prompt(f"write {name} gone")).text.startswith("not written: "), name
+        assert (await agent.prompt("run no-such-program")).text.startswith("not run: ")
     assert (tmp_path / "secret.txt").read_text() == "secret"
 
 
