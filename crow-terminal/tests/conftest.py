@@ -28,7 +28,7 @@ kind, command, folder = sys.argv[1:4]
 agent = AgentAddress("parrot", shlex.split(command))
 if kind == "plain":
     sys.exit(run_plain(agent, folder))
-sys.exit(run(Settings(agent, folder, history=folder + "/history")))
+sys.exit(run(Settings(agent, folder, history=lambda: folder + "/history")))
 """
 
 

@@ -1,16 +1,12 @@
 """`crow` and `crow chat`: the interactive terminal, with crow or another agent in a process of its own."""
 
+import gc
 import logging
 import os
 import sys
 from pathlib import Path
 
-from crow_core.errors import ConfigError, StoreError
-from crow_core.settings.config import Home
 from crow_terminal.agents import AgentAddress, NoAgent, parse_command
-
-from crow_cli.process import fail
-from crow_cli.storage import find_session_id
 
 CROW = (sys.executable, "-m", "crow_cli", "acp", "--unstable")
 """The command of crow as an agent: a process of its own, so that the screen is there before it."""
@@ -46,24 +42,42 @@ def chat(
             chosen = parse_command(agent)
         else:
             chosen = AgentAddress("crow", (*CROW, *(("-m", model) if model else ())))
-            resume = resume and find_session_id(os.environ, resume)
-    except (NoAgent, StoreError) as error:
+            resume = resume and find_session(resume)
+    except NoAgent as error:
+        from crow_cli.process import fail  # not above: it loads Click, and the screen waits for this module
+
         fail(str(error))
-    history = find_history()
     theme = theme or os.environ.get("CROW_THEME", "")
     logging.getLogger().addHandler(logging.NullHandler())  # a line of the log would break the screen
     folder = str(Path(cwd).expanduser().resolve())
     if plain or not is_interactive() or os.environ.get("TERM", "dumb") in ("dumb", ""):
         from crow_terminal.plain import run_plain
 
+        gc.enable()
         return run_plain(chosen, folder, resume=resume, prompt=prompt)
     from crow_terminal.chat import Settings, run
 
-    return run(Settings(chosen, folder, theme, history, resume, last, prompt))
+    return run(Settings(chosen, folder, theme, find_history, resume, last, prompt))
+
+
+def find_session(prefix: str) -> str:
+    """Return the id of the session whose id begins with `prefix`; print an error and exit if there is none."""
+    from crow_core.errors import StoreError  # not above: the screen waits for this module
+
+    from crow_cli.process import fail
+    from crow_cli.storage import find_session_id
+
+    try:
+        return find_session_id(os.environ, prefix)
+    except StoreError as error:
+        fail(str(error))
 
 
 def find_history() -> str | None:
     """Return the file of earlier prompts; None if its folder cannot be made."""
+    from crow_core.errors import ConfigError  # not above: the screen waits for this module
+    from crow_core.settings.config import Home
+
     try:
         data = Home.find(os.environ).data
         data.mkdir(parents=True, exist_ok=True, mode=0o700)

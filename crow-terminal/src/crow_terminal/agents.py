@@ -3,18 +3,17 @@
 import os
 import shlex
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 
 from crow_core.acp.transports import Transport
 from crow_core.agent_process import start_agent_process
+from msgspec import Struct
 
 
 class NoAgent(Exception):
     """An agent that cannot be used; the text is a sentence for the user."""
 
 
-@dataclass(frozen=True)
-class AgentAddress:
+class AgentAddress(Struct, frozen=True):
     """An agent to connect to."""
 
     name: str
@@ -25,8 +24,7 @@ class AgentAddress:
     token: str = ""
 
 
-@dataclass
-class AgentLink:
+class AgentLink(Struct):
     """An open connection to an agent."""
 
     transport: Transport

@@ -1,6 +1,5 @@
 """Turn the updates of a session into blocks: finished ones, which never change, and what is still open."""
 
-from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from crow_core.acp.schema import (
@@ -21,7 +20,7 @@ from crow_core.acp.schema import (
     ToolCallUpdate,
     UserMessageChunk,
 )
-from msgspec import UNSET
+from msgspec import UNSET, Struct, field
 from msgspec.structs import asdict, replace
 
 from crow_terminal.markdown import CodeLines, MarkdownSplitter, Prose
@@ -32,15 +31,13 @@ MAX_FINISHED = 500
 """Tool calls that have ended and are remembered, to ignore what an agent repeats."""
 
 
-@dataclass(frozen=True)
-class UserPrompt:
+class UserPrompt(Struct, frozen=True):
     """A prompt of the user."""
 
     text: str
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(Struct, frozen=True):
     """A tool call that has ended."""
 
     call: ToolCall
@@ -50,22 +47,19 @@ class Call:
     denied: bool = False
 
 
-@dataclass(frozen=True)
-class Proposal:
+class Proposal(Struct, frozen=True):
     """The changes of a tool call that waits for a permission."""
 
     call: ToolCall
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(Struct, frozen=True):
     """The plan of the agent."""
 
     entries: tuple[PlanEntry, ...]
 
 
-@dataclass(frozen=True)
-class Note:
+class Note(Struct, frozen=True):
     """A sentence for the user, of the agent or of the terminal."""
 
     text: str
@@ -73,8 +67,7 @@ class Note:
     """`info`, `warning` or `error`; `done` for the line that ends a turn."""
 
 
-@dataclass(frozen=True)
-class CommandOutput:
+class CommandOutput(Struct, frozen=True):
     """A command that the user ran, with its output."""
 
     command: str
@@ -85,8 +78,7 @@ class CommandOutput:
 Block: TypeAlias = Prose | CodeLines | UserPrompt | Call | Proposal | Plan | Note | CommandOutput
 
 
-@dataclass
-class OpenCall:
+class OpenCall(Struct):
     """A tool call that has not ended."""
 
     call: ToolCall

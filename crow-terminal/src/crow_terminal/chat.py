@@ -2,14 +2,14 @@
 
 import asyncio
 import base64
+import gc
 import os
 import re
 import signal
 import time
 from collections import deque
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from crow_core import __version__
@@ -18,15 +18,16 @@ from crow_core.acp.schema import (
     AvailableCommandsUpdate,
     ListSessionsRequest,
     LoadSessionRequest,
+    NewSessionResponse,
     ResumeSessionRequest,
     SessionNotification,
     SetSessionConfigOptionRequest,
 )
-from msgspec import UNSET
+from msgspec import UNSET, Struct
 
 from crow_terminal import state as effects
 from crow_terminal.agents import AgentAddress, NoAgent, connect
-from crow_terminal.blocks import Block, CommandOutput, UserPrompt
+from crow_terminal.blocks import Block, CommandOutput
 from crow_terminal.client import ChatClient, Question
 from crow_terminal.commands import find_command
 from crow_terminal.completion import ChatCompleter
@@ -55,15 +56,14 @@ MAX_PENDING_LINES = 400
 """Lines that are printed in one frame."""
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(Struct, frozen=True):
     """How the terminal is started."""
 
     agent: AgentAddress
     cwd: str
     theme: str = "dark"
-    history: str | None = None
-    """The file of earlier prompts; None for none."""
+    history: Callable[[], str | None] | None = None
+    """Finds the file of earlier prompts; None for none."""
     resume: str = ""
     """The id of the session to load; empty for a new one."""
     last: bool = False
@@ -123,6 +123,7 @@ class Chat:
 
     def start(self) -> None:
         """Start the agent, now that the first frame is shown."""
+        gc.enable()  # a caller may have switched it off, to load this module sooner
         name = (
             f"crow {__version__}"
             if self.settings.agent.name == "crow"
@@ -284,17 +285,22 @@ class Chat:
         if last and self.state.abilities.lists:
             stored = await client.request("session/list", ListSessionsRequest(cwd=cwd))
             session = stored.sessions[0].session_id if stored.sessions else ""
-        can = self.state.abilities
+        can, loaded = self.state.abilities, NewSessionResponse(session_id="")
         if session and not (can.loads or can.resumes):
             self.perform(self.state.remark("This agent keeps no sessions: it has forgotten what was said.", "warning"))
             session = ""
         if session:
             self.state.loading, self.session_id = not self.state.muted, session
-            if self.state.muted and can.resumes:
-                loaded = await client.request("session/resume", ResumeSessionRequest(session_id=session, cwd=cwd))
-            else:
-                loaded = await client.request("session/load", LoadSessionRequest(session_id=session, cwd=cwd))
-        else:
+            try:
+                if self.state.muted and can.resumes:
+                    loaded = await client.request("session/resume", ResumeSessionRequest(session_id=session, cwd=cwd))
+                else:
+                    loaded = await client.request("session/load", LoadSessionRequest(session_id=session, cwd=cwd))
+            except RpcError as error:
+                sentence = f"{client.describe_error(error)} This is a new session."
+                self.perform(self.state.remark(sentence, "error"))
+                session = ""
+        if not session:
             loaded = await client.new_session(cwd)
             self.session_id = loaded.session_id
         self.perform(self.state.open_session(loaded.modes or None, loaded.config_options or [], time.monotonic()))
@@ -362,7 +368,7 @@ class Chat:
             what = f"restores {files}" if files else "changes no file"
             if stays := ", ".join(map(str, answer.get("stays", []))):
                 what += f"; what these did stays: {stays}"
-            self.perform(self.state.confirm_taking_back(turns, f"takes back {count}, {what}"))
+            self.perform(self.state.confirm_taking_back(turns, f"This takes back {count}, and {what}."))
 
     # The user
 
@@ -436,7 +442,7 @@ class Chat:
                     self.state.show_hint("Stop the turn first: Esc.", now)
                     self.terminal.update()
                 else:
-                    self.perform([effects.Show(UserPrompt(text.strip())), *command.run(self.state, words)])
+                    self.perform(command.run(self.state, words))
                 return
         self.perform(self.state.submit(text, now))
         self.pastes.clear()

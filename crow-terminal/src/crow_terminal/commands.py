@@ -1,9 +1,9 @@
 """The slash commands of the terminal itself; those of the agent are sent to it. Pure."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from crow_core.acp.schema import AvailableCommand, DiffContent, ToolCall
+from msgspec import Struct
 
 from crow_terminal.blocks import Call, Note
 from crow_terminal.dialogs import Row
@@ -33,8 +33,7 @@ HELP = """\
 """
 
 
-@dataclass(frozen=True)
-class LocalCommand:
+class LocalCommand(Struct, frozen=True):
     """A command of the terminal."""
 
     name: str

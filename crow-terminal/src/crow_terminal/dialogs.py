@@ -1,14 +1,19 @@
 """Questions to the user: a list to choose from, or a line to write. Pure."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, TypeAlias
+
+from msgspec import Struct
 
 Effects: TypeAlias = list[Any]
 
 
-@dataclass(frozen=True)
-class Row:
+def ignore(now: float) -> Effects:
+    """Do nothing."""
+    return []
+
+
+class Row(Struct, frozen=True):
     """A row to choose."""
 
     label: str
@@ -18,8 +23,7 @@ class Row:
     """Whether it is the value that holds now."""
 
 
-@dataclass
-class ListDialog:
+class ListDialog(Struct):
     """A list of which the user chooses one row, by arrows or its number."""
 
     title: str
@@ -55,8 +59,7 @@ class ListDialog:
         return rows[at] if 0 <= at < len(rows) else None
 
 
-@dataclass
-class TextDialog:
+class TextDialog(Struct):
     """A line that the user writes in the editor."""
 
     label: str
@@ -65,7 +68,7 @@ class TextDialog:
     """Called with the text and the time."""
     back: ListDialog | None = None
     """The list to return to."""
-    dismiss: Callable[[float], Effects] = field(default=lambda _: [])
+    dismiss: Callable[[float], Effects] = ignore
     about: Sequence[str] = ()
 
 

@@ -7,9 +7,9 @@ from crow_core.acp.schema import Cost
 
 from crow_terminal.blocks import OpenCall
 from crow_terminal.dialogs import ListDialog, TextDialog
-from crow_terminal.paint import format_seconds, paint_plan
+from crow_terminal.paint import format_seconds, paint_plan, wrap
 from crow_terminal.state import State
-from crow_terminal.text import clip, clip_start, escape_line, escape_output, measure
+from crow_terminal.text import clip, clip_start, escape_line, escape_output, fold, measure
 from crow_terminal.theme import Theme
 
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
@@ -106,7 +106,8 @@ def compose_choice(dialog: ListDialog, width: int, rows: int, theme: Theme) -> l
     about = [line for text in dialog.about for line in escape_output(text).split("\n")]
     hidden = len(about) - ABOUT_ROWS
     for line in about[: ABOUT_ROWS if hidden > 0 else None]:
-        lines += [f"    {piece}" for piece in fold(line, width - 4)]
+        pieces = wrap(line, width - 4) if not dialog.permission else [line]
+        lines += [f"    {piece}" for part in pieces for piece in fold(part, width - 4)]
     if hidden > 0:
         lines.append(theme.style("warning", f"    … {hidden} more lines"))
     found = dialog.found
@@ -119,7 +120,7 @@ def compose_choice(dialog: ListDialog, width: int, rows: int, theme: Theme) -> l
         label = f"{number}{box}{dot}{escape_line(row.label)}"
         chosen = n == dialog.selected
         if not row.detail and measure(label) > width - 2:  # a rule is read to its end
-            first, *rest = fold(label, width - 2)
+            first, *rest = [piece for part in wrap(label, width - 2) for piece in fold(part, width - 2)]
             text = [f"{'❯' if chosen else ' '} {first}", *(f"  {piece}" for piece in rest)]
             lines += [theme.style("prompt", line) if chosen else line for line in text]
             continue
@@ -141,19 +142,6 @@ def describe_keys(dialog: ListDialog) -> str:
         return f"{search}↑↓ Enter · Esc closes" if len(dialog.rows) > 4 else "↑↓ Enter · Esc closes"
     space = "Space marks · " if dialog.marked is not None else ""
     return f"{space}↑↓ or a number, Enter · Esc {'stops the turn' if dialog.permission else 'declines'}"
-
-
-def fold(line: str, width: int) -> list[str]:
-    """Break a line anywhere, so that all of it is shown."""
-    pieces: list[str] = []
-    width = max(width, 4)
-    while measure(line) > width:
-        at = width
-        while measure(line[:at]) > width:
-            at -= 1
-        pieces.append(line[:at])
-        line = line[at:]
-    return [*pieces, line]
 
 
 def compose_menu(items: Sequence[tuple[str, str]], selected: int | None, width: int, theme: Theme) -> list[str]:

@@ -5,7 +5,8 @@ item, a heading, some lines of code. A table is a block, as its columns depend o
 """
 
 import re
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 FENCE = re.compile(r"(`{3,}|~{3,})\s*([^\s`]*)[^`]*$")
 ITEM = re.compile(r"([-*+]|\d{1,9}[.)])([ \t]+|$)")
@@ -26,8 +27,7 @@ CONTEXT_LINES = 80
 """Lines of code before a piece that its colours may depend on."""
 
 
-@dataclass(frozen=True)
-class Prose:
+class Prose(Struct, frozen=True):
     """Some Markdown that can be rendered alone."""
 
     text: str
@@ -39,8 +39,7 @@ class Prose:
     """Whether it is a thought of the model, not a part of its answer."""
 
 
-@dataclass(frozen=True)
-class CodeLines:
+class CodeLines(Struct, frozen=True):
     """Some lines of a code block."""
 
     lines: tuple[str, ...]

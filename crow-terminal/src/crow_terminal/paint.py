@@ -18,7 +18,7 @@ from crow_terminal.blocks import (
     find_output,
 )
 from crow_terminal.markdown import CodeLines, Prose
-from crow_terminal.text import clip, escape, escape_line, escape_output
+from crow_terminal.text import clip, escape, escape_line, escape_output, fold
 from crow_terminal.theme import Theme
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class Painter:
             case Note():
                 return paint_note(block, width, theme)
             case CommandOutput():
-                return paint_command(block, theme, whole=whole)
+                return paint_command(block, width, theme, whole=whole)
 
     def _render(self, block: Prose | CodeLines, width: int) -> list[str]:
         if self._renderer is None or self._renderer.theme != self.theme:
@@ -137,11 +137,13 @@ def paint_call(block: Call, width: int, theme: Theme, *, whole: bool) -> list[st
     if output and not (diffs and call.status == "completed"):
         failed = call.status == "failed" and not block.denied
         quiet = call.kind in ("read", "search") and not failed
-        lines += paint_output(output, theme, whole=whole, quiet=quiet, failed=failed)
+        lines += paint_output(output, theme, width, whole=whole, quiet=quiet, failed=failed)
     return lines
 
 
-def paint_output(output: str, theme: Theme, *, whole: bool, quiet: bool = False, failed: bool = False) -> list[str]:
+def paint_output(
+    output: str, theme: Theme, width: int, *, whole: bool, quiet: bool = False, failed: bool = False
+) -> list[str]:
     """Paint the output of a tool: its last lines, or, if it is quiet, their number."""
     lines = escape_output(output).rstrip("\n").split("\n")
     shown = len(lines) if whole else FAILED_LINES if failed else FOLDED_LINES
@@ -150,13 +152,15 @@ def paint_output(output: str, theme: Theme, *, whole: bool, quiet: bool = False,
         return [theme.style("dim", f"  └ {len(lines)} lines")]
     hidden = len(lines) - shown if len(lines) > shown + 1 else 0
     kept = [f"… {hidden} lines before · Ctrl-O", *lines[hidden:]] if hidden else lines
+    if not whole:  # else lines that are too wide are left to the terminal to break, and are copied whole
+        kept = [piece for line in kept for piece in fold(line, width - 4)]
     return [theme.style(style, f"  {'└' if not n else ' '} {line}".rstrip()) for n, line in enumerate(kept)]
 
 
-def paint_command(block: CommandOutput, theme: Theme, *, whole: bool) -> list[str]:
+def paint_command(block: CommandOutput, width: int, theme: Theme, *, whole: bool) -> list[str]:
     head = theme.style("accent", "! ") + escape_line(block.command)
     code = theme.style("bad", f"  exit code {block.code}") if block.code else ""
-    return [head + code, *(paint_output(block.output, theme, whole=whole) if block.output.strip() else [])]
+    return [head + code, *(paint_output(block.output, theme, width, whole=whole) if block.output.strip() else [])]
 
 
 def paint_plan(block: Plan, width: int, theme: Theme) -> list[str]:

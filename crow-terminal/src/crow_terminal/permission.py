@@ -1,16 +1,14 @@
 """The answers to a question for permission: what the agent offers, as rows, and the response that is sent. Pure."""
 
 from collections.abc import Collection
-from dataclasses import dataclass
 
 from crow_core.acp.schema import RequestPermissionRequest, RequestPermissionResponse, SelectedOutcome
-from msgspec import UNSET
+from msgspec import UNSET, Struct
 
 from crow_terminal.dialogs import Row
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(Struct, frozen=True):
     """An answer that the agent offers."""
 
     id: str

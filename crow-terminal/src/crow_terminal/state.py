@@ -27,6 +27,7 @@ from crow_core.acp.schema import (
     Usage,
     UsageUpdate,
 )
+from msgspec import Struct
 
 from crow_terminal.blocks import Block, BlockRecord, Call, CommandOutput, Note, UserPrompt
 from crow_terminal.dialogs import Dialog, ListDialog, Row, TextDialog
@@ -48,16 +49,14 @@ UNFOLDABLE = 50
 """Folded blocks that are remembered, to be shown whole."""
 
 
-@dataclass(frozen=True)
-class Show:
+class Show(Struct, frozen=True):
     """Print a finished block."""
 
     block: Block
     whole: bool = False
 
 
-@dataclass(frozen=True)
-class Send:
+class Send(Struct, frozen=True):
     """Send a prompt."""
 
     text: str
@@ -65,48 +64,41 @@ class Send:
     """The commands that the user ran before, which the agent has not seen."""
 
 
-@dataclass(frozen=True)
-class Cancel:
+class Cancel(Struct, frozen=True):
     """Cancel the running turn."""
 
 
-@dataclass(frozen=True)
-class Respond:
+class Respond(Struct, frozen=True):
     """Answer a request of the agent."""
 
     id: int
     response: Any
 
 
-@dataclass(frozen=True)
-class Leave:
+class Leave(Struct, frozen=True):
     """End the terminal."""
 
 
-@dataclass(frozen=True)
-class Ring:
+class Ring(Struct, frozen=True):
     """Tell the user, who may look elsewhere, that something is done or asked."""
 
     sentence: str
 
 
-@dataclass(frozen=True)
-class Edit:
+class Edit(Struct, frozen=True):
     """Replace the text of the editor."""
 
     text: str
 
 
-@dataclass(frozen=True)
-class SetOption:
+class SetOption(Struct, frozen=True):
     """Set a config option of the session, or its mode if `id` is empty."""
 
     id: str
     value: str | bool
 
 
-@dataclass(frozen=True)
-class Open:
+class Open(Struct, frozen=True):
     """Open another session: a new one, or a stored one."""
 
     session: str = ""
@@ -114,13 +106,11 @@ class Open:
     """Whether to open the current one once more, with what was said in it."""
 
 
-@dataclass(frozen=True)
-class ListSessions:
+class ListSessions(Struct, frozen=True):
     """Ask the agent for its sessions, to choose one."""
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(Struct, frozen=True):
     """Run a command of the user."""
 
     command: str
@@ -128,42 +118,36 @@ class Run:
     """Whether the next prompt tells the agent."""
 
 
-@dataclass(frozen=True)
-class StopCommand:
+class StopCommand(Struct, frozen=True):
     """Kill the user's running command."""
 
 
-@dataclass(frozen=True)
-class TakeBack:
+class TakeBack(Struct, frozen=True):
     """Ask the agent to take back the last turns; with `confirmed`, do it."""
 
     turns: int
     confirmed: bool = False
 
 
-@dataclass(frozen=True)
-class Copy:
+class Copy(Struct, frozen=True):
     """Copy a text to the clipboard."""
 
     text: str
 
 
-@dataclass(frozen=True)
-class ExportSession:
+class ExportSession(Struct, frozen=True):
     """Write the transcript to a file."""
 
     path: str
 
 
-@dataclass(frozen=True)
-class SetTheme:
+class SetTheme(Struct, frozen=True):
     """Use another theme from now on."""
 
     name: str
 
 
-@dataclass(frozen=True)
-class Fold:
+class Fold(Struct, frozen=True):
     """Leave out, or print, thoughts; fold, or print whole, the output of tools."""
 
     thoughts: bool | None = None
@@ -176,8 +160,7 @@ Effect: TypeAlias = (
 )  # fmt: skip
 
 
-@dataclass
-class Abilities:
+class Abilities(Struct):
     """What the agent can do beyond prompts."""
 
     name: str = ""
@@ -316,8 +299,8 @@ class State:
             effects.append(Show(Note(sentence, "warning")))
         elif seconds >= NOTIFY_AFTER:
             effects.append(Show(Note(f"Took {format_seconds(seconds)}.", "done")))
-        if seconds >= NOTIFY_AFTER and not self.queue:
-            effects.append(Ring(f"{self.agent} is done"))
+        if not self.queue:
+            effects += self._ring(f"{self.agent} is done", now)
         self.phase, self.cancelled, self.hint = "ready", False, ""
         return [*effects, *self._drop_questions(), *self._send_next(now)]
 
@@ -370,7 +353,7 @@ class State:
         if form is None:
             return self._reply(CreateElicitationResponse(action="cancel"), now)
         self._show_field(form)
-        return [*self._show(self.transcript.end_text()), Ring(f"{self.agent} asks")]
+        return [*self._show(self.transcript.end_text()), *self._ring(f"{self.agent} asks", now)]
 
     def _ask_permission(self, request: RequestPermissionRequest, now: float) -> list[Effect]:
         call = request.tool_call
@@ -401,7 +384,7 @@ class State:
         self.dialog = ListDialog(
             title, make_rows(request, self.abilities.answers), answer, dismiss, about=about, permission=True
         )
-        return [*effects, Ring(f"{self.agent} asks: {title}")]
+        return [*effects, *self._ring(f"{self.agent} asks: {title}", now)]
 
     def _show_field(self, form: Form) -> list[Effect]:
         """Show the next field of a form, or send the form."""
@@ -546,8 +529,14 @@ class State:
         """Whether keys are meant for the dialog: not at once, as the user may have been typing."""
         return not self.asked or now - self.dialog_since >= GRACE
 
-    def pick(self, title: str, rows: Sequence[Row], choose: Callable[[Row, float], list[Effect]]) -> list[Effect]:
-        """Let the user choose one of these rows."""
+    def pick(
+        self,
+        title: str,
+        rows: Sequence[Row],
+        choose: Callable[[Row, float], list[Effect]],
+        about: Sequence[str] = (),
+    ) -> list[Effect]:
+        """Let the user choose one of these rows, after some lines to read."""
 
         def close(row: Row, now: float) -> list[Effect]:
             self.dialog = None
@@ -558,7 +547,7 @@ class State:
             return self._ask_next(now)
 
         if not self.asked:
-            self.dialog = ListDialog(title, [*rows], close, dismiss, searchable=True)
+            self.dialog = ListDialog(title, [*rows], close, dismiss, about=about, searchable=True)
             self.dialog.selected = next((n for n, row in enumerate(rows) if row.current), 0)
         return []
 
@@ -678,8 +667,8 @@ class State:
         def choose(row: Row, now: float) -> list[Effect]:
             return [TakeBack(turns, confirmed=True)] if row.value else []
 
-        rows = [Row("Go back", sentence, True), Row("Stay", "", False)]
-        return self.pick("Go back?", rows, choose)
+        rows = [Row("Go back", "", True), Row("Stay", "", False)]
+        return self.pick("Go back?", rows, choose, [sentence])
 
     def take_back(self, turns: int, sentence: str) -> list[Effect]:
         """The agent has taken back the last turns."""
@@ -694,6 +683,10 @@ class State:
         if not self.folded:
             return self.remark("Nothing is folded.")
         return [Show(self.folded.pop(), whole=True)]
+
+    def _ring(self, sentence: str, now: float) -> list[Effect]:
+        """Tell the user, if the turn has taken so long that they may look elsewhere."""
+        return [Ring(sentence)] if now - self.since >= NOTIFY_AFTER else []
 
     def _show(self, blocks: Sequence[Block]) -> list[Effect]:
         for block in blocks:

@@ -22,7 +22,7 @@ from prompt_toolkit.data_structures import Point
 from prompt_toolkit.enums import EditingMode
 from prompt_toolkit.filters import Condition
 from prompt_toolkit.formatted_text import ANSI, StyleAndTextTuples, to_formatted_text
-from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory, ThreadedHistory
 from prompt_toolkit.input import create_input
 from prompt_toolkit.key_binding import KeyBindingsBase, merge_key_bindings
 from prompt_toolkit.key_binding.defaults import load_key_bindings
@@ -158,14 +158,22 @@ class CursorMark(Processor):
 
 
 class SafeHistory(FileHistory):
-    """A history that does without its file if that cannot be read or written."""
+    """A history that does without its file if that cannot be found, read or written."""
+
+    def __init__(self, find: Callable[[], str | None]) -> None:
+        """`find` returns the file; it is called after the first frame, in a thread."""
+        super().__init__("")
+        self._find = find
 
     def load_history_strings(self) -> list[str]:  # pyright: ignore[reportIncompatibleMethodOverride]
         with suppress(OSError, ValueError):
+            self.filename = self._find() or ""
             return [*super().load_history_strings()]
         return []
 
     def store_string(self, string: str) -> None:
+        if not self.filename:
+            return
         with suppress(OSError, ValueError):
             os.close(os.open(self.filename, os.O_CREAT | os.O_WRONLY, 0o600))  # nobody else reads it
             super().store_string(string.encode(errors="replace").decode())
@@ -185,7 +193,7 @@ class Terminal:
         is_moving: Callable[[], bool],
         keys: KeyBindingsBase,
         completer: Completer | None = None,
-        history: str | None = None,
+        history: Callable[[], str | None] | None = None,
         no_color: bool = False,
         output: TextIO | None = None,
     ) -> None:
@@ -198,7 +206,7 @@ class Terminal:
         self._timer: asyncio.TimerHandle | None = None
         self._last_frame = 0.0
         self._rows_drawn = 0
-        past: History = SafeHistory(history) if history else InMemoryHistory()
+        past: History = ThreadedHistory(SafeHistory(history)) if history else InMemoryHistory()
         self.editor = Buffer(
             multiline=True,
             history=past,

@@ -60,3 +60,16 @@ def clip(text: str, columns: int) -> str:
 def clip_start(text: str, columns: int) -> str:
     """Cut a line to at most `columns` columns, but keep its end, after `…`."""
     return text if measure(text) <= columns else "…" + clip(text[::-1], max(columns, 1))[-2::-1]
+
+
+def fold(line: str, width: int) -> list[str]:
+    """Break a line anywhere, so that all of it is shown."""
+    pieces: list[str] = []
+    width = max(width, 4)
+    while measure(line) > width:
+        at = width
+        while measure(line[:at]) > width:
+            at -= 1
+        pieces.append(line[:at])
+        line = line[at:]
+    return [*pieces, line]

@@ -1,11 +1,11 @@
 """The styles of everything that is shown."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 
-@dataclass(frozen=True)
-class Theme:
+class Theme(Struct, frozen=True):
     """The styles, as parameters of the escape sequence SGR, and the colours of code."""
 
     accent: str = "36"
