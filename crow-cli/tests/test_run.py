@@ -87,7 +87,7 @@ async def test_json_is_one_object(machine: "Machine") -> None:
 
     outcome = json.loads(done.out)
     assert done.code == 0
-    assert (outcome["text"], outcome["stopReason"], outcome["usage"]["used"]) == ("Hello.", "end_turn", 105)
+    assert (outcome["text"], outcome["stop_reason"], outcome["context"]["used"]) == ("Hello.", "end_turn", 105)
 
 
 SCHEMA = '{"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}'
@@ -149,13 +149,15 @@ async def test_stream_json_is_every_update_and_then_the_outcome(machine: "Machin
         machine.ask(server.url)
         done = await machine.crow("run", "--yolo", "--output-format", "stream-json", "Find it.")
 
-    *updates, outcome = map(json.loads, done.out.splitlines())
+    start, *updates, outcome = map(json.loads, done.out.splitlines())
     assert done.code == 0
+    assert (start["type"], start["schema_version"], start["model"]) == ("start", 1, "scripted")
+    assert start["session_id"] == outcome["session_id"]
     states = [update["status"] for update in updates if "status" in update]
     assert list(dict.fromkeys(states)) == ["pending", "in_progress", "completed"], "a slow call tells of its progress"
     pieces = [update["content"]["text"] for update in updates if update["sessionUpdate"] == "agent_message_chunk"]
     assert "".join(pieces) == outcome["text"] == "There it is."
-    assert outcome["stopReason"] == "end_turn"
+    assert outcome["stop_reason"] == "end_turn"
 
 
 async def test_standard_input_is_added_after_the_prompt(machine: "Machine") -> None:
@@ -256,7 +258,7 @@ async def test_the_limit_of_requests_ends_the_prompt(machine: "Machine") -> None
         machine.ask(server.url)
         done = await machine.crow("run", "--yolo", "--max-requests", "2", "Go on.")
 
-    assert done.code == 1
+    assert done.code == 4
     assert len(server.requests) == 2
     assert "as many model requests as allowed (--max-requests)" in done.err
 
@@ -272,7 +274,8 @@ async def test_tool_calls_are_refused_when_nobody_can_be_asked(machine: "Machine
         machine.ask(server.url)
         done = await machine.crow("run", "Touch it.")
 
-    assert (done.code, done.out) == (0, "I may not.\n")
+    assert (done.code, done.out) == (3, "I may not.\n")
+    assert "To allow this, add: --allow 'terminal:touch ran'" in done.err
     assert not (machine.project / "ran").exists()
     assert "nobody is there to give it" in server.requests[1]["messages"][-1]["content"]
 
@@ -528,7 +531,7 @@ async def test_session_is_continued(machine: "Machine") -> None:
         first = json.loads((await machine.crow("run", "one", "--output-format", "json")).out)
         await machine.crow("run", "two")
         last = await machine.crow("run", "-c", "three")
-        named = await machine.crow("run", "-r", first["sessionId"][:8], "--yolo", "four")
+        named = await machine.crow("run", "-r", first["session_id"][:8], "--yolo", "four")
         bodies = model.requests
     assert (last.out, named.out) == ("Three.\n", "Four.\n")
     assert [user_texts(body) for body in bodies] == [["one"], ["two"], ["two", "three"], *2 * [["one", "four"]]]
@@ -540,7 +543,7 @@ async def test_missing_session_to_continue_is_reported(machine: "Machine") -> No
         machine.ask(model.url)
         last, named = await machine.crow("run", "-c", "hi"), await machine.crow("run", "-r", "abc", "hi")
         both = await machine.crow("run", "-c", "-r", "abc", "hi")
-    assert (last.code, named.code, both.code) == (1, 2, 2)
+    assert (last.code, named.code, both.code) == (2, 2, 2)
     assert f"There is no session in {machine.project} to go on with." in last.err
     assert "There is no session 'abc'" in named.err
     assert "give one of them" in both.err

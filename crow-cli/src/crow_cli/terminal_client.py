@@ -38,15 +38,17 @@ ANSWER_LETTERS = {"allow_once": "y", "allow_always": "a", "reject_once": "n"}
 
 
 class TerminalClient(AcpClient):
-    """An ACP client that prints updates. Only an `interactive` one asks the user for permissions."""
+    """An ACP client that prints updates. It asks the user for permissions if there is a `terminal`."""
 
-    def __init__(self, transport: Transport, *, interactive: bool = False, quiet: bool = False) -> None:
+    def __init__(self, transport: Transport, *, terminal: int | None = None, quiet: bool = False) -> None:
         handlers: dict[str, Handler] = {"session/update": self.on_update}
-        if interactive:
+        if terminal is not None:
             handlers["session/request_permission"] = self.on_permission
         super().__init__(transport, handlers)
+        self.terminal = terminal
+        """The descriptor from which the user's answers are read."""
         self.quiet = quiet
-        """Print nothing while the turn runs."""
+        """Print nothing while the turn runs, but questions."""
         self.answer_apart = False
         """Print the agent's messages on standard error: something else is the answer."""
         self.text = ""
@@ -96,6 +98,15 @@ class TerminalClient(AcpClient):
                 pass
 
     async def on_permission(self, question: RequestPermissionRequest) -> RequestPermissionResponse:
+        quiet, self.quiet = self.quiet, False
+        try:
+            return await self.ask(question)
+        finally:
+            self.quiet = quiet
+
+    async def ask(self, question: RequestPermissionRequest) -> RequestPermissionResponse:
+        """Ask the user whether a tool call may run."""
+        assert self.terminal is not None
         call = question.tool_call
         if call.content:
             self.print_result(call.content, failed=False)
@@ -109,7 +120,7 @@ class TerminalClient(AcpClient):
         self.end_line()
         always = ", [a]lways in this session" if "a" in offered else ""
         self.print(f"Allow {call.title}? [y]es, [n]o{always}: ", sys.stderr, fg="yellow")
-        answer = await read_answer()
+        answer = await read_answer(self.terminal)
         self.open_line = None
         chosen = offered.get(answer or "", offered.get("n"))
         if chosen is None or answer is None:
@@ -156,16 +167,16 @@ class TerminalClient(AcpClient):
         self.open_line = None if text.endswith("\n") else file
 
 
-async def read_answer() -> str | None:
+async def read_answer(terminal: int) -> str | None:
     """Read a line and return its first letter in lower case; return None at the end of input.
 
     This does not call `input` in a thread, which would keep the process alive after the question was cancelled.
     """
     loop, line = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_reader(sys.stdin, line.set)
+    loop.add_reader(terminal, line.set)
     try:
         await line.wait()
-        typed = os.read(sys.stdin.fileno(), 1024)
+        typed = os.read(terminal, 1024)
         return typed.decode(errors="replace").strip().lower()[:1] if typed else None
     finally:
-        loop.remove_reader(sys.stdin)
+        loop.remove_reader(terminal)

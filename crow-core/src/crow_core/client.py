@@ -33,6 +33,9 @@ from crow_core.errors import ElicitationError, EndTurn
 from crow_core.log import SessionLog, new_id
 from crow_core.text import clean_json
 
+NOBODY_THERE = "it needs a permission, and nobody is there to give it"
+"""The reason of a denial where the user could not be asked."""
+
 
 class Client(Protocol):
     """The client's side of an ACP connection: an editor, a terminal, a program."""
@@ -149,7 +152,7 @@ class User:
         try:
             answer = await self.ask_permission(about, offered)
         except ElicitationError:
-            return PermissionAnswer(False, "it needs a permission, and nobody is there to give it")
+            return PermissionAnswer(False, NOBODY_THERE)
         allowed, lasts = answer in ("allow", "always"), answer in ("always", "never")
         return PermissionAnswer(allowed, "the user" if allowed else "the user rejected it", lasts)
 
