@@ -57,11 +57,11 @@ async def test_call_that_nobody_could_allow_is_exit_code_3_and_names_the_flag(ma
         done = await machine.crow("run", "Go", "--output-format", "json", "--deny", "terminal:echo *")
     outcome = read(done)
     assert (done.code, outcome["stop_reason"], outcome["text"]) == (3, "end_turn", "No.")
-    told = {call["subject"]: call["flag"] for call in outcome["denied"]}
+    told = {call["title"]: call["flag"] for call in outcome["denied"]}
     assert told == {
         "touch ran": "--allow 'terminal:touch ran'",
         "touch one && echo $HOME": "",  # a rule denies a part of it
-        "a.txt": "--allow file_editor:a.txt",
+        "create a.txt": "--allow file_editor:a.txt",
         "echo 'a [b]*'": "",
     }
     assert {call["tool"] for call in outcome["denied"]} == {"terminal", "file_editor"}
@@ -90,7 +90,7 @@ async def test_denied_rule_alone_is_no_missing_permission(machine: "Machine"):
     async with ScriptedServer([Reply(tool_calls=[command("touch ran")]), Reply("No.")]) as server:
         machine.ask(server.url)
         done = await machine.crow("run", "Go", "--yolo", "--deny", "terminal:touch*", "--output-format", "json")
-    assert (done.code, [call["subject"] for call in read(done)["denied"]]) == (0, ["touch ran"])
+    assert (done.code, [call["title"] for call in read(done)["denied"]]) == (0, ["touch ran"])
     assert not (machine.project / "ran").exists()
 
 

@@ -203,7 +203,8 @@ async def test_an_answer_for_the_session_covers_exactly_what_it_names(tmp_path: 
         asked = [question.tool_call.raw_input for question in editor.questions]
         assert asked == [uses[at]["arguments"] for at in (0, 3, 4, 5)]
         names = [question.options[1].name for question in editor.questions]
-        assert names == ["Allow this command for this session"] * 3 + ["Allow changes to files here for this session"]
+        commands = ["true", "true x", "cd sub && true"]
+        assert names == [f"Allow for this session: {what}" for what in (*commands, "changes to files here")]
         other = await editor.new_session(str(tmp_path))
         await editor.prompt(other.session_id, "go")
     assert len(editor.questions) == len(asked) + 1
@@ -1121,7 +1122,7 @@ async def test_a_decision_names_its_scope_and_a_digest_of_the_arguments(tmp_path
         await editor.prompt(session.session_id, "go")
         (log,) = (session.log for session in crow.sessions.values())
     notes = [entry["crow"] for entry in log if entry.get("crow", {}).get("kind") == "decision"]
-    command, files = "session: this command", "session: changes to files here"
+    command, files = "session: true", "session: changes to files here"
     assert [note["scope"] for note in notes] == [command, command, files, "once", "once"]
     asked = [call["function"]["arguments"] for entry in log for call in entry.get("tool_calls", [])]
     assert [note["arguments"] for note in notes] == [hashlib.sha256(text.encode()).hexdigest() for text in asked]
@@ -1136,7 +1137,7 @@ async def test_a_tool_of_an_external_server_is_asked_about_whatever_its_kind(tmp
         session = await editor.new_session(str(tmp_path))
         await editor.prompt(session.session_id, "go")
     (question,) = editor.questions
-    assert question.options[1].name == "Allow demo_peek for this session"
+    assert question.options[1].name.startswith("Allow for this session: demo_peek (definition ")
 
 
 @pytest.mark.parametrize(
@@ -1370,7 +1371,7 @@ async def test_each_kind_of_tool_is_decided_as_described_in_each_mode(mode: Mode
         assert [asked["execute"].tool_call.title, asked["edit"].tool_call.status] == ["ls  -l", "pending"]
         scopes = {name: [option.name for option in question.options] for name, question in asked.items()}
         assert "fetch from example.org" in str(scopes["fetch"])
-        assert "this command" in str(scopes["execute"])
+        assert "Allow for this session: ls  -l" in scopes["execute"]
         assert "changes to files here" in str(scopes["edit"])
         assert "other" in str(scopes["other"])
         assert asked["edit"].tool_call.locations

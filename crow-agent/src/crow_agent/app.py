@@ -7,12 +7,14 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
+from weakref import WeakValueDictionary
 
 import crow_mcp_server
 from crow_compact.extension import compact
 from crow_core.app import Crow
 from crow_core.editor import ClientWorkspace, terminals
+from crow_core.elicitation import can_ask
 from crow_core.errors import ConfigError, ElicitationError
 from crow_core.extensions.ask_user import ask_user
 from crow_core.extensions.broken_replies import broken_replies
@@ -34,6 +36,7 @@ from crow_core.extensions.resources import resources
 from crow_core.extensions.shell_hooks import shell_hooks
 from crow_core.extensions.structured_output import structured_output
 from crow_core.extensions.subagents import subagents
+from crow_core.extensions.taint import taint
 from crow_core.extensions.telemetry import telemetry
 from crow_core.extensions.templates import templates
 from crow_core.extensions.titles import titles
@@ -43,9 +46,10 @@ from crow_core.extensions.undo import undo
 from crow_core.extensions.until_done import until_done
 from crow_core.extensions.usage import usage
 from crow_core.masking import find_secrets
-from crow_core.mcp.server import Server
+from crow_core.mcp.server import Server, share_server
 from crow_core.messages import Message, drop_rewound, find_shell
 from crow_core.models.chat import Model
+from crow_core.permission.kept_answers import KeptAnswers
 from crow_core.prompts import Prompt
 from crow_core.session import Session
 from crow_core.settings.config import (
@@ -64,16 +68,19 @@ from crow_core.settings.config import (
     to_server,
 )
 from crow_core.settings.discovery import find_models
-from crow_core.settings.trust import TrustedFolders, list_project_files
+from crow_core.settings.project_files import FOLDERS, SETTINGS, is_inside, list_settings, show_path
+from crow_core.settings.running import RunningAgents
+from crow_core.settings.trust import TrustedFolders
 from crow_core.text import to_line
 from crow_mcp_server.web.search_settings import PROVIDER_KEYS
 from crow_mcp_server.workspace import Workspace, local_workspace
 from crow_persistence.extension import persistence
 from crow_skills.agents import agents
 from crow_skills.command_files import command_files
-from crow_skills.files import get_user_folders
+from crow_skills.files import find_project_folders, get_user_folders
 from crow_skills.mentions import mentions
 from crow_skills.skills import skills
+from msgspec.json import encode as to_json
 
 Mode = Literal["ask", "accept-edits", "plan", "yolo"]
 Extension = Callable[..., None]
@@ -123,6 +130,8 @@ async def build(
     ask the user. `extra_secrets` are values to mask beside those of the configuration. Raises ConfigError for a
     setting that cannot be used, ModelError when no model is found.
     """
+    if mode not in (None, *get_args(Mode)):
+        raise ConfigError(f"There is no mode {mode!r}. Give one of: {', '.join(get_args(Mode))}.")
     home = Home.find(env)
     config, env = load_config(home, env), load_environment(home, env)
     crow = Crow(
@@ -130,6 +139,7 @@ async def build(
         system=system or load_system_prompt(config, home),
         max_requests=max_requests or config.max_requests,
     )
+    RunningAgents(home.data).add(crow)
     if config.servers_wait is not None:
         crow.servers_wait = config.servers_wait
     hidden = find_key_variables(env, config)
@@ -157,8 +167,10 @@ async def build(
                 "protected": rules.protected,
                 "project": partial(load_project_rules, trust, env=env),
                 "trusted": trust.is_trusted,
+                "answers": KeptAnswers(home.data),
             },
         ),
+        *([(taint, make_taint_options(config, home, trust, env))] if rules.taint else []),
         (terminals, {}),
         (configured_servers, {"config": config, "home": home}),
         (project_servers, {"trust": trust, "env": env, "home": home}),
@@ -177,6 +189,18 @@ async def build(
         if extension not in without:
             crow.use(extension, **options)
     return crow
+
+
+def make_taint_options(config: Config, home: Home, trust: TrustedFolders, env: Mapping[str, str]) -> dict[str, Any]:
+    """Make the options of the extension `taint`."""
+    files = [home.config / "config.toml", home.config / "mcp.json", home.config / ".env", home.data / TOKENS_FOLDER]
+    return {
+        "private": config.permissions.private,
+        "rules": [*config.permissions.ask, *config.permissions.deny],
+        "own": [*map(str, files), *(str(home.data / f"crow.db{end}") for end in ("", "-wal", "-shm"))],
+        "project": partial(load_project_rules, trust, env=env),
+        "trusted": trust.is_trusted,
+    }
 
 
 def named_extensions(
@@ -246,8 +270,8 @@ def make_tool_server(
     *,
     only: Collection[str] | None = None,
 ) -> Server:
-    """Make the server of the built-in tools, or of `only` those, in this process. A file describes the tools, so that
-    their code is loaded only when one is called."""
+    """Return the server of the built-in tools, or of `only` those, in this process; equal apps share it. A file
+    describes the tools, so that their code is loaded only when one is called."""
     tools = [
         tool
         for tool in crow_mcp_server.tools(env)
@@ -256,17 +280,27 @@ def make_tool_server(
 
     def source() -> Any:
         return crow_mcp_server.create_server(
-            lambda meta: make_workspace(crow, meta), hidden_env, allow_hosts=allow_hosts, stay_on_host=True, env=env
+            make_workspace, hidden_env, allow_hosts=allow_hosts, stay_on_host=True, env=env
         )
 
+    @crow.session_start
+    def note(session: Session) -> None:
+        SESSIONS[session.id] = session
+
     crow.session_end(end_terminals)
-    return Server(TOOL_SERVER, source, definitions=tools, built_in=True, shared=True)
+    definition = (*(tool["name"] for tool in tools), *hidden_env, *allow_hosts, *env.items())
+    make = partial(Server, TOOL_SERVER, source, definitions=tools, built_in=True, shared=True)
+    return share_server(definition, make)
 
 
-def make_workspace(crow: Crow, meta: dict[str, Any]) -> Workspace:
+SESSIONS: WeakValueDictionary[str, Session] = WeakValueDictionary()
+"""The open sessions of all apps of this process, by id."""
+
+
+def make_workspace(meta: dict[str, Any]) -> Workspace:
     """Make the workspace of a tool call, with the files and terminals of its session's client where it offers them."""
     here = local_workspace(meta)
-    if (session := crow.sessions.get(here.session)) is None:
+    if (session := SESSIONS.get(here.session)) is None:
         return here
     editor = ClientWorkspace(session, str(meta.get("crow/call")))
     return replace(
@@ -317,7 +351,8 @@ def find_prompt_files(config: Config, home: Home, trust: TrustedFolders, session
         files["system"] = home.config / Path(config.prompts.system).expanduser()
     project = Path(session.cwd)
     if trust.is_trusted(project):
-        files |= list_prompts(project / ".crow" / "prompts")
+        own = list_prompts(project / ".crow" / "prompts")
+        files |= {name: path for name, path in own.items() if is_inside(path, project) and path.is_file()}
     return files
 
 
@@ -334,20 +369,49 @@ def configured_servers(crow: Crow, *, config: Config, home: Home) -> None:
         return to_servers(session, config.mcp.servers, home)
 
 
+def given_servers(crow: Crow, *, given: Mapping[str, Any], env: Mapping[str, str]) -> None:
+    """Connect the MCP servers that a program hands in, in every session; as settings, or as the server itself."""
+    home = Home.find(env)
+
+    @crow.mcp_servers
+    def servers(session: Session) -> Sequence[Server]:
+        wanted = {name: settings for name, settings in given.items() if isinstance(settings, ServerSettings)}
+        objects = {name: server for name, server in given.items() if name not in wanted}
+        return to_servers(session, wanted, home) + [
+            share_server((name, id(server)), partial(Server, name, lambda server=server: server))
+            for name, server in objects.items()
+        ]
+
+
 def to_servers(session: Session, wanted: Mapping[str, ServerSettings], home: Home) -> list[Server]:
-    """Make the servers that a session connects to from their settings, without those that are disabled."""
+    """Find or make the servers that a session connects to from their settings, without those that are disabled."""
     return [
-        to_server(
-            name, settings, session.cwd, tokens=home.data / TOKENS_FOLDER, visit=partial(send_to_login, session, name)
-        )
+        find_server(session, name, settings, home.data / TOKENS_FOLDER)
         for name, settings in wanted.items()
         if not settings.disabled
     ]
 
 
+def find_server(session: Session, name: str, settings: ServerSettings, tokens: Path) -> Server:
+    """Return the server that other sessions use, if this one may use it, too; else make it.
+
+    Sessions share a server if its settings and their folders are equal. Where a user can fill in its forms, it must be
+    certain whom a form is for; where a user can log in to it, each session does.
+    """
+    capabilities = session.client.capabilities
+    make = partial(to_server, name, settings, session.cwd, tokens=tokens, visit=partial(send_to_login, session, name))
+    if not settings.shared or (settings.wants_login and can_ask(capabilities, "url")):
+        return make()
+    has_forms = can_ask(capabilities, "form")
+    definition = (name, to_json(settings, order="sorted"), tokens, *session.folders.roots, has_forms)
+    return share_server(definition, make, must_name_calls=has_forms)
+
+
 @asynccontextmanager
 async def send_to_login(session: Session, name: str, url: str) -> AsyncGenerator[None]:
     """Ask the user, through the client, to log in at a URL; the block runs meanwhile. Raises ConnectionError."""
+    if not can_ask(session.client.capabilities, "url"):
+        raise ConnectionError(describe_missing_login(name))
     await session.turns.id_known.wait()
     try:
         answer = await session.user.elicit(f"The MCP server {to_line(name)} wants you to log in.", url=url)
@@ -365,18 +429,38 @@ def project_servers(crow: Crow, *, trust: TrustedFolders, env: Mapping[str, str]
     @crow.mcp_servers
     def servers(session: Session) -> Sequence[Server]:
         folder = Path(session.cwd)
-        files = list_project_files(folder)
-        if files and not trust.is_trusted(folder):
-            names = " and ".join(dict.fromkeys("/".join(file.relative_to(folder).parts[:2]) for file in files))
-            command = f"crow trust {shlex.quote(session.cwd)}"
-            session.state["untrusted"] = f"{names} in {folder} ignored until you trust it: {command}"
-            return []
-        return to_servers(session, load_project_config(folder, env).mcp.servers, home)
+        is_trusted = trust.is_trusted(folder)
+        own = {folder, Path(env.get("HOME") or Path.home())}  # crow uses the skills of the user's home anyway
+        above = [each for each in reversed(find_project_folders(folder)) if each not in own]
+        session.state["trust notices"] = [
+            *(describe_left_out(trust, folder) if is_trusted else [describe_untrusted(trust, folder)]),
+            *(describe_untrusted(trust, each, FOLDERS) for each in above if not trust.is_trusted(each)),
+        ]
+        return to_servers(session, load_project_config(folder, env).mcp.servers, home) if is_trusted else []
 
     @crow.before_prompt
     async def warn(message: Any, session: Session) -> None:
-        if text := session.state.pop("untrusted", ""):
-            await session.notice(text, "warning")
+        for text in filter(None, session.state.pop("trust notices", ())):
+            await session.notice(to_line(show_path(text)), "warning")
+
+
+def describe_untrusted(trust: TrustedFolders, folder: Path, wanted: Sequence[str] = (*SETTINGS, *FOLDERS)) -> str:
+    """Return the sentence about those of the `wanted` settings that an untrusted folder has; "" if it has none."""
+    names = list_settings(folder, wanted)
+    if not names:
+        return ""
+    listed = " and ".join([*names[:4], *([f"{len(names) - 4} more"] if len(names) > 4 else [])])
+    change = trust.find_change(folder)
+    since = f" again ({change} since)" if change else ""
+    broken = f" ({trust.file} cannot be read, so no folder is trusted)" if trust.is_broken else ""
+    return f"{listed} in {folder} ignored until you trust it{since}{broken}: crow trust {shlex.quote(str(folder))}"
+
+
+def describe_left_out(trust: TrustedFolders, folder: Path) -> Iterator[str]:
+    """Yield a sentence about the paths in a trusted folder's settings that are not used."""
+    if left_out := trust.list_left_out(folder):
+        more = f", and {len(left_out) - 1:,} more" if len(left_out) > 1 else ""
+        yield f"Left out of the settings of {folder}: {left_out[0]}{more}."
 
 
 def find_agents(

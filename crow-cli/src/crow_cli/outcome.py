@@ -11,6 +11,7 @@ import msgspec
 from crow_core.acp.schema import StopReason
 from crow_core.app import Crow
 from crow_core.client import NOBODY_THERE
+from crow_core.content import to_announcement
 from crow_core.errors import ModelError
 from crow_core.masking import mask
 from crow_core.mcp.result import ToolResult
@@ -21,7 +22,6 @@ from crow_core.permission.judgement import SessionPermissions, judge
 from crow_core.permission.rules import parse_rule
 from crow_core.permission.subjects import find_subject
 from crow_core.session import Session
-from crow_core.text import to_line
 
 from crow_cli.console import escape_controls, shorten
 
@@ -31,18 +31,17 @@ SCHEMA_VERSION = 1
 DONE, FAILED, USAGE, NOT_PERMITTED, LIMIT, TRANSIENT, INTERRUPTED = 0, 1, 2, 3, 4, 75, 130
 """The exit codes of `crow run`."""
 
-MAX_SUBJECT = 200
-"""Characters of what a denied tool call was about."""
+MAX_TITLE = 200
+"""Columns of the title of a denied tool call."""
 
 
 class DeniedCall(msgspec.Struct):
     """A tool call that was denied."""
 
+    id: str
     tool: str
-    call: str
-    """The id of the tool call."""
-    subject: str
-    """The command, the path, the address, or the arguments."""
+    title: str
+    """The command, the path, or the address and more; what a client shows."""
     reason: str
     flag: str
     """The option of `crow run` that would have allowed it; "" if none would, or if nobody was asked."""
@@ -126,9 +125,9 @@ class TurnWatch:
 
     def note_denial(self, result: ToolResult, session: Session, tool_call: ToolCall) -> None:
         if reason := result.meta.get("crow/denied"):
-            subject = to_line(find_subject(session, tool_call))
+            title = shorten(to_announcement(tool_call, session.cwd).title, MAX_TITLE)
             flag = find_flag(session, tool_call) if reason == NOBODY_THERE else ""
-            denied = DeniedCall(tool_call.name, tool_call.id, shorten(subject, MAX_SUBJECT), reason, flag)
+            denied = DeniedCall(tool_call.id, tool_call.name, title, reason, flag)
             self.outcome.denied.append(msgspec.convert(mask(msgspec.to_builtins(denied), session.secrets), DeniedCall))
 
     def note_failure(self, session: Session, outcome: StopReason | Exception) -> None:
@@ -140,7 +139,7 @@ class TurnWatch:
         the turn has reached, "" if it has reached none."""
         outcome = self.outcome
         outcome.seconds = round(monotonic() - self._started, 3)
-        unanswered = [call for call in outcome.denied if call.reason == NOBODY_THERE]
+        unanswered = [call for call in outcome.denied if NOBODY_THERE in call.reason]
         is_transient = isinstance(self.failure, ModelError) and self.failure.retry
         if limit or outcome.stop_reason == "max_turn_requests":
             outcome.exit_code, outcome.error = LIMIT, limit or SENTENCES["max_turn_requests"]
@@ -167,7 +166,7 @@ def describe_unanswered(calls: list[DeniedCall]) -> str:
     """Say what was denied because nobody could be asked, and how to allow it."""
     flags = list(dict.fromkeys(call.flag for call in calls if call.flag))
     what = "A tool call" if len(calls) == 1 else f"{len(calls)} tool calls"
-    named = ", ".join(dict.fromkeys(f"{call.tool} {call.subject}" for call in calls[:3]))
+    named = ", ".join(dict.fromkeys(f"{call.tool} {call.title}" for call in calls[:3]))
     more = ", …" if len(calls) > 3 else ""
     how = f" To allow this, add: {' '.join(flags)}" if flags else ""
     return f"{what} needed a permission, and nobody was there to give it: {named}{more}.{how}"

@@ -753,6 +753,7 @@ def check_prompt(blocks: Sequence[ContentBlock], *, audio: bool) -> None:
 def to_own_capabilities(announced: Announced) -> dict[str, Any]:
     """Convert the abilities beyond ACP to `agentCapabilities._meta.crow`."""
     methods = {"methods": [*announced.methods]} if announced.methods else {}
+    methods |= {"permissionAnswers": ["reason", "command"]}
     return methods | ({"outputSchema": True} if announced.output_schema else {})
 
 

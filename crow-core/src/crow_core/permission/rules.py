@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Literal
 
+from crow_core.permission.compositions import Composition, SimpleCommand
+
 Verdict = Literal["allow", "ask", "deny"]
 
 TOOL_NAME = re.compile(r"[\w*?\[\]!-]+")
@@ -34,6 +36,15 @@ class Rule:
 
     def matches(self, tool: str, subject: str) -> bool:
         return self.covers(tool) and (self.pattern is None or fnmatchcase(subject, self.pattern))
+
+    def allows(self, tool: str, command: SimpleCommand) -> bool:
+        """Test whether it allows a simple command that is part of a longer command line, or that has quotes.
+
+        A rule that begins with a wildcard does not: it names no program.
+        """
+        if self.pattern is None or self.pattern[:1] in ("", *"*?["):
+            return False
+        return self.matches(tool, command.text) and self.matches(tool, command.masked_text)
 
     def __str__(self) -> str:
         return self.tool if self.pattern is None else f"{self.tool}:{self.pattern}"
@@ -76,4 +87,25 @@ class Rules:
         for rule in self.allow:
             if rule.matches(tool, subject) and (simple or rule.pattern is None):
                 return "allow", rule
+        return None
+
+    def find_for_composition(self, tool: str, composition: Composition) -> list[Rule] | None:
+        """Find the rules that together allow all commands of a command line; None if they do not."""
+        found: dict[Rule, None] = {}
+        for command in composition.commands:
+            rule = next((rule for rule in self.allow if rule.allows(tool, command)), None)
+            if rule is None:
+                return None
+            found[rule] = None
+        return list(found)
+
+    def find_for_file(self, tool: str, forms: Sequence[str], *, writes: bool) -> tuple[Verdict, Rule] | None:
+        """Find the rule that denies or asks about a file that a command reads or writes, as a call of `tool` would."""
+        strict: list[tuple[Verdict, Rule]] = [
+            *(("deny", rule) for rule in self.deny),
+            *(("ask", rule) for rule in self.ask),
+        ]
+        for verdict, rule in strict:
+            if (rule.pattern is not None or writes) and any(rule.matches(tool, form) for form in forms):
+                return verdict, rule
         return None

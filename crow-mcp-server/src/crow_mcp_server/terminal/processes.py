@@ -18,7 +18,6 @@ from crow_mcp_server.terminal.output import OutputCapture
 from crow_mcp_server.terminal.watchdog import CommandWatchdog
 from crow_mcp_server.workspace import CommandOutcome, Watch
 
-MARK_VARIABLE = "CROW_COMMAND"  # set for all processes of a command, to find those that leave its group
 SERVER_ENVIRONMENT = {
     "FASTMCP_ENV_FILE": "/dev/null",  # otherwise FastMCP reads .env of the working folder
     "FASTMCP_CHECK_FOR_UPDATES": "off",

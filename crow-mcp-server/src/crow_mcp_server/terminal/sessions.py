@@ -18,7 +18,6 @@ from crow_mcp_server.refusal import ToolRefusal
 from crow_mcp_server.terminal import processes
 from crow_mcp_server.terminal.keys import to_keystrokes
 from crow_mcp_server.terminal.processes import (
-    MARK_VARIABLE,
     TERM_GRACE,
     PipedCommand,
     ProcessTree,
@@ -27,6 +26,7 @@ from crow_mcp_server.terminal.processes import (
 )
 from crow_mcp_server.terminal.shell_state import ShellState
 from crow_mcp_server.terminal.tempfiles import TempFolders
+from crow_mcp_server.terminal.watchdog import MARK_VARIABLE
 from crow_mcp_server.workspace import CommandOutcome, Terminals, Workspace
 
 if TYPE_CHECKING:
@@ -224,7 +224,8 @@ class TerminalSessions:
         before, timeout = self.shell_state.folder, min(arguments.timeout or COMMAND_WAIT, MAX_WAIT)
         hidden = dict.fromkeys(self._temp_folders.hidden_env, "")
         editor = dict.fromkeys(EDITOR_VARIABLES, self._temp_folders.no_editor)
-        env = self.shell_state.apply_to(hidden | COMMAND_ENVIRONMENT | editor) | {"PWD": folder, **workspace.env}
+        env = self.shell_state.apply_to(hidden | COMMAND_ENVIRONMENT | editor)
+        env |= {"PWD": folder, MARK_VARIABLE: "host", **workspace.env}
         command, update_state = self._track_state(arguments.command, env, folder, env_is_unknown=True)
         try:
             outcome = await terminals.run(

@@ -7,6 +7,10 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from threading import Lock
 
+MARK_VARIABLE = "CROW_COMMAND"
+"""An environment variable that is set for all processes of a command, to find those that leave its group, and to tell
+them from processes that the user has started."""
+
 SCRIPT = r"""
 running=
 while read -r what one; do
