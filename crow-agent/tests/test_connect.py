@@ -15,6 +15,7 @@ import pytest
 from crow_agent import Agent, AgentClosed, AgentError, AgentLost, Budget, PromptFailed, PromptTimeout
 from crow_core.acp.schema import AgentMessageChunk, ReadTextFileRequest
 from crow_core.settings.config import Home, load_config
+from crow_core.settings.project_files import take_snapshot
 from crow_core.settings.trust import TrustedFolders
 from crow_core.testing import Reply
 
@@ -224,26 +225,18 @@ async def test_agent_reads_writes_and_runs_through_the_program(tmp_path: Path) -
     assert [call.title for call in result.denied] == ["Write b.txt"]
 
 
-@pytest.mark.parametrize(
-    ("line", "answer"),
-    [
-        ("read ../secret.txt", "not read: "),
-        ("read missing.txt", "not read: "),
-        ("read picture.png", "not read: "),
-        ("read link", "not read: "),
-        ("write ../secret.txt gone", "not written: "),
-        ("write link gone", "not written: "),
-        ("run no-such-program", "not run: "),
-    ],
-)
-async def test_agent_works_only_in_its_folder(tmp_path: Path, line: str, answer: str) -> None:
+async def test_agent_works_only_in_its_folder(tmp_path: Path) -> None:
     folder = tmp_path / "project"
     folder.mkdir()
     (tmp_path / "secret.txt").write_text("secret")
     (folder / "link").symlink_to(tmp_path / "secret.txt")
     (folder / "picture.png").write_bytes(b"\x89PNG\xff")
     async with puppet(cwd=folder, permissions="allow") as agent:
-        assert (await agent.prompt(line)).text.startswith(answer)
+        for name in ("../secret.txt", "link", "missing.txt", "picture.png", "."):
+            assert (await agent.prompt(f"read {name}")).text.startswith("not read: "), name
+        for name in ("../secret.txt", "link", "."):
+            assert (await agent.prompt(f"write {name} gone")).text.startswith("not written: "), name
+        assert (await agent.prompt("run no-such-program")).text.startswith("not run: ")
     assert (tmp_path / "secret.txt").read_text() == "secret"
 
 
@@ -309,7 +302,7 @@ async def test_agents_of_the_configuration_are_tools_and_those_of_a_folder_only_
     write_agents(home / "crow", "mine")
     write_agents(tmp_path / ".crow", "theirs")
     if trusted:
-        TrustedFolders(home / "crow").add(tmp_path)
+        TrustedFolders(home / "crow").add(take_snapshot(tmp_path))
     work = {"name": "ask_mine", "arguments": {"prompt": "call a\ndone a\ncost 0.5\nsay Found it."}}
     budget = Budget(money=1)
     agent = make_agent(Reply(tool_calls=[work]), Reply("Good."), permissions="allow", budget=budget)

@@ -250,7 +250,9 @@ async def test_question_waits_until_it_is_clear_which_session_it_is_for(make: Ma
         async with await agent.session() as other:
             pid = (await other.prompt("pid")).text
             assert len(raw.alive) == 2, "it has a server of its own"
-        asked.remove(other.id)
+        async with await agent.session() as another:
+            assert (await another.prompt("pid")).text not in ("", pid), "and so has each further session"
+        asked[:] = [id for id in asked if id not in (other.id, another.id)]
         assert two.id not in asked
         await one.cancel()
         assert json.loads((await asking).text)["content"] == {"colour": "red"}

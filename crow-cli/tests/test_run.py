@@ -391,12 +391,13 @@ async def test_user_at_a_terminal_is_asked_for_permission_safely(
     assert controls(question + rest) == []
 
 
-async def answer_at_terminal(machine: "Machine", *typed: tuple[str, str]) -> tuple[int, str, ScriptedServer]:
+async def answer_at_terminal(
+    machine: "Machine", terminal: "PersonAtTerminal", *typed: tuple[str, str]
+) -> tuple[int, str, ScriptedServer]:
     """Let a model run `echo x >> out` in `crow run`. Type each answer when its question is shown."""
     calls = [command("echo x >> out")]
     async with ScriptedServer([Reply(tool_calls=calls), Reply("Done.")]) as server:
         machine.ask(server.url)
-        terminal = PersonAtTerminal()
         process = await machine.start_on(terminal.there, "run", "Go.")
         shown = ""
         for question, answer in typed:
@@ -406,9 +407,9 @@ async def answer_at_terminal(machine: "Machine", *typed: tuple[str, str]) -> tup
         return await process.wait(), shown, server
 
 
-async def test_user_at_a_terminal_rejects_with_a_reason(machine: "Machine") -> None:
+async def test_user_at_a_terminal_rejects_with_a_reason(machine: "Machine", terminal: "PersonAtTerminal") -> None:
     code, _, server = await answer_at_terminal(
-        machine, ("session: ", "nonsense"), ("session: ", "n write to another file")
+        machine, terminal, ("session: ", "nonsense"), ("session: ", "n write to another file")
     )
     assert code == 0
     assert not (machine.project / "out").exists()
@@ -416,8 +417,8 @@ async def test_user_at_a_terminal_rejects_with_a_reason(machine: "Machine") -> N
     assert result == "This was not run: the user rejected it: write to another file."
 
 
-async def test_user_at_a_terminal_gives_an_answer_that_lasts(machine: "Machine") -> None:
-    _, shown, _ = await answer_at_terminal(machine, ("session: ", "o"), ("Which one? ", "2"))
+async def test_user_at_a_terminal_gives_an_answer_that_lasts(machine: "Machine", terminal: "PersonAtTerminal") -> None:
+    _, shown, _ = await answer_at_terminal(machine, terminal, ("session: ", "o"), ("Which one? ", "2"))
     assert "1  Allow for this session: echo x >> out" in shown
     assert "2  Allow in this folder: echo x >> out" in shown
     async with ScriptedServer([Reply(tool_calls=[command("echo x >> out")]), Reply("Done.")]) as server:
@@ -427,8 +428,10 @@ async def test_user_at_a_terminal_gives_an_answer_that_lasts(machine: "Machine")
     assert (machine.project / "out").read_text() == "x\nx\n"
 
 
-async def test_user_at_a_terminal_changes_the_command(machine: "Machine") -> None:
-    await answer_at_terminal(machine, ("session: ", "o"), ("Which one? ", "e"), ("instead: ", "echo y >> out"))
+async def test_user_at_a_terminal_changes_the_command(machine: "Machine", terminal: "PersonAtTerminal") -> None:
+    await answer_at_terminal(
+        machine, terminal, ("session: ", "o"), ("Which one? ", "e"), ("instead: ", "echo y >> out")
+    )
     assert (machine.project / "out").read_text() == "y\n"
 
 

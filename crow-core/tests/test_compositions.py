@@ -4,6 +4,7 @@ import os
 import random
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -189,3 +190,23 @@ def test_usual_lines_run_as_they_were_read(tmp_path: Path) -> None:
         reached = [command.words for command in composition.commands if command.joiner != "||"]
         assert sorted(ran[index]) == sorted(reached)
         assert written[index] == set(composition.writes)
+
+
+def test_only_what_is_not_plain_loads_the_parser() -> None:
+    code = """
+import sys
+from crow_core.permission.compositions import read_composition
+from crow_core.permission.simple_commands import read_command_line
+assert read_command_line("git -C . status").commands
+assert "tree_sitter" not in sys.modules
+assert read_composition("git status && ls")
+assert "tree_sitter" in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    "text", ["ls;" * 5_000, "$(" * 10_000, "ls " * 500_000, "'" * 9_999, "ls && " * 2_000, "\ud800", "ls\0"]
+)
+def test_command_line_that_is_too_much_is_not_read(text: str) -> None:
+    assert read_composition(text) is None

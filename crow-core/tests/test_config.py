@@ -17,6 +17,7 @@ from crow_core.settings.config import (
     ProjectConfig,
     ProjectPermissions,
     ServerSettings,
+    find_ignored_permissions,
     load_config,
     load_environment,
     load_project_config,
@@ -405,6 +406,27 @@ def test_project_may_only_add_servers_and_agents_and_tighten_permissions(project
     assert ProjectConfig.__struct_fields__ == ("permissions", "mcp", "agents")
     assert config.agents == {"b": AgentSettings(command="b")}
     assert ProjectPermissions.__struct_fields__ == ("ask", "deny")
+
+
+@pytest.mark.parametrize(
+    ("text", "ignored"),
+    [
+        ('[permissions]\nmode = "yolo"\nallow = ["*"]\nask = ["terminal"]\n', ["allow", "mode"]),
+        ('[permissions]\ndeny = ["terminal"]\n', []),
+        ("permissions = 5\n", []),
+        ("[permissions\n", []),
+    ],
+)
+def test_keys_that_a_project_cannot_set_are_found(project: Path, text: str, ignored: list[str]) -> None:
+    write(project / ".crow" / "config.toml", text)
+    assert find_ignored_permissions(project) == ignored
+
+
+def test_allow_rule_that_can_never_match_is_an_error_with_file_and_key(home: Home) -> None:
+    file = write(home.config / "config.toml", '[permissions]\nallow = ["terminal:git push | cat"]\n')
+    with pytest.raises(ConfigError, match="compared one by one") as caught:
+        load_config(home, {})
+    assert str(file) in str(caught.value)
 
 
 def test_wrong_project_file_is_an_error_with_file_line_and_key(project: Path) -> None:

@@ -4,9 +4,11 @@ import asyncio
 import hashlib
 import json
 import os
+import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from time import process_time
 from typing import Any, Literal
 
 import crow_mcp_server
@@ -866,6 +868,101 @@ async def test_command_that_runs_the_folders_code_is_asked_about_only_where_edit
             await editor.prompt(session.session_id, "go")
     assert not any("runs code" in str(question.tool_call.content) for question in editor.questions)
     assert (tmp_path / "a.py").exists()
+
+
+async def test_file_that_a_command_writes_without_a_question_counts_as_an_edit(tmp_path: Path):
+    model = in_turn(run("echo x > a.py"), run("make"))
+    crow = crow_with(model, mode="accept-edits", allow=["terminal:echo *", "terminal:make"])
+    async with connect(crow) as editor:
+        session = await editor.new_session(str(tmp_path))
+        await editor.prompt(session.session_id, "go")
+        await editor.prompt(session.session_id, "go")
+    assert commands_asked(editor) == ["make"]
+    assert (tmp_path / "a.py").read_text() == "x\n"
+
+
+async def test_question_about_a_command_names_the_protected_file_that_it_writes(tmp_path: Path):
+    model = together(run("echo x | tee sub/.envrc"))
+    async with connect(crow_with(model, allow=["terminal"]), permit="reject_once") as editor:
+        session = await editor.new_session(str(tmp_path))
+        await editor.prompt(session.session_id, "go")
+    (question,) = editor.questions
+    assert f"This writes {tmp_path}/sub/.envrc. **/.*: names that begin with a dot" in str(question.tool_call.content)
+    assert [option.kind for option in question.options] == ["allow_once", "reject_once"]
+
+
+async def test_rules_that_allow_parts_of_a_command_line_are_recorded(tmp_path: Path):
+    model = together(run("echo a && printf 'b c' | cat"))
+    crow = crow_with(model, allow=["terminal:echo *", "terminal:printf *", "terminal:cat"])
+    async with connect(crow) as editor:
+        session = await editor.new_session(str(tmp_path))
+        await editor.prompt(session.session_id, "go")
+        rules = "the rules 'terminal:echo *' and 'terminal:printf *' and 'terminal:cat'"
+        assert decisions(crow) == [("allow", rules)]
+    assert editor.questions == []
+    assert answers(model) == ["a\nb c"]
+
+
+@pytest.mark.parametrize("shell", ["fish", "pwsh", "/usr/bin/nu", "cmd.exe", "xonsh", "zsh", 5])
+async def test_no_pattern_allows_a_command_of_a_shell_that_is_not_posix(shell: Any, tmp_path: Path):
+    tools = FastMCP("demo")
+    tools.tool(lambda command: "done", name="terminal", meta={"crow/kind": "execute", "crow/shell": shell})
+    model = together(run("git status"), run("git status && ls"), run("git push"))
+    crow = Crow(model, servers=[Server("demo", lambda: tools, built_in=True, shared=True)])
+    crow.use(permissions, allow=["terminal:git status", "terminal:ls"], deny=["terminal:git push*"])
+    async with connect(crow, permit="reject_once") as editor:
+        session = await editor.new_session(str(tmp_path))
+        await editor.prompt(session.session_id, "go")
+    assert commands_asked(editor) == ["git status", "git status && ls"]
+    assert "says deny" in answers(model)[2]
+
+
+@pytest.mark.parametrize(
+    ("rules", "reason"),
+    [
+        ({"deny": ["terminal:"]}, "its pattern is empty"),
+        ({"deny": ["rm x:"]}, "is no rule"),
+        ({"allow": ["terminal:git push | cat"]}, "the commands around '|' are compared one by one"),
+        ({"allow": ["terminal:cd a && make"]}, "the commands around '&&' are compared one by one"),
+        ({"allow": ["terminal:echo $(date)"]}, "compared one by one"),
+        ({"deny": ["*:./secrets/*"]}, "write the path without './'"),
+        ({"deny": ["file_editor:~/.ssh/*"]}, "write the path from the root of the file system"),
+        ({"ask": ["*:../other/*"]}, "write the path from the root of the file system"),
+    ],
+)
+def test_rule_that_can_never_match_is_an_error_with_the_reason(rules: dict[str, list[str]], reason: str):
+    with pytest.raises(ValueError, match=re.escape(reason)):
+        crow_with(together(), **rules)
+
+
+def test_rules_that_deny_or_ask_may_name_a_whole_command_line():
+    crow_with(together(), deny=["terminal:git push | cat"], ask=["terminal:./run.sh", "terminal:cd /etc && *"])
+
+
+async def test_rule_for_a_tool_that_does_not_exist_is_noticed_once(tmp_path: Path):
+    model = in_turn(run("true"), run("true"))
+    async with connect(crow_with(model, deny=["termnial:rm *", "demo_tool", "fil*"], mode="yolo")) as editor:
+        session = await editor.new_session(str(tmp_path))
+        await editor.prompt(session.session_id, "go")
+        await editor.prompt(session.session_id, "go")
+    notices = [str(update) for update in editor.updates if "never matches" in str(update)]
+    assert len(notices) == 1
+    assert "'termnial:rm *' never matches: no tool has this name. Is terminal meant?" in notices[0]
+
+
+@pytest.mark.parametrize("mode", ["ask", "accept-edits"])
+@pytest.mark.parametrize(
+    "command", ["echo " + "a" * 1_000_000, "$(" * 10_000 + "x" + ")" * 10_000, "sudo -n 1 " * 100_000, "a/" * 500_000]
+)
+async def test_command_that_is_too_much_is_asked_about(command: str, mode: Mode, tmp_path: Path):
+    model = together(run(command))
+    rules = {"allow": ["terminal", "terminal:echo *"], "deny": ["terminal:git push*", "*:.env"]}
+    async with connect(crow_with(model, mode=mode, **rules), permit="reject_once") as editor:
+        session = await editor.new_session(str(tmp_path))
+        start = process_time()
+        await editor.prompt(session.session_id, "go")
+        assert process_time() - start < 5  # a limit that only another complexity reaches
+    assert len(editor.questions) == 1
 
 
 async def test_link_to_a_file_that_runs_later_is_asked_about(tmp_path: Path):

@@ -1,5 +1,6 @@
 """Taint: a session that has read private data and untrusted content asks before data can leave."""
 
+import asyncio
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,7 +8,18 @@ from typing import Any, Literal
 
 import crow_mcp_server
 import pytest
-from crow_core.acp.schema import AgentThoughtChunk, BlockContent, ResourceBlock, ResourceContents, TextBlock
+from crow_core.acp.schema import (
+    AgentThoughtChunk,
+    BlockContent,
+    ClientCapabilities,
+    RequestPermissionRequest,
+    RequestPermissionResponse,
+    ResourceBlock,
+    ResourceContents,
+    TextBlock,
+)
+from crow_core.acp.transports import Transport, memory_pair
+from crow_core.agent import AcpAgent
 from crow_core.app import Crow
 from crow_core.extensions.permissions import permissions
 from crow_core.extensions.subagents import REPORT, subagents
@@ -605,6 +617,34 @@ async def test_an_answer_for_the_session_does_not_hold_for_an_exit(tmp_path: Pat
         editor.permit = "allow_once"
         await editor.prompt(session.session_id, "go")
     assert len(editor.questions) == 2
+
+
+class ChangingEditor(Editor):
+    """An editor that allows each call with the next of some commands in its place."""
+
+    def __init__(self, transport: Transport, commands: Sequence[str]) -> None:
+        super().__init__(transport)
+        self.commands = iter(commands)
+
+    async def on_permission(self, question: RequestPermissionRequest) -> RequestPermissionResponse:
+        response = await super().on_permission(question)
+        response.meta = {"crow": {"command": next(self.commands)}}
+        return response
+
+
+async def test_a_command_that_the_user_changes_is_not_asked_about_again_and_its_reading_counts(tmp_path: Path):
+    crow = crow_with(script(run("cat a.txt"), run("true || curl y")), ask=["terminal"])
+    ours, theirs = memory_pair()
+    agent = asyncio.ensure_future(AcpAgent(theirs, crow).serve())
+    editor = ChangingEditor(ours, ["cat .env", "true || curl x"])
+    async with editor.serving():
+        await editor.initialize("editor", ClientCapabilities())
+        session = await editor.new_session(str(make_project(tmp_path)))
+        await editor.prompt(session.session_id, "go")
+    await agent
+    await crow.shut_down()
+    assert asked(editor) == [{"command": "cat a.txt"}, {"command": "true || curl y"}]
+    assert "private data (.env)" in question_text(editor, 1)
 
 
 async def test_a_rule_that_denies_is_stronger_than_the_question(tmp_path: Path):

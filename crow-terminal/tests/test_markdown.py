@@ -2,7 +2,7 @@
 
 import time
 
-from crow_terminal.markdown import Code, MarkdownSplitter, Prose
+from crow_terminal.markdown import CodeLines, MarkdownSplitter, Prose
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -40,22 +40,22 @@ LINES = st.sampled_from(
 TEXTS = st.lists(LINES, max_size=14).map("\n".join) | st.text("`~-*#>| \n1.a\t", max_size=80)
 
 
-def split(text: str, size: int) -> list[Prose | Code]:
+def split(text: str, size: int) -> list[Prose | CodeLines]:
     splitter = MarkdownSplitter()
-    blocks: list[Prose | Code] = []
+    blocks: list[Prose | CodeLines] = []
     for at in range(0, len(text), size):
         blocks += splitter.feed(text[at : at + size])
         assert splitter.open is None or splitter.open
     return join_code([*blocks, *splitter.end()])
 
 
-def join_code(blocks: list[Prose | Code]) -> list[Prose | Code]:
+def join_code(blocks: list[Prose | CodeLines]) -> list[Prose | CodeLines]:
     """Join the pieces of a code block, which depend on the cuts."""
-    joined: list[Prose | Code] = []
+    joined: list[Prose | CodeLines] = []
     for block in blocks:
         last = joined[-1] if joined else None
-        if isinstance(block, Code) and block.before and isinstance(last, Code):
-            joined[-1] = Code((*last.lines, *block.lines), last.language, (), last.indent, last.joined)
+        if isinstance(block, CodeLines) and block.before and isinstance(last, CodeLines):
+            joined[-1] = CodeLines((*last.lines, *block.lines), last.language, (), last.indent, last.joined)
         else:
             joined.append(block)
     return joined
@@ -66,7 +66,11 @@ def show(text: str) -> list[str]:
     return [
         ("+" if block.joined else "")
         + " " * block.indent
-        + (f"{block.language}:{'/'.join(block.lines)}" if isinstance(block, Code) else block.text.replace("\n", "/"))
+        + (
+            f"{block.language}:{'/'.join(block.lines)}"
+            if isinstance(block, CodeLines)
+            else block.text.replace("\n", "/")
+        )
         for block in split(text, len(text))
     ]
 
@@ -78,7 +82,9 @@ def test_blocks_do_not_depend_on_the_cuts(text: str, size: int):
 
 @given(TEXTS)
 def test_no_word_is_lost(text: str):
-    shown = "\n".join("\n".join(block.lines) if isinstance(block, Code) else block.text for block in split(text, 99))
+    shown = "\n".join(
+        "\n".join(block.lines) if isinstance(block, CodeLines) else block.text for block in split(text, 99)
+    )
     fences = text.count("`") + text.count("~")
     kept = [letter for letter in shown if letter.isalnum() or letter in "#>|"]
     wanted = [letter for letter in text if letter.isalnum() or letter in "#>|"]
@@ -111,9 +117,9 @@ def test_a_fence_is_closed_by_its_own_marks_only():
 
 def test_code_is_returned_line_by_line_with_what_came_before():
     splitter = MarkdownSplitter()
-    assert splitter.feed("```py\na\nb") == [Code(("a",), "py")]
-    assert splitter.open == Code(("b",), "py", ("a",), joined=True)
-    assert splitter.feed("\n") == [Code(("b",), "py", ("a",), joined=True)]
+    assert splitter.feed("```py\na\nb") == [CodeLines(("a",), "py")]
+    assert splitter.open == CodeLines(("b",), "py", ("a",), joined=True)
+    assert splitter.feed("\n") == [CodeLines(("b",), "py", ("a",), joined=True)]
 
 
 def test_a_table_is_one_block_and_keeps_its_head_when_it_is_long():

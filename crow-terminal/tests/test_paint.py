@@ -16,8 +16,8 @@ from crow_core.acp.schema import (
     ToolCallUpdate,
     UserMessageChunk,
 )
-from crow_terminal.blocks import Call, CommandOutput, Note, Plan, Proposal, Transcript, UserPrompt, strip_fence
-from crow_terminal.markdown import Code, MarkdownSplitter, Prose
+from crow_terminal.blocks import BlockRecord, Call, CommandOutput, Note, Plan, Proposal, UserPrompt, strip_fence
+from crow_terminal.markdown import CodeLines, MarkdownSplitter, Prose
 from crow_terminal.paint import Painter, compare, format_seconds
 from crow_terminal.text import ESCAPES, clip, clip_start, escape, escape_output, measure
 from crow_terminal.theme import THEMES, choose_theme
@@ -63,14 +63,14 @@ def test_nothing_of_markdown_is_left_out():
 def test_code_keeps_its_lines_and_is_coloured_across_pieces():
     lines = ("'''one", "two", "three'''", "x = 1")
     painter = Painter(THEMES["dark"])
-    whole = painter.paint(Code(lines, "python"), 40)
-    pieces = [painter.paint(Code(lines[n : n + 1], "python", lines[:n], joined=True), 40) for n in range(4)]
+    whole = painter.paint(CodeLines(lines, "python"), 40)
+    pieces = [painter.paint(CodeLines(lines[n : n + 1], "python", lines[:n], joined=True), 40) for n in range(4)]
     assert "\x1b[33mtwo" in pieces[1][0]
     assert "\x1b[33mtwo" in whole[1]
     assert [line for piece in pieces for line in plain(piece)] == plain(whole)
     assert plain(whole) == [f"  {line}" for line in lines]
     long = "x" * 500
-    assert plain(Painter(THEMES["dark"]).paint(Code((long,), "python"), 40)) == [f"  {long}"]
+    assert plain(Painter(THEMES["dark"]).paint(CodeLines((long,), "python"), 40)) == [f"  {long}"]
 
 
 @given(st.sampled_from([20, 33, 80, 250]), st.text("aé値🎉 \n-*`|#>1.", max_size=200))
@@ -95,7 +95,7 @@ def test_no_block_lets_a_control_character_through(text: str, theme: str):
     entry = PlanEntry(content=text, priority="high", status="pending")
     for block in (UserPrompt(text), Note(text, "error"), Plan((entry,)), CommandOutput(text, text, 1)):
         plain(painter.paint(block, 50))
-    for block in (Prose(text), Code((text,), "python"), Code((text,), thought=True)):
+    for block in (Prose(text), CodeLines((text,), "python"), CodeLines((text,), thought=True)):
         plain(painter.paint(block, 50))
 
 
@@ -114,7 +114,7 @@ def test_rows_are_clipped_by_columns():
 
 def test_no_color_and_the_mono_theme_have_no_colours():
     painter = Painter(choose_theme("vivid", {"NO_COLOR": "1"}))
-    lines = [*painter.paint(Code(("x = 1",), "python"), 40), *painter.paint(Prose("**a** `b` [c](d)"), 40)]
+    lines = [*painter.paint(CodeLines(("x = 1",), "python"), 40), *painter.paint(Prose("**a** `b` [c](d)"), 40)]
     call = ToolCall(tool_call_id="1", title="t", status="failed", content=output("no"))
     lines += [*painter.paint(Call(call), 40), *painter.paint(Note("n", "warning"), 40)]
     assert not [line for line in lines if re.search(r"\x1b\[(?!0?m|1m)", line)]
@@ -152,7 +152,7 @@ def test_the_marks_of_a_code_block_around_an_output_are_removed():
 
 
 def test_updates_become_blocks_in_order():
-    transcript = Transcript()
+    transcript = BlockRecord()
     blocks = [
         block
         for update in (
@@ -176,7 +176,7 @@ def test_updates_become_blocks_in_order():
 
 
 def test_a_tool_call_that_never_ends_is_shown_at_the_end_of_the_turn():
-    transcript = Transcript()
+    transcript = BlockRecord()
     assert transcript.add(ToolCall(tool_call_id="1", title="sleep"), 1.0) == []
     assert [*transcript.running] == ["1"]
     (call,) = transcript.end_turn(4.0)
@@ -184,7 +184,7 @@ def test_a_tool_call_that_never_ends_is_shown_at_the_end_of_the_turn():
 
 
 def test_changes_are_shown_once_before_the_question():
-    transcript = Transcript()
+    transcript = BlockRecord()
     fields = ToolCallFields(
         tool_call_id="1", title="Edit a", status="pending", content=[DiffContent(path="a", old_text="x", new_text="y")]
     )
@@ -196,7 +196,7 @@ def test_changes_are_shown_once_before_the_question():
 
 
 def test_a_plan_is_kept_until_the_turn_ends():
-    transcript = Transcript()
+    transcript = BlockRecord()
     entry = PlanEntry(content="do it", priority="high", status="in_progress")
     assert transcript.add(PlanUpdate(entries=[entry]), 1.0) == []
     assert transcript.plan == Plan((entry,))
@@ -205,7 +205,7 @@ def test_a_plan_is_kept_until_the_turn_ends():
 
 
 def test_prompts_of_a_loaded_session_are_shown():
-    transcript = Transcript()
+    transcript = BlockRecord()
     assert transcript.add(UserMessageChunk(content=TextBlock(text="Fix ")), 1.0) == []
     assert transcript.add(UserMessageChunk(content=TextBlock(text="it.")), 1.0) == []
     assert transcript.add(message("Done."), 1.0) == [UserPrompt("Fix it.")]

@@ -59,6 +59,7 @@ from crow_core.settings.config import (
     Home,
     ServerSettings,
     describe_missing_login,
+    find_ignored_permissions,
     get_database_url,
     load_config,
     load_environment,
@@ -434,6 +435,7 @@ def project_servers(crow: Crow, *, trust: TrustedFolders, env: Mapping[str, str]
         above = [each for each in reversed(find_project_folders(folder)) if each not in own]
         session.state["trust notices"] = [
             *(describe_left_out(trust, folder) if is_trusted else [describe_untrusted(trust, folder)]),
+            describe_ignored_permissions(folder) if is_trusted else "",
             *(describe_untrusted(trust, each, FOLDERS) for each in above if not trust.is_trusted(each)),
         ]
         return to_servers(session, load_project_config(folder, env).mcp.servers, home) if is_trusted else []
@@ -461,6 +463,14 @@ def describe_left_out(trust: TrustedFolders, folder: Path) -> Iterator[str]:
     if left_out := trust.list_left_out(folder):
         more = f", and {len(left_out) - 1:,} more" if len(left_out) > 1 else ""
         yield f"Left out of the settings of {folder}: {left_out[0]}{more}."
+
+
+def describe_ignored_permissions(folder: Path) -> str:
+    """Return the sentence about settings of a folder that would loosen permissions; "" if it has none."""
+    if not (keys := find_ignored_permissions(folder)):
+        return ""
+    where = f"{', '.join(keys)} of [permissions] in {folder / '.crow' / 'config.toml'}"
+    return f"{where} ignored: a project sets ask and deny only, which tighten permissions"
 
 
 def find_agents(

@@ -42,7 +42,9 @@ class ConfiguredApp(LazyApp):
     """The app of the configuration, made when the first session needs it, so that `initialize` is answered at once."""
 
     def __init__(self, model: str) -> None:
-        super().__init__(self.build, Announced(stored=True, methods=METHODS, output_schema=True))
+        super().__init__(
+            self.build, Announced(stored=True, methods=METHODS, output_schema=True, permission_answers=True)
+        )
         self._model = model
 
     async def prepare(self) -> None:

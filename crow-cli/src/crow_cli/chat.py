@@ -7,7 +7,7 @@ from pathlib import Path
 
 from crow_core.errors import ConfigError, StoreError
 from crow_core.settings.config import Home
-from crow_terminal.agents import Agent, AgentError, parse_command
+from crow_terminal.agents import AgentAddress, NoAgent, parse_command
 
 from crow_cli.process import fail
 from crow_cli.storage import find_session_id
@@ -41,13 +41,13 @@ def chat(
     """
     try:
         if url:
-            chosen = Agent(url, url=url, token=token)
+            chosen = AgentAddress(url, url=url, token=token)
         elif agent:
             chosen = parse_command(agent)
         else:
-            chosen = Agent("crow", (*CROW, *(("-m", model) if model else ())))
+            chosen = AgentAddress("crow", (*CROW, *(("-m", model) if model else ())))
             resume = resume and find_session_id(os.environ, resume)
-    except (AgentError, StoreError) as error:
+    except (NoAgent, StoreError) as error:
         fail(str(error))
     history = find_history()
     theme = theme or os.environ.get("CROW_THEME", "")

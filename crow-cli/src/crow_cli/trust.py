@@ -222,8 +222,9 @@ def print_summary(snapshot: Snapshot, hide: Callable[[str], str]) -> None:
     files = f"{count(len(snapshot.files), 'file')}, {size:,} bytes"
     kinds = ", ".join(each for each in counts if not each.startswith("0 "))
     click.echo(f"{show(str(snapshot.folder))}: {kinds or 'nothing that runs'}; {files}")
-    for name in snapshot.real:
-        if name.endswith((".json", ".toml")) and snapshot.real[name] in snapshot.files and name not in settings:
+    for name in (".mcp.json", ".crow/config.toml"):
+        file = snapshot.files.get(snapshot.real.get(name, ""))
+        if file and file.kind == "file" and name not in settings:
             click.echo(f"  {name} cannot be parsed, so a session here fails until it is corrected.")
     started = [f"{name}: {describe_server(server)}" for name, server in servers.items()]
     print_items("Starts with every session here, without a question:", map(hide, started), lines=3)

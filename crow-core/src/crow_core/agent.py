@@ -140,6 +140,8 @@ class Announced:
     """Whether one of its models takes audio."""
     output_schema: bool = False
     """Whether a turn can end with a result that fits a JSON schema."""
+    permission_answers: bool = False
+    """Whether an answer to a permission question may hold a reason, or another command."""
 
 
 class AppSource(Protocol):
@@ -198,7 +200,9 @@ class LazyApp:
 def announce(crow: Crow) -> Announced:
     """Find out what an app has to announce."""
     audio = any(isinstance(model, ChatModel) and model.quirks.audio for model in crow.models.values())
-    return Announced(bool(crow.load_session), list(crow.methods), audio, crow.takes_output_schema)
+    return Announced(
+        bool(crow.load_session), list(crow.methods), audio, crow.takes_output_schema, bool(crow.permission)
+    )
 
 
 class AcpAgent:
@@ -753,7 +757,7 @@ def check_prompt(blocks: Sequence[ContentBlock], *, audio: bool) -> None:
 def to_own_capabilities(announced: Announced) -> dict[str, Any]:
     """Convert the abilities beyond ACP to `agentCapabilities._meta.crow`."""
     methods = {"methods": [*announced.methods]} if announced.methods else {}
-    methods |= {"permissionAnswers": ["reason", "command"]}
+    methods |= {"permissionAnswers": ["reason", "command"]} if announced.permission_answers else {}
     return methods | ({"outputSchema": True} if announced.output_schema else {})
 
 

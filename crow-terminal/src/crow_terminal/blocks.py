@@ -24,7 +24,7 @@ from crow_core.acp.schema import (
 from msgspec import UNSET
 from msgspec.structs import asdict, replace
 
-from crow_terminal.markdown import Code, MarkdownSplitter, Prose
+from crow_terminal.markdown import CodeLines, MarkdownSplitter, Prose
 
 FINAL = ("completed", "failed")
 """The states in which a tool call has ended."""
@@ -82,25 +82,25 @@ class CommandOutput:
     code: int | None
 
 
-Block: TypeAlias = Prose | Code | UserPrompt | Call | Proposal | Plan | Note | CommandOutput
+Block: TypeAlias = Prose | CodeLines | UserPrompt | Call | Proposal | Plan | Note | CommandOutput
 
 
 @dataclass
-class RunningCall:
+class OpenCall:
     """A tool call that has not ended."""
 
     call: ToolCall
     since: float
-    """The time at which it began, in seconds of the clock that `Transcript.add` is given."""
+    """The time at which it began, in seconds of the clock that `BlockRecord.add` is given."""
     lines: list[str] = field(default_factory=list[str])
     """The last lines of its output so far."""
 
 
-class Transcript:
+class BlockRecord:
     """The updates of a session as blocks."""
 
     def __init__(self) -> None:
-        self.running: dict[str, RunningCall] = {}
+        self.running: dict[str, OpenCall] = {}
         """The tool calls that run, by id, in the order in which they began."""
         self.plan: Plan | None = None
         """The current plan, until it is printed."""
@@ -118,7 +118,7 @@ class Transcript:
         """The ids of the tool calls whose changes were printed before they ran."""
 
     @property
-    def open(self) -> Prose | Code | None:
+    def open(self) -> Prose | CodeLines | None:
         """The end of the text that arrives, which may still change."""
         return self._splitter.open if self._splitter else None
 
@@ -197,7 +197,7 @@ class Transcript:
         if id in self._finished:
             return []
         done: list[Block] = [] if id in self.running else self.end_text()
-        running = self.running.setdefault(id, RunningCall(ToolCall(tool_call_id=id, title=""), now))
+        running = self.running.setdefault(id, OpenCall(ToolCall(tool_call_id=id, title=""), now))
         if update.status == "in_progress" and running.call.status != "in_progress":
             running.since = now
         changed = {key: value for key, value in asdict(update).items() if value is not UNSET and value is not None}

@@ -15,20 +15,22 @@ from typing import Any
 from crow_core import __version__
 from crow_core.acp.connection import ConnectionClosed, RpcError
 from crow_core.acp.schema import (
+    AvailableCommandsUpdate,
     ListSessionsRequest,
     LoadSessionRequest,
+    ResumeSessionRequest,
     SessionNotification,
     SetSessionConfigOptionRequest,
 )
 from msgspec import UNSET
 
 from crow_terminal import state as effects
-from crow_terminal.agents import Agent, AgentError, connect
+from crow_terminal.agents import AgentAddress, NoAgent, connect
 from crow_terminal.blocks import Block, CommandOutput, UserPrompt
 from crow_terminal.client import ChatClient, Question
 from crow_terminal.commands import find_command
 from crow_terminal.completion import ChatCompleter
-from crow_terminal.dialogs import Choice, Entry
+from crow_terminal.dialogs import ListDialog, TextDialog
 from crow_terminal.keys import make_bindings
 from crow_terminal.live import compose_above, compose_footer, compose_menu
 from crow_terminal.paint import Painter
@@ -57,7 +59,7 @@ MAX_PENDING_LINES = 400
 class Settings:
     """How the terminal is started."""
 
-    agent: Agent
+    agent: AgentAddress
     cwd: str
     theme: str = "dark"
     history: str | None = None
@@ -97,9 +99,9 @@ class Chat:
             above=self.compose_above,
             below=self.compose_below,
             label=self.make_label,
-            shows_editor=lambda: not isinstance(self.state.dialog, Choice),
+            shows_editor=lambda: not isinstance(self.state.dialog, ListDialog),
             take=self.take_lines,
-            is_moving=lambda: self.state.busy or self.state.hint_until > time.monotonic(),
+            is_moving=lambda: self.state.is_moving(time.monotonic()),
             keys=make_bindings(self),
             completer=self.completer,
             history=settings.history,
@@ -121,8 +123,12 @@ class Chat:
 
     def start(self) -> None:
         """Start the agent, now that the first frame is shown."""
-        name = "crow" if self.settings.agent.name == "crow" else f"crow with {self.settings.agent.name}"
-        self.perform(self.state.remark(f"{name} {__version__} · /help shows the keys and the commands", "done"))
+        name = (
+            f"crow {__version__}"
+            if self.settings.agent.name == "crow"
+            else f"crow with {clip(escape_line(self.settings.agent.name), 24)}"
+        )
+        self.perform(self.state.remark(f"{name} · /help shows the keys and the commands", "done"))
         if self.settings.prompt:
             self.state.queue.append(self.settings.prompt)
         self._open(self.settings.resume, last=self.settings.last)
@@ -156,7 +162,7 @@ class Chat:
     def compose_below(self, width: int) -> list[str]:
         theme = self.painter.theme
         completions = self.terminal.editor.complete_state
-        if completions and completions.completions and not isinstance(self.state.dialog, Choice):
+        if completions and completions.completions and not isinstance(self.state.dialog, ListDialog):
             items = [(each.display_text, each.display_meta_text) for each in completions.completions]
             return compose_menu(items, completions.complete_index, width, theme)
         return [compose_footer(self.state, time.monotonic(), width, theme)]
@@ -178,7 +184,7 @@ class Chat:
 
     def perform(self, wanted: Sequence[Effect]) -> None:
         """Carry out effects, and draw the state as it is now."""
-        is_entry = isinstance(self.state.dialog, Entry)
+        is_entry = isinstance(self.state.dialog, TextDialog)
         if is_entry and self._draft is None:
             self._draft = self.terminal.editor.text
         for effect in wanted:
@@ -198,7 +204,7 @@ class Chat:
                 self._start(self._prompt(text, outputs))
             case effects.Cancel():
                 self._start(self._cancel())
-            case effects.Reply(id=id, response=response):
+            case effects.Respond(id=id, response=response):
                 if self.client:
                     self.client.answer(id, response)
             case effects.Leave():
@@ -207,8 +213,8 @@ class Chat:
                 self.terminal.set_text(text)
             case effects.SetOption(id=id, value=value):
                 self._start(self._set_option(id, value))
-            case effects.Open(session=session):
-                self._open(self.session_id if session == "again" else session)
+            case effects.Open(session=session, again=again):
+                self._open(self.session_id if again else session, again=again)
             case effects.ListSessions():
                 self._start(self._list_sessions())
             case effects.Run(command=command, shared=shared):
@@ -223,7 +229,7 @@ class Chat:
             case effects.Copy(text=text):
                 self.terminal.write(make_copy(text))
                 self.state.show_hint("Copied.", time.monotonic())
-            case effects.Export(path=path):
+            case effects.ExportSession(path=path):
                 self._start(self._export(path))
             case effects.SetTheme(name=name):
                 self.painter.theme = choose_theme(name, os.environ)
@@ -236,20 +242,20 @@ class Chat:
 
     # The agent
 
-    def _open(self, session: str = "", *, last: bool = False) -> None:
+    def _open(self, session: str = "", *, last: bool = False, again: bool = False) -> None:
         """Open a session, after the current one has been closed."""
         before = self._session_task
-        self._session_task = asyncio.ensure_future(self._hold_session(before, session, last))
+        self._session_task = asyncio.ensure_future(self._hold_session(before, session, last, again))
 
-    async def _hold_session(self, before: "asyncio.Task[None] | None", session: str, last: bool) -> None:
+    async def _hold_session(self, before: "asyncio.Task[None] | None", session: str, last: bool, again: bool) -> None:
         """Connect to the agent and hold the connection until the session is left or the agent ends."""
         if before:
             before.cancel()
             await asyncio.wait([before])
-            self.perform(self.state.leave_session())
+            self.perform(self.state.leave_session(again=again and bool(session)))
         try:
             link = await connect(self.settings.agent, self.settings.cwd)
-        except AgentError as error:
+        except NoAgent as error:
             self.perform(self.state.end_agent(str(error), time.monotonic()))
             return
         self.client = client = ChatClient(link.transport, self._receive, self._ask, self._withdraw)
@@ -278,9 +284,16 @@ class Chat:
         if last and self.state.abilities.lists:
             stored = await client.request("session/list", ListSessionsRequest(cwd=cwd))
             session = stored.sessions[0].session_id if stored.sessions else ""
+        can = self.state.abilities
+        if session and not (can.loads or can.resumes):
+            self.perform(self.state.remark("This agent keeps no sessions: it has forgotten what was said.", "warning"))
+            session = ""
         if session:
-            self.state.loading, self.session_id = True, session
-            loaded = await client.request("session/load", LoadSessionRequest(session_id=session, cwd=cwd))
+            self.state.loading, self.session_id = not self.state.muted, session
+            if self.state.muted and can.resumes:
+                loaded = await client.request("session/resume", ResumeSessionRequest(session_id=session, cwd=cwd))
+            else:
+                loaded = await client.request("session/load", LoadSessionRequest(session_id=session, cwd=cwd))
         else:
             loaded = await client.new_session(cwd)
             self.session_id = loaded.session_id
@@ -289,6 +302,8 @@ class Chat:
     def _receive(self, notification: SessionNotification) -> None:
         if notification.session_id == self.session_id or not self.session_id:
             self.perform(self.state.receive(notification.update, time.monotonic()))
+            if isinstance(notification.update, AvailableCommandsUpdate) and self.terminal.editor.text.startswith("/"):
+                self.terminal.editor.start_completion()  # of what was typed before they were known
 
     def _ask(self, id: int, question: Question) -> None:
         self.perform(self.state.ask(id, question, time.monotonic()))
@@ -403,7 +418,7 @@ class Chat:
     # Keys
 
     def is_choosing(self) -> bool:
-        return isinstance(self.state.dialog, Choice)
+        return isinstance(self.state.dialog, ListDialog)
 
     def can_recall(self) -> bool:
         return bool(self.state.queue) and not self.terminal.editor.text and not self.is_choosing()
@@ -411,7 +426,7 @@ class Chat:
     def submit(self) -> None:
         text = self.expand(self.terminal.editor.text)
         now = time.monotonic()
-        if not isinstance(self.state.dialog, Entry):
+        if not isinstance(self.state.dialog, TextDialog):
             if text.strip():
                 self.terminal.editor.history.append_string(text)
             if found := find_command(self.state, text.strip()):
@@ -441,7 +456,7 @@ class Chat:
     def type_in_list(self, text: str) -> None:
         """Handle a letter while a list is shown: part of a search, or the number of a row."""
         dialog = self.state.dialog
-        if not isinstance(dialog, Choice):
+        if not isinstance(dialog, ListDialog):
             return
         if dialog.searchable:
             dialog.search = dialog.search + text if text else dialog.search[:-1]

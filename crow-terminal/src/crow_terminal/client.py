@@ -136,14 +136,16 @@ def find_abilities(initialized: InitializeResponse) -> Abilities:
     can = initialized.agent_capabilities
     info = initialized.agent_info
     match can.meta:
-        case {"crow": {"methods": [*methods]}}:
-            undoes = "_crow/undo" in methods
+        case {"crow": {**own}}:
+            methods, answers = own.get("methods", ()), own.get("permissionAnswers", ())
         case _:
-            undoes = False
+            methods, answers = (), ()
     return Abilities(
         name=(info.title or info.name) if info else "",
         lists=can.session_capabilities.list not in (UNSET, None),
         loads=can.load_session,
-        undoes=undoes,
+        undoes="_crow/undo" in methods,
         images=can.prompt_capabilities.image,
+        resumes=can.session_capabilities.resume not in (UNSET, None),
+        answers=tuple(map(str, answers)),
     )

@@ -11,7 +11,7 @@ from crow_terminal.markdown import Prose
 from crow_terminal.state import (
     Copy,
     Effect,
-    Export,
+    ExportSession,
     Fold,
     Leave,
     ListSessions,
@@ -85,7 +85,7 @@ def copy_answer(state: State, words: str) -> list[Effect]:
 
 
 def export(state: State, words: str) -> list[Effect]:
-    return [Export(words.strip())]
+    return [ExportSession(words.strip())]
 
 
 def set_theme(state: State, words: str) -> list[Effect]:

@@ -19,7 +19,7 @@ class Row:
 
 
 @dataclass
-class Choice:
+class ListDialog:
     """A list of which the user chooses one row, by arrows or its number."""
 
     title: str
@@ -56,17 +56,17 @@ class Choice:
 
 
 @dataclass
-class Entry:
+class TextDialog:
     """A line that the user writes in the editor."""
 
     label: str
     text: str
     submit: Callable[[str, float], Effects]
     """Called with the text and the time."""
-    back: Choice | None = None
+    back: ListDialog | None = None
     """The list to return to."""
     dismiss: Callable[[float], Effects] = field(default=lambda _: [])
     about: Sequence[str] = ()
 
 
-Dialog: TypeAlias = Choice | Entry
+Dialog: TypeAlias = ListDialog | TextDialog

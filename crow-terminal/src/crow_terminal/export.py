@@ -6,7 +6,7 @@ from pathlib import Path
 from crow_core.acp.schema import DiffContent
 
 from crow_terminal.blocks import Block, Call, CommandOutput, Note, Plan, Proposal, UserPrompt, find_diffs, find_output
-from crow_terminal.markdown import Code, Prose
+from crow_terminal.markdown import CodeLines, Prose
 from crow_terminal.paint import compare
 
 
@@ -29,7 +29,7 @@ def to_markdown(blocks: Sequence[Block], title: str) -> str:
                 margin = " " * block.indent
                 text = "\n".join(margin + line for line in text.split("\n"))
                 parts.append(("" if block.joined else "\n") + (f"_{text.strip()}_" if block.thought else text) + "\n")
-            case Code(lines=lines):
+            case CodeLines(lines=lines):
                 parts.append(fence("\n".join(lines), block.language))
             case Call(call=call):
                 parts.append(f"\n**{call.title}**\n")

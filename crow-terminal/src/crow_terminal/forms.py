@@ -14,7 +14,7 @@ from crow_core.acp.schema import (
     StringPropertySchema,
 )
 
-from crow_terminal.dialogs import Choice, Dialog, Entry, Row
+from crow_terminal.dialogs import Dialog, ListDialog, Row, TextDialog
 from crow_terminal.text import escape_line
 
 LEFT_OUT = object()
@@ -63,9 +63,11 @@ class Form:
         if self.page:
             about.append(self.page)
             rows = [Row("I have opened this page", "", True)]
-            return Choice("A page to visit", rows, lambda row, now: fill(LEFT_OUT, now), decline, about=about)
+            return ListDialog("A page to visit", rows, lambda row, now: fill(LEFT_OUT, now), decline, about=about)
         if not self.field:
-            return Choice("Answer", [Row("Yes", "", True)], lambda row, now: fill(LEFT_OUT, now), decline, about=about)
+            return ListDialog(
+                "Answer", [Row("Yes", "", True)], lambda row, now: fill(LEFT_OUT, now), decline, about=about
+            )
         schema: Any = self._schema.properties[self.field]
         title = escape_line(str(getattr(schema, "title", None) or self.field))
         description = getattr(schema, "description", None)
@@ -73,10 +75,10 @@ class Form:
         default = getattr(schema, "default", None)
         rows = self._list_choices(schema)
         if rows is None:
-            return Entry(title, str(default) if default else "", fill, None, decline, about)
+            return TextDialog(title, str(default) if default else "", fill, None, decline, about)
         if self.field not in (self._schema.required or []):
             rows.append(Row("Leave out", "", LEFT_OUT))
-        choice = Choice(title, rows, lambda row, now: fill(row.value, now), decline, about=about)
+        choice = ListDialog(title, rows, lambda row, now: fill(row.value, now), decline, about=about)
         choice.selected = next((n for n, row in enumerate(rows) if row.value == default), 0)
         if isinstance(schema, MultiSelectPropertySchema):
             choice.marked = {n for n, row in enumerate(rows) if row.value in (schema.default or [])}

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from crow_core.acp.schema import Cost
 
-from crow_terminal.blocks import RunningCall
-from crow_terminal.dialogs import Choice, Entry
+from crow_terminal.blocks import OpenCall
+from crow_terminal.dialogs import ListDialog, TextDialog
 from crow_terminal.paint import format_seconds, paint_plan
 from crow_terminal.state import State
 from crow_terminal.text import clip, clip_start, escape_line, escape_output, measure
@@ -36,7 +36,7 @@ def compose_above(state: State, now: float, width: int, height: int, theme: Them
     lines = [] if tail and shown and shown.joined else [""]
     lines += [*tail[-room:], ""] if tail else []
     dialog = state.dialog
-    if not (isinstance(dialog, Choice) and dialog.permission):
+    if not (isinstance(dialog, ListDialog) and dialog.permission):
         lines += compose_running(state, now, width, height, theme)
     if state.transcript.plan and state.phase == "working" and not dialog and height >= 16:
         lines += shorten_plan(paint_plan(state.transcript.plan, width, theme), theme)
@@ -44,9 +44,9 @@ def compose_above(state: State, now: float, width: int, height: int, theme: Them
         lines.append(compose_spinner(state, now, width, theme))
     if state.phase == "starting":
         lines.append(theme.style("dim", clip(f"Starting {state.agent}…", width)))
-    if isinstance(dialog, Choice):
+    if isinstance(dialog, ListDialog):
         lines += compose_choice(dialog, width, max(3, min(MENU_ROWS, height // 2)), theme)
-    elif isinstance(dialog, Entry):
+    elif isinstance(dialog, TextDialog):
         about = [line for text in dialog.about for line in escape_output(text).split("\n")]
         lines += [clip(line, width) for line in about[:ABOUT_ROWS]]
         lines.append(theme.style("warning", clip(f"{dialog.label}:", width)))
@@ -71,7 +71,7 @@ def compose_running(state: State, now: float, width: int, height: int, theme: Th
     return lines
 
 
-def compose_call(running: RunningCall, now: float, width: int, rows: int, theme: Theme) -> list[str]:
+def compose_call(running: OpenCall, now: float, width: int, rows: int, theme: Theme) -> list[str]:
     seconds = f"  {format_seconds(now - running.since)}" if now - running.since >= 1 else ""
     title = escape_line(running.call.title or running.call.name or "…")
     head = f"{theme.style('accent', '◐')} {clip(title, width - 2 - len(seconds))}{theme.style('dim', seconds)}"
@@ -98,7 +98,7 @@ def compose_spinner(state: State, now: float, width: int, theme: Theme) -> str:
     return theme.style("accent", picture) + theme.style("dim", text)
 
 
-def compose_choice(dialog: Choice, width: int, rows: int, theme: Theme) -> list[str]:
+def compose_choice(dialog: ListDialog, width: int, rows: int, theme: Theme) -> list[str]:
     """Compose a list to choose from."""
     style = "warning" if dialog.permission else "accent"
     mark = "?" if dialog.permission else "❯"
@@ -134,7 +134,7 @@ def compose_choice(dialog: Choice, width: int, rows: int, theme: Theme) -> list[
     return lines
 
 
-def describe_keys(dialog: Choice) -> str:
+def describe_keys(dialog: ListDialog) -> str:
     """Return the keys of a list."""
     if dialog.searchable:
         search = f"“{escape_line(dialog.search)}” · " if dialog.search else "type to search · "

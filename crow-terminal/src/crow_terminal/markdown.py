@@ -20,6 +20,8 @@ MAX_ROWS = 200
 """Rows of a table after which a new one begins, with the same head."""
 MAX_LINE = 8_000
 """Characters of a line after which it is split."""
+OPEN_LENGTH = 1_500
+"""Characters of a long paragraph that are shown while it is open: the last ones."""
 CONTEXT_LINES = 80
 """Lines of code before a piece that its colours may depend on."""
 
@@ -38,7 +40,7 @@ class Prose:
 
 
 @dataclass(frozen=True)
-class Code:
+class CodeLines:
     """Some lines of a code block."""
 
     lines: tuple[str, ...]
@@ -76,9 +78,9 @@ class MarkdownSplitter:
         self._code_before: tuple[str, ...] = ()
         self._continues_table = False
         """Whether the head of the open table was returned already, with its first rows."""
-        self._done: list[Prose | Code] = []
+        self._done: list[Prose | CodeLines] = []
 
-    def feed(self, text: str) -> list[Prose | Code]:
+    def feed(self, text: str) -> list[Prose | CodeLines]:
         """Take in a piece of text and return the blocks that are finished."""
         first, *others = text.split("\n")
         self._extend_line(first)
@@ -87,7 +89,7 @@ class MarkdownSplitter:
             self._extend_line(piece)
         return self._take_done()
 
-    def end(self) -> list[Prose | Code]:
+    def end(self) -> list[Prose | CodeLines]:
         """Return the blocks of the rest, as no more text comes, and begin anew."""
         if self._partial_length:
             self._end_line()
@@ -97,7 +99,7 @@ class MarkdownSplitter:
         return done
 
     @property
-    def open(self) -> Prose | Code | None:
+    def open(self) -> Prose | CodeLines | None:
         """The end of the text, which may still change."""
         partial = "".join(self._partial)[-MAX_LINE:]
         if self._fence:
@@ -105,11 +107,14 @@ class MarkdownSplitter:
         lines = self._lines
         if self._kind == "table" and len(lines) > 12:
             lines = [*lines[:2], *lines[-10:]]
+        elif self._kind in ("", "text") and len(partial) > OPEN_LENGTH:
+            partial = partial[partial.find(" ", len(partial) - OPEN_LENGTH) + 1 :]
+            lines = []
         if partial.strip():
             lines = [*lines, partial.rstrip() if self._kind == "code" else partial.strip()]
         return self._make_prose(lines) if lines else None
 
-    def _take_done(self) -> list[Prose | Code]:
+    def _take_done(self) -> list[Prose | CodeLines]:
         self._flush_code()
         done, self._done = self._done, []
         return done
@@ -161,8 +166,8 @@ class MarkdownSplitter:
             self._code = []
             self._joined = True
 
-    def _make_code(self, lines: list[str]) -> Code:
-        return Code(tuple(lines), self._language, self._code_before, self._indent, self._joined, self._thought)
+    def _make_code(self, lines: list[str]) -> CodeLines:
+        return CodeLines(tuple(lines), self._language, self._code_before, self._indent, self._joined, self._thought)
 
     def _add_line(self, line: str) -> None:
         text = line.lstrip(" \t")

@@ -17,7 +17,7 @@ from crow_terminal.blocks import (
     find_diffs,
     find_output,
 )
-from crow_terminal.markdown import Code, Prose
+from crow_terminal.markdown import CodeLines, Prose
 from crow_terminal.text import clip, escape, escape_line, escape_output
 from crow_terminal.theme import Theme
 
@@ -56,7 +56,7 @@ class Painter:
 
     def paint(self, block: Block, width: int) -> list[str]:
         """Paint the next block, after an empty line if it does not belong to the block before."""
-        if self.fold_thoughts and isinstance(block, Prose | Code) and block.thought:
+        if self.fold_thoughts and isinstance(block, Prose | CodeLines) and block.thought:
             return []
         lines = self.paint_alone(block, width, whole=self.whole)
         gap = [""] if lines and self._needs_gap(block, len(lines)) else []
@@ -68,7 +68,7 @@ class Painter:
         match block, self._last:
             case _, None:
                 return False
-            case Prose() | Code(), Prose() | Code():
+            case Prose() | CodeLines(), Prose() | CodeLines():
                 return not block.joined or block.thought != self._last.thought
             case Call(), Call() | Proposal():
                 return isinstance(self._last, Call) and lines + self._last_lines > 2
@@ -79,7 +79,7 @@ class Painter:
         """Paint a block without regard to others. `whole` leaves out no line of it."""
         theme, width = self.theme, max(width, 10)
         match block:
-            case Prose() | Code():
+            case Prose() | CodeLines():
                 return self._render(block, width)
             case UserPrompt(text=text):
                 return paint_prompt(text, theme)
@@ -94,7 +94,7 @@ class Painter:
             case CommandOutput():
                 return paint_command(block, theme, whole=whole)
 
-    def _render(self, block: Prose | Code, width: int) -> list[str]:
+    def _render(self, block: Prose | CodeLines, width: int) -> list[str]:
         if self._renderer is None or self._renderer.theme != self.theme:
             from crow_terminal.render import Renderer  # it loads Rich and Pygments, when the screen is up already
 

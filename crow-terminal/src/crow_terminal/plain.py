@@ -13,12 +13,12 @@ from contextlib import suppress
 from crow_core.acp.connection import ConnectionClosed, RpcError
 from crow_core.acp.schema import LoadSessionRequest, SessionNotification
 
-from crow_terminal.agents import Agent, AgentError, connect
+from crow_terminal.agents import AgentAddress, NoAgent, connect
 from crow_terminal.client import ChatClient, Question
-from crow_terminal.dialogs import Choice, Entry
+from crow_terminal.dialogs import ListDialog, TextDialog
 from crow_terminal.paint import Painter
 from crow_terminal.prompts import make_prompt
-from crow_terminal.state import Edit, Effect, Reply, Send, Show, State
+from crow_terminal.state import Edit, Effect, Respond, Send, Show, State
 from crow_terminal.text import escape
 from crow_terminal.theme import Theme
 
@@ -30,7 +30,7 @@ WIDTH = 80
 class PlainChat:
     """A conversation on standard input and output, line by line."""
 
-    def __init__(self, agent: Agent, cwd: str) -> None:
+    def __init__(self, agent: AgentAddress, cwd: str) -> None:
         self.agent, self.cwd = agent, cwd
         self.state = State(agent=agent.name, folder=cwd)
         self.painter = Painter(PLAIN)
@@ -46,7 +46,7 @@ class PlainChat:
         """Answer lines until the end of input, and return the exit code."""
         try:
             link = await connect(self.agent, self.cwd)
-        except AgentError as error:
+        except NoAgent as error:
             self.print(str(error))
             return 1
         self.client = client = ChatClient(link.transport, self.receive, self.ask, self.withdraw)
@@ -108,7 +108,7 @@ class PlainChat:
             return
         for line in dialog.about:
             self.print(f"  {escape(line)}")
-        if isinstance(dialog, Entry):
+        if isinstance(dialog, TextDialog):
             line = await read_line(f"{dialog.label}: ")
             effects = dialog.dismiss(time.monotonic()) if line is None else dialog.submit(line, time.monotonic())
         else:
@@ -117,7 +117,7 @@ class PlainChat:
         if self.state.dialog is None:
             self.asked.clear()
 
-    async def choose(self, dialog: Choice) -> list[Effect]:
+    async def choose(self, dialog: ListDialog) -> list[Effect]:
         """Ask for the number of a row; at the end of input, dismiss the question."""
         self.print(f"? {escape(dialog.title)}")
         for number, row in enumerate(dialog.rows, 1):
@@ -148,7 +148,7 @@ class PlainChat:
                 case Show(block=block):
                     for line in self.painter.paint(block, WIDTH):
                         self.print(line)
-                case Reply(id=id, response=response) if self.client:
+                case Respond(id=id, response=response) if self.client:
                     self.client.answer(id, response)
                 case Edit():
                     pass
@@ -186,7 +186,7 @@ async def read_line(question: str) -> str | None:
         loop.remove_reader(0)
 
 
-def run_plain(agent: Agent, cwd: str, *, resume: str = "", prompt: str = "") -> int:
+def run_plain(agent: AgentAddress, cwd: str, *, resume: str = "", prompt: str = "") -> int:
     """Run the append-only terminal until the end of input, and return the exit code."""
 
     async def main() -> int:

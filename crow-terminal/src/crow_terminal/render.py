@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.theme import Theme as RichTheme
 
-from crow_terminal.markdown import Code, Prose
+from crow_terminal.markdown import CodeLines, Prose
 from crow_terminal.text import escape
 from crow_terminal.theme import Theme
 
@@ -141,10 +141,10 @@ class Renderer:
             emoji=False,
         )
 
-    def render(self, block: Prose | Code, width: int) -> list[str]:
+    def render(self, block: Prose | CodeLines, width: int) -> list[str]:
         """Render a block at a width; lines of code may be wider."""
         indent = " " * min(block.indent, width // 2)
-        if isinstance(block, Code):
+        if isinstance(block, CodeLines):
             lines = [f"{indent}{' ' * CODE_INDENT}{line}" for line in self._highlight(block)]
         else:
             style = Style(dim=True, italic=True) if block.thought else None
@@ -166,7 +166,7 @@ class Renderer:
             style.render(text, color_system=system) if style and self.theme.code else text for text, style, _ in row
         )
 
-    def _highlight(self, block: Code) -> list[str]:
+    def _highlight(self, block: CodeLines) -> list[str]:
         """Return the lines of a code block in colours, which depend on the lines before."""
         lines = [escape(line) for line in block.lines]
         if block.thought or not self.theme.code or not block.language or not has_lexer(block.language):

@@ -28,8 +28,8 @@ from crow_core.acp.schema import (
     UsageUpdate,
 )
 
-from crow_terminal.blocks import Block, Call, CommandOutput, Note, Transcript, UserPrompt
-from crow_terminal.dialogs import Choice, Dialog, Entry, Row
+from crow_terminal.blocks import Block, BlockRecord, Call, CommandOutput, Note, UserPrompt
+from crow_terminal.dialogs import Dialog, ListDialog, Row, TextDialog
 from crow_terminal.forms import Form, start_form
 from crow_terminal.markdown import Prose
 from crow_terminal.paint import format_seconds
@@ -71,7 +71,7 @@ class Cancel:
 
 
 @dataclass(frozen=True)
-class Reply:
+class Respond:
     """Answer a request of the agent."""
 
     id: int
@@ -110,6 +110,8 @@ class Open:
     """Open another session: a new one, or a stored one."""
 
     session: str = ""
+    again: bool = False
+    """Whether to open the current one once more, with what was said in it."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,7 @@ class Copy:
 
 
 @dataclass(frozen=True)
-class Export:
+class ExportSession:
     """Write the transcript to a file."""
 
     path: str
@@ -169,8 +171,8 @@ class Fold:
 
 
 Effect: TypeAlias = (
-    Show | Send | Cancel | Reply | Leave | Ring | Edit | SetOption | Open | ListSessions | Run | StopCommand | TakeBack
-    | Copy | Export | SetTheme | Fold
+    Show | Send | Cancel | Respond | Leave | Ring | Edit | SetOption | Open | ListSessions | Run | StopCommand
+    | TakeBack | Copy | ExportSession | SetTheme | Fold
 )  # fmt: skip
 
 
@@ -187,6 +189,10 @@ class Abilities:
     undoes: bool = False
     """Whether it takes back turns with the changes of their files."""
     images: bool = False
+    resumes: bool = False
+    """Whether it opens a stored session without sending what was said in it."""
+    answers: tuple[str, ...] = ()
+    """What it takes with the answer to a question for permission: `reason`, `command`."""
 
 
 @dataclass
@@ -200,7 +206,7 @@ class State:
     abilities: Abilities = field(default_factory=Abilities)
     phase: str = "starting"
     """`starting`, `ready`, `working`, `ended`."""
-    transcript: Transcript = field(default_factory=Transcript)
+    transcript: BlockRecord = field(default_factory=BlockRecord)
     prompts: list[str] = field(default_factory=list[str])
     """The prompts of this session, oldest first."""
     queue: list[str] = field(default_factory=list[str])
@@ -239,11 +245,17 @@ class State:
     fold_output: bool = True
     loading: bool = False
     """Whether a stored session is being shown."""
+    muted: bool = False
+    """Whether updates are not shown, as they were before."""
 
     @property
     def busy(self) -> bool:
         """Whether something runs that Esc stops."""
         return self.phase == "working" or bool(self.command)
+
+    def is_moving(self, now: float) -> bool:
+        """Whether what is shown changes with time."""
+        return (self.busy and not self.asked) or (bool(self.hint) and now < self.hint_until + 0.2)
 
     # The agent
 
@@ -251,15 +263,18 @@ class State:
         self, modes: SessionModeState | None, options: Sequence[SessionConfigOption], now: float
     ) -> list[Effect]:
         """A session is open."""
-        self.phase, self.loading = "ready", False
+        self.phase, self.loading, self.muted = "ready", False, False
         self.modes, self.options = modes, [*options]
         return [*self._show(self.transcript.end_turn(now)), *self._send_next(now)]
 
-    def leave_session(self) -> list[Effect]:
-        """The session is closed, as another one is opened."""
+    def leave_session(self, *, again: bool = False) -> list[Effect]:
+        """The session is closed, as another one is opened, or the same one `again`."""
         effects = self._drop_questions()
-        self.transcript, self.usage, self.cached, self.title, self.prompts = Transcript(), None, None, "", []
-        self.commands, self.folded, self.phase, self.loading = [], [], "starting", True
+        self.phase, self.commands = "starting", []
+        self.muted, self.loading = again, not again
+        if not again:
+            self.transcript, self.usage, self.cached, self.title = BlockRecord(), None, None, ""
+            self.prompts, self.folded = [], []
         return effects
 
     def receive(self, update: SessionUpdate, now: float) -> list[Effect]:
@@ -275,6 +290,8 @@ class State:
                 self.usage = update
             case SessionInfoUpdate(title=title):
                 self.title = escape_line(title) if isinstance(title, str) else self.title
+            case _ if self.muted:
+                pass
             case _:
                 blocks = self.transcript.add(update, now)
                 if self.loading:
@@ -301,7 +318,7 @@ class State:
             effects.append(Show(Note(f"Took {format_seconds(seconds)}.", "done")))
         if seconds >= NOTIFY_AFTER and not self.queue:
             effects.append(Ring(f"{self.agent} is done"))
-        self.phase, self.cancelled = "ready", False
+        self.phase, self.cancelled, self.hint = "ready", False, ""
         return [*effects, *self._drop_questions(), *self._send_next(now)]
 
     def fail_turn(self, sentence: str, now: float) -> list[Effect]:
@@ -318,7 +335,8 @@ class State:
         restored = [Edit("\n".join(self.queue))] if self.queue else []
         self.queue.clear()
         self.phase = "ended"
-        note = Note(f"{sentence} Enter starts it again.", "error")
+        stop = "" if sentence.endswith((".", "!", "?")) else "."
+        note = Note(f"{sentence}{stop} Enter starts it again.", "error")
         return [*effects, Show(note), *self._drop_questions(), *restored]
 
     def remark(self, sentence: str, severity: str = "info") -> list[Effect]:
@@ -363,8 +381,12 @@ class State:
         def answer(row: Row, at: float) -> list[Effect]:
             chosen: Answer = row.value
             if chosen.wants:
-                back = self.dialog if isinstance(self.dialog, Choice) else None
-                self.dialog = Entry(chosen.wants, chosen.text, lambda text, at: finish(chosen, text, at), back=back)
+                back = self.dialog if isinstance(self.dialog, ListDialog) else None
+
+                def submit(text: str, at: float) -> list[Effect]:
+                    return finish(chosen, text, at)
+
+                self.dialog = TextDialog(chosen.wants, chosen.text, submit, back=back)
                 return [Edit(chosen.text)]
             return finish(chosen, "", at)
 
@@ -376,7 +398,9 @@ class State:
         def dismiss(at: float) -> list[Effect]:
             return self.stop(at)
 
-        self.dialog = Choice(title, make_rows(request), answer, dismiss, about=about, permission=True)
+        self.dialog = ListDialog(
+            title, make_rows(request, self.abilities.answers), answer, dismiss, about=about, permission=True
+        )
         return [*effects, Ring(f"{self.agent} asks: {title}")]
 
     def _show_field(self, form: Form) -> list[Effect]:
@@ -393,11 +417,11 @@ class State:
             return self._reply(CreateElicitationResponse(action="decline"), at)
 
         self.dialog = form.make_dialog(fill, decline)
-        return [Edit(self.dialog.text)] if isinstance(self.dialog, Entry) else []
+        return [Edit(self.dialog.text)] if isinstance(self.dialog, TextDialog) else []
 
     def _reply(self, response: Any, now: float) -> list[Effect]:
-        effects: list[Effect] = [Reply(self.asked, response)]
-        was_entry = isinstance(self.dialog, Entry)
+        effects: list[Effect] = [Respond(self.asked, response)]
+        was_entry = isinstance(self.dialog, TextDialog)
         self.asked, self.dialog = 0, None
         return [*effects, *([Edit("")] if was_entry else []), *self._ask_next(now)]
 
@@ -412,7 +436,7 @@ class State:
 
     def submit(self, text: str, now: float) -> list[Effect]:
         """The user has pressed Enter, with this text in the editor."""
-        if isinstance(self.dialog, Entry):
+        if isinstance(self.dialog, TextDialog):
             if not self.is_ready_for_keys(now):
                 return []
             return self.dialog.submit(text, now)
@@ -442,7 +466,7 @@ class State:
 
     def _restart(self) -> list[Effect]:
         self.phase = "starting"
-        return [Open(session="again")]
+        return [Open(again=True)]
 
     def _send(self, text: str, now: float) -> list[Effect]:
         self.phase, self.since, self.cancelled = "working", now, False
@@ -480,10 +504,10 @@ class State:
         """The user has pressed Esc: stop what runs, and stay."""
         if self.command:
             return [StopCommand()]
-        if isinstance(self.dialog, Entry) and self.dialog.back:
+        if isinstance(self.dialog, TextDialog) and self.dialog.back:
             self.dialog = self.dialog.back
             return [Edit("")]
-        if self.dialog and not (isinstance(self.dialog, Choice) and self.dialog.permission):
+        if self.dialog and not (isinstance(self.dialog, ListDialog) and self.dialog.permission):
             return self._dismiss(now)
         if self.phase != "working":
             return []
@@ -534,19 +558,19 @@ class State:
             return self._ask_next(now)
 
         if not self.asked:
-            self.dialog = Choice(title, [*rows], close, dismiss, searchable=True)
+            self.dialog = ListDialog(title, [*rows], close, dismiss, searchable=True)
             self.dialog.selected = next((n for n, row in enumerate(rows) if row.current), 0)
         return []
 
     def move(self, delta: int) -> list[Effect]:
         """The user has pressed an arrow."""
-        if isinstance(self.dialog, Choice):
+        if isinstance(self.dialog, ListDialog):
             self.dialog.move(delta)
         return []
 
     def choose(self, number: int | None, now: float) -> list[Effect]:
         """The user has chosen a row: the one with this number, or the one that is marked."""
-        if not isinstance(self.dialog, Choice) or not self.is_ready_for_keys(now):
+        if not isinstance(self.dialog, ListDialog) or not self.is_ready_for_keys(now):
             return []
         row = self.dialog.find(number)
         return self.dialog.choose(row, now) if row else []
@@ -555,7 +579,7 @@ class State:
         dialog = self.dialog
         if dialog is None:
             return []
-        return [*dialog.dismiss(now), Edit("")] if isinstance(dialog, Entry) else dialog.dismiss(now)
+        return [*dialog.dismiss(now), Edit("")] if isinstance(dialog, TextDialog) else dialog.dismiss(now)
 
     # Options
 

@@ -34,7 +34,7 @@ from crow_core.options import Option
 from crow_core.permission.judgement import MODES, Judgement, Mode, SessionPermissions, find_composition, judge
 from crow_core.permission.kept_answers import KeptAnswer, KeptAnswers
 from crow_core.permission.lasting import get_folder, list_offers
-from crow_core.permission.rules import Rules, parse_rules
+from crow_core.permission.rules import Rules, parse_rules, suggest_tool
 from crow_core.permission.subjects import find_subject
 from crow_core.session import Session
 from crow_core.text import to_line
@@ -64,7 +64,7 @@ def permissions(
     programs of the folder when a rule allows it. `answers` keeps the user's answers for longer than a session; without
     it, none can be given. Raises ValueError for an invalid rule.
     """
-    allowed, asked, denied = parse_rules(allow), parse_rules(ask), parse_rules(deny)
+    allowed, asked, denied = parse_rules(allow, allows=True), parse_rules(ask), parse_rules(deny)
 
     def get_permissions(session: Session) -> SessionPermissions:
         if session.parent:
@@ -75,8 +75,21 @@ def permissions(
             rules = Rules(allowed, [*asked, *parse_rules(more_ask)], [*denied, *parse_rules(more_deny)])
             known = session.state["permissions"] = SessionPermissions(mode, rules, own, protected)
             known.kept = answers
-            known.has_edits = any(entry.get("crow", {}).get("changes") for entry in session.log)
+            notes = [entry.get("crow", {}) for entry in session.log]
+            known.has_edits = any(note.get("changes") or note.get("writes") for note in notes)
         return known
+
+    @crow.before_prompt
+    async def warn_of_misspelt_rules(message: Message, session: Session) -> None:
+        if session.parent or session.state.setdefault("rules_are_checked", False):
+            return
+        session.state["rules_are_checked"] = True
+        tools = {str(each["name"]) for server in session.toolbox.servers for each in server.definitions or ()}
+        rules = get_permissions(session).rules
+        for rule in (*rules.allow, *rules.ask, *rules.deny):
+            if meant := suggest_tool(rule, tools):
+                text = f"The permission rule {str(rule)!r} never matches: no tool has this name. Is {meant} meant?"
+                await session.notice(to_line(text), "warning")
 
     @crow.options
     def mode_option(session: Session) -> Option:
@@ -192,7 +205,7 @@ def record(session: Session, tool_call: ToolCall, judgement: Judgement) -> None:
     """Append a decision to the log, unless the last one on this call since the reply is the same."""
     scope = to_scope(judgement.answer) if judgement.answer else "once"
     named = {"kind": "decision", "is": judgement.verdict, "by": judgement.reason, "scope": scope}
-    decision = {**named, **identify(tool_call)}
+    decision = {**named, **identify(tool_call), **({"writes": True} if judgement.writes else {})}
     since_reply = takewhile(lambda entry: entry.get("role") != "assistant", reversed(session.log))
     notes = (entry.get("crow", {}) for entry in since_reply)
     last = next((note for note in notes if (note.get("kind"), note.get("call")) == ("decision", tool_call.id)), None)

@@ -197,6 +197,8 @@ class Server:
     """The tools that were left out of its list, and why, as a sentence."""
     hosts: set[Host] = field(default_factory=set[Host], repr=False)
     """The hosts of the sessions that use it."""
+    definition: Hashable = None
+    """The definition under which sessions share it; None if they do not."""
     asks: bool = False
     """Whether it has asked its user or the model something without saying for which call, while several sessions used
     it. Then the calls of different sessions take turns, and no further session joins."""
@@ -506,6 +508,7 @@ class Server:
         if RUNNING_CALL.get() is not None or len(self.hosts) < 2:
             return
         self.asks = True
+        ASKING.setdefault(asyncio.get_running_loop(), set()).add(self.definition)
         self._unclear += 1
         self._announce_news()
         try:
@@ -629,6 +632,8 @@ class Server:
 
 SHARED: WeakKeyDictionary[asyncio.AbstractEventLoop, WeakValueDictionary[Hashable, Server]] = WeakKeyDictionary()
 """The servers that sessions of an event loop may share, by their definitions."""
+ASKING: WeakKeyDictionary[asyncio.AbstractEventLoop, set[Hashable]] = WeakKeyDictionary()
+"""The definitions of servers of which one has asked without saying for which call: they are not shared any more."""
 
 
 def share_server(definition: Hashable, make: Callable[[], Server], *, must_name_calls: bool = False) -> Server:
@@ -636,10 +641,14 @@ def share_server(definition: Hashable, make: Callable[[], Server], *, must_name_
 
     `must_name_calls` refuses one of which it is not known that its questions reach the session that they are for.
     """
-    servers = SHARED.setdefault(asyncio.get_running_loop(), WeakValueDictionary())
+    loop = asyncio.get_running_loop()
+    if definition in ASKING.get(loop, ()):
+        return make()
+    servers = SHARED.setdefault(loop, WeakValueDictionary())
     server = servers.get(definition)
-    if server is None or server.closed or server.asks or (must_name_calls and not server.names_calls):
+    if server is None or server.closed or (must_name_calls and not server.names_calls):
         servers[definition] = server = make()
+        server.definition = definition
     return server
 
 

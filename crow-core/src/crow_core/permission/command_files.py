@@ -83,7 +83,7 @@ def find_protection_of_files(
 ) -> str:
     """Find a reason why the user is asked about a file that a command line writes; "" if there is none."""
     for path, writes in list_files(line, start):
-        if not writes or UNKNOWN in path:
+        if not writes or UNKNOWN in path or os.path.isdir(path):
             continue
         if is_inside(session, path, own_folders):
             return f"This writes {to_line(path)}, one of crow's own files."

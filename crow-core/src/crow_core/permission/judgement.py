@@ -18,7 +18,7 @@ from crow_core.permission.compositions import Composition, read_composition
 from crow_core.permission.kept_answers import AnswerRule, KeptAnswer, KeptAnswers, find_answer
 from crow_core.permission.lasting import get_folder, list_covering_rules
 from crow_core.permission.protected import find_protection
-from crow_core.permission.rules import Rule, Rules, Verdict
+from crow_core.permission.rules import COMMAND_TOOL, Rule, Rules, Verdict
 from crow_core.permission.simple_commands import PLAIN_COMMAND, CommandLine, read_command_line
 from crow_core.permission.subjects import (
     find_spellings,
@@ -43,6 +43,9 @@ MODES = (
     Choice("plan", "Plan", "Only reads: changes nothing and runs nothing"),
     Choice("yolo", "Yolo", "Asks nothing", fleeting=True),
 )
+
+
+STRICTNESS: dict[Verdict, int] = {"deny": 0, "ask": 1, "allow": 2}
 
 
 @dataclass(frozen=True)
@@ -112,10 +115,8 @@ def judge(session: Session, permissions: SessionPermissions, tool_call: ToolCall
     spellings = find_spellings(session, tool_call, subject)
     line = read_command_line(subject) if kind == "execute" else CommandLine()
     match = rules.find(tool_call.name, subject, [*spellings, *line.commands], simple=simple)
-    if not match or match[0] != "deny":
-        about_file = find_rule_for_files(session, rules, line, start)
-        if about_file and (about_file[0] == "deny" or not match or match[0] == "allow"):
-            match = about_file
+    about_file = find_rule_for_files(session, rules, line, start)
+    match = min(filter(None, (match, about_file)), key=lambda found: STRICTNESS[found[0]], default=None)
     covering = list_covering_rules(session, tool_call)
     answer = permissions.find_answer(covering, get_folder(session))
     if answer and not answer.allows and not (match and match[0] == "deny"):
@@ -128,11 +129,7 @@ def judge(session: Session, permissions: SessionPermissions, tool_call: ToolCall
         return Judgement("deny", "plan mode only reads. Describe the change instead")
     if mode == "yolo":
         return Judgement("allow", "mode yolo")
-    strict = [rule for rule in (*rules.deny, *rules.ask) if rule.covers(tool_call.name)]
-    if rule := next((rule for rule in strict if line.may_match(rule.pattern)), None):
-        return Judgement("ask", remark=f"What this runs cannot be known, and the rule {str(rule)!r} may be about it.")
-    if rule := find_rule_for_unknown_files(rules, line, start):
-        remark = f"Which files this changes cannot be known, and the rule {str(rule)!r} may be about them."
+    if remark := find_doubt(rules, tool_call.name, line, start):
         return Judgement("ask", remark=remark)
     if kind == "edit" and is_inside(session, subject, permissions.own_folders):
         return Judgement("ask", remark="These are crow's own files.")
@@ -141,9 +138,8 @@ def judge(session: Session, permissions: SessionPermissions, tool_call: ToolCall
         if found := permissions.find_answer(paths, get_folder(session)):
             return to_judgement(found)
         return Judgement("ask", remark=f"{to_line(protection.pattern)}: {protection.reason}.", rules=paths)
-    if line.writes and (
-        remark := find_protection_of_files(session, line, start, permissions.own_folders, permissions.protected)
-    ):
+    own_folders, protected = permissions.own_folders, permissions.protected
+    if remark := find_protection_of_files(session, line, start, own_folders, protected):
         return Judgement("ask", remark=remark)
     allowing = [match[1]] if match else []
     if not match and one_line and not simple and (composition := find_composition(session, tool_call)):
@@ -170,6 +166,16 @@ def judge(session: Session, permissions: SessionPermissions, tool_call: ToolCall
     return Judgement("ask", rules=covering)
 
 
+def find_doubt(rules: Rules, tool: str, line: CommandLine, start: str) -> str:
+    """Find the sentence about a rule that may be about a part of a command that is not known; "" if there is none."""
+    strict = [rule for rule in (*rules.deny, *rules.ask) if rule.covers(tool)]
+    if rule := next((rule for rule in strict if line.may_match(rule.pattern)), None):
+        return f"What this runs cannot be known, and the rule {str(rule)!r} may be about it."
+    if rule := find_rule_for_unknown_files(rules, line, start):
+        return f"Which files this changes cannot be known, and the rule {str(rule)!r} may be about them."
+    return ""
+
+
 def find_start(session: Session, tool_call: ToolCall) -> str:
     """Find the folder in which a command starts."""
     start = str(tool_call.arguments.get("cwd") or session.folders.starts.get(tool_call.id, session.cwd))
@@ -179,7 +185,9 @@ def find_start(session: Session, tool_call: ToolCall) -> str:
 def find_composition(session: Session, tool_call: ToolCall) -> Composition | None:
     """Read a command as a composition of simple ones, if it starts in the working directory and stays there."""
     command, cwd = tool_call.arguments.get("command"), os.path.realpath(session.cwd)
-    if not isinstance(command, str) or os.path.realpath(find_start(session, tool_call)) != cwd:
+    if tool_call.name != COMMAND_TOOL or not isinstance(command, str):
+        return None
+    if os.path.realpath(find_start(session, tool_call)) != cwd:
         return None
     composition = read_composition(command)
     if composition is None or (composition.folder and resolve(session, composition.folder) != cwd):

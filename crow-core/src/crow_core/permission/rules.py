@@ -9,7 +9,7 @@ covers all that a server can be asked.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Literal
@@ -20,6 +20,13 @@ Verdict = Literal["allow", "ask", "deny"]
 
 TOOL_NAME = re.compile(r"[\w*?\[\]!-]+")
 """The name of a tool, or a pattern of names."""
+COMMAND_TOOL = "terminal"
+PATH_TOOLS = {"file_editor", "grep", "glob", "tree"}
+"""Tools whose subject is a path."""
+RELATIVE_START = re.compile(r"\.\.?/|~")
+"""The beginning of a path as no subject is written."""
+OPERATOR = re.compile(r"(^|\s)(&&|\|\|?|;|&|>>?|<)(\s|$)|\$\(|`|;\s|;$")
+"""An operator of the shell in a pattern."""
 
 
 @dataclass(frozen=True)
@@ -50,17 +57,39 @@ class Rule:
         return self.tool if self.pattern is None else f"{self.tool}:{self.pattern}"
 
 
-def parse_rule(text: str) -> Rule:
-    """Parse a rule. Raises ValueError for one that could never match, as it would only seem to forbid something."""
-    tool, colon, pattern = text.partition(":")
-    if not TOOL_NAME.fullmatch(tool.strip()):
+def parse_rule(text: str, *, allows: bool = False) -> Rule:
+    """Parse a rule, also one that `allows`.
+
+    Raises ValueError for one that could never match, as it would only seem to forbid or to allow something.
+    """
+    tool, colon, pattern = (part.strip() for part in text.partition(":"))
+    if not TOOL_NAME.fullmatch(tool):
         raise ValueError(f"{text!r} is no rule: write TOOL or TOOL:PATTERN, such as 'terminal:rm *'")
-    return Rule(tool.strip(), pattern.strip() if colon else None)
+    if not colon:
+        return Rule(tool, None)
+    if not pattern:
+        raise ValueError(f"{text!r} can never match: its pattern is empty. Write {tool!r} for all calls")
+    if (tool in PATH_TOOLS or "*" in tool) and (start := RELATIVE_START.match(pattern)):
+        how = "without './'" if start[0] == "./" else "from the root of the file system"
+        raise ValueError(f"{text!r} can never match: write the path {how}")
+    if allows and tool == COMMAND_TOOL and (operator := OPERATOR.search(pattern)):
+        how = f"the commands around {operator[0].strip()!r} are compared one by one. Write a rule for each"
+        raise ValueError(f"{text!r} can never match: {how}")
+    return Rule(tool, pattern)
 
 
-def parse_rules(texts: Sequence[str]) -> list[Rule]:
+def parse_rules(texts: Sequence[str], *, allows: bool = False) -> list[Rule]:
     """Parse several rules. Raises ValueError."""
-    return [parse_rule(text) for text in texts]
+    return [parse_rule(text, allows=allows) for text in texts]
+
+
+def suggest_tool(rule: Rule, tools: Collection[str]) -> str:
+    """Find the tool that a rule probably means, if there is none of its name; "" if that is not known."""
+    if rule.tool in tools or set(rule.tool) & set("*?["):
+        return ""
+    import difflib  # imported here: only a rule for a tool that is not known needs it
+
+    return next(iter(difflib.get_close_matches(rule.tool, sorted(tools), 1, 0.8)), "")
 
 
 @dataclass

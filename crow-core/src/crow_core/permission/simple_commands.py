@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache, lru_cache
 from importlib.resources import files
+from itertools import takewhile
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -21,13 +22,15 @@ if TYPE_CHECKING:
 
 UNKNOWN = "\0"
 """Stands in a word for what only the shell can know: the value of a variable, the output of a command, a file name."""
-LENGTH_LIMIT = 50_000
+LENGTH_LIMIT = 20_000
 """Bytes of a command line that are read; a longer one is not known."""
-NODES_LIMIT = 20_000
+NODES_LIMIT = 10_000
 """Nodes of the tree that are read; a command line with more is not known."""
 DEPTH_LIMIT = 10
 """Command lines inside command lines that are read, as in `sh -c "sh -c …"`; deeper ones are not known."""
 
+WORDS_LIMIT = 200
+"""Words of a command inside another that are read; a longer one is not known."""
 COMMANDS_LIMIT = 5_000
 """Spellings of commands that are listed; of a command line with more, the rest is not known."""
 CODE_LIMIT = 2_000
@@ -39,6 +42,7 @@ SHELLS = {"sh", "bash", "dash", "zsh", "ksh", "mksh", "ash", "rbash", "fish"}
 PLAIN_COMMAND = re.compile(r"(?!\w+\+?=)[\w ./:=@,+%-]*", re.ASCII)
 """A command of these characters alone that sets no variable: the shell runs it as it is written."""
 KEYWORDS = {"!", "{", "}", "if", "then", "elif", "else", "fi", "while", "until", "do", "done", "for", "case", "esac"}
+FOLDER_OPTIONS = ("-C", "--chdir", "--directory", "--prefix", "--cwd")
 HARMLESS_FILES = {"/dev/null", "/dev/stdout", "/dev/stderr", "/dev/tty"}
 OTHER_KEYWORDS = {"function", "select", "in"}
 FIND_ACTIONS = {
@@ -72,6 +76,7 @@ class Subcommands(msgspec.Struct, forbid_unknown_fields=True):
     """A program whose subcommand may stand behind options."""
 
     values: list[str] = []
+    unclear: list[str] = []
     flags: list[str] = []
     same: dict[str, str] = {}
 
@@ -119,6 +124,8 @@ class CommandLine:
     """Paths of files that redirections read."""
     moves: list[str] = field(default_factory=list[str])
     """Folders into which it changes, in order."""
+    texts: set[str] = field(default_factory=set[str], compare=False)
+    """The command lines that were read, this one and those inside it."""
 
     def may_match(self, pattern: str | None) -> bool:
         """Test whether something that is not known may be what a rule's pattern describes."""
@@ -169,8 +176,11 @@ def read_command_line(text: str) -> CommandLine:
 
 def read_into(found: CommandLine, text: str, depth: int) -> None:
     """Add the simple commands of a text."""
+    if text in found.texts:
+        return
+    found.texts.add(text)
     data = text.encode(errors="replace")
-    if depth > DEPTH_LIMIT or len(data) > LENGTH_LIMIT:
+    if depth > DEPTH_LIMIT or len(data) > LENGTH_LIMIT or sum(map(len, found.texts)) > 2 * LENGTH_LIMIT:
         found.unclear.add("")
         return
     root = get_parser().parse(data).root_node
@@ -327,7 +337,7 @@ def add_words(found: CommandLine, words: Sequence[str], depth: int) -> None:
         words = words[1:]
     if not words:
         return
-    if depth > DEPTH_LIMIT or len(found.commands) > COMMANDS_LIMIT:
+    if depth > DEPTH_LIMIT or len(found.commands) > COMMANDS_LIMIT or (depth and len(words) > WORDS_LIMIT):
         found.unclear.add("")
         return
     if " ".join(words) in found.commands and depth:
@@ -348,6 +358,7 @@ def add_words(found: CommandLine, words: Sequence[str], depth: int) -> None:
             add_words(found, inner, depth + 1)
     if name in ("cd", "pushd"):
         found.moves.append(next((word for word in words[1:] if not word.startswith("-")), UNKNOWN))
+    found.moves.extend(words[at + 1] for at, word in enumerate(words[:-1]) if word in FOLDER_OPTIONS)
     for known in {name, to_known_name(name)}:
         add_arguments(found, known, words[1:], depth)
 
@@ -365,7 +376,7 @@ def to_known_name(name: str) -> str:
 def add_arguments(found: CommandLine, name: str, words: Sequence[str], depth: int) -> None:
     """Add the commands and the files that the arguments of a program, or of its subcommand, name."""
     tables = get_tables()
-    if subcommands := tables.subcommands.get(name):
+    if subcommands := tables.subcommands.get(name) or list_programs_with_subcommands().get(name):
         add_subcommand(found, name, words, subcommands, depth)
     if writer := tables.writers.get(name):
         add_writes(found, words, writer)
@@ -375,9 +386,18 @@ def add_arguments(found: CommandLine, name: str, words: Sequence[str], depth: in
         if wrapper.scripts and (script := find_value(words, wrapper.scripts)) is not None:
             read_into(found, script, depth + 1)
         for inner in unwrap(words, wrapper) if wrapper.command else ():
-            if wrapper.joins:
+            if wrapper.joins and not PLAIN_COMMAND.fullmatch(" ".join(inner)):
                 read_into(found, " ".join(inner), depth + 1)
-            add_words(found, [*inner, UNKNOWN] if wrapper.appends else inner, depth + 1)
+            if wrapper.appends:
+                inner = [*takewhile(lambda word: not word.startswith(":::"), inner), UNKNOWN]
+            add_words(found, inner, depth + 1)
+
+
+@cache
+def list_programs_with_subcommands() -> dict[str, Subcommands]:
+    """List the programs of which a subcommand runs a command, with no options."""
+    tables = get_tables()
+    return {key.rpartition(" ")[0]: Subcommands() for key in (*tables.wrappers, *tables.code) if " " in key}
 
 
 def may_run_commands(words: Sequence[str], code: Code) -> bool:
@@ -402,7 +422,8 @@ def add_subcommand(found: CommandLine, name: str, words: Sequence[str], table: S
     """Add a command without the options before its subcommand."""
     while words and (words[0].startswith("-") or (name == "cargo" and words[0].startswith("+"))):
         option = words[0].partition("=")[0]
-        if option in table.values:
+        if option in table.values or option in table.unclear:
+            found.unclear.update([f"{name} "] if option in table.unclear else ())
             words = words[1:] if "=" in words[0] else words[2:]
         elif option in table.flags or option.startswith("+"):
             words = words[1:]
@@ -429,41 +450,46 @@ def add_script(found: CommandLine, words: Sequence[str], depth: int) -> None:
 
 def add_writes(found: CommandLine, words: Sequence[str], writer: Writer) -> None:
     """Add the files that the arguments of a program name."""
-    paths = found.writes if writer.content else found.changes
     operands: list[str] = []
-    folders: list[str] = []
-    active = not writer.when
+    values: list[str] = []
+    is_active = not writer.when
     skip = 0 if any(word.startswith(tuple(writer.unless)) for word in words if writer.unless) else writer.skip
     rest = iter(words)
     for word in rest:
-        option, equals, value = word.partition("=")
-        if f"{option}=" in writer.keys:
-            paths.add(value)
+        name, equals, value = word.partition("=")
+        if f"{name}=" in writer.keys:
+            values.append(value)
         elif word == "--":
             operands += rest
         elif not word.startswith("-") or word == "-":
             operands.append(word)
-        else:
-            active = active or word.startswith(tuple(writer.when))
-            short = next((other for other in writer.writes if len(other) == 2 and word.startswith(other)), "")
-            if option in writer.writes or short:
-                written = value if equals and not short else word[2:] if short and word != short else next(rest, "")
-                paths.add(written)
-                folders.append(written)
-            elif word in writer.values:
+        elif word.startswith("--"):
+            is_active |= any(option.startswith(name) for option in writer.when)
+            if any(option.startswith(name) for option in writer.writes):  # options may be abbreviated
+                values.append(value if equals else next(rest, ""))
+            elif name in writer.values and not equals:
                 next(rest, "")
+        else:
+            is_active |= any(option in (f"-{letter}", word) for option in writer.when for letter in word[1:])
+            for index, letter in enumerate(word[1:], 2):  # several options in one word; the last may have a value
+                if f"-{letter}" in writer.writes:
+                    values.append(word[index:] or next(rest, ""))
+                    break
+                if f"-{letter}" in writer.values:
+                    if not word[index:]:
+                        next(rest, "")
+                    break
+    (found.writes if writer.content else found.changes).update(values)
     operands = operands[skip:]
-    if not active or writer.operands == "none":
+    if not is_active or writer.operands == "none":
         return
     if writer.operands == "all":
-        paths.update(operands)
-    elif folders or len(operands) > 1:  # the last one may be a folder, in which the files keep their names
-        last, sources = (folders[-1], operands) if folders else (operands[-1], operands[:-1])
-        paths.add(last)
-        paths.update(os.path.join(last, os.path.basename(source.rstrip("/"))) for source in sources)
-        found.changes.update(sources if writer.sources else ())
-    elif operands:
-        paths.add(os.path.basename(operands[0].rstrip("/")))
+        (found.writes if writer.content else found.changes).update(operands)
+    else:  # the last one may be a folder, in which the files keep their names
+        last = values[-1] if values else operands.pop() if len(operands) > 1 else "."
+        found.writes.add(last)
+        found.writes.update(os.path.join(last, os.path.basename(source.rstrip("/"))) for source in operands)
+        found.changes.update(operands if writer.sources else ())
 
 
 def find_value(words: Sequence[str], options: Sequence[str]) -> str | None:

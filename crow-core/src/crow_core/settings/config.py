@@ -178,7 +178,8 @@ class PermissionSettings(Struct, kw_only=True, forbid_unknown_fields=True):
     """Whether a session that has read private data and untrusted content asks before data can leave."""
 
     def __post_init__(self) -> None:
-        parse_rules([*self.allow, *self.ask, *self.deny])
+        parse_rules(self.allow, allows=True)
+        parse_rules([*self.ask, *self.deny])
 
 
 class AgentSettings(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -249,7 +250,7 @@ class Config(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ProjectPermissions(Struct, kw_only=True):
-    """The rules of a project: `[permissions]`. Keys that would loosen permissions are ignored."""
+    """The rules of a project: `[permissions]`. Other keys are ignored, and named to the user."""
 
     ask: list[str] = field(default_factory=list[str])
     deny: list[str] = field(default_factory=list[str])
@@ -365,6 +366,16 @@ def load_project_config(folder: Path, env: Mapping[str, str]) -> ProjectConfig:
     for server in config.mcp.servers.values():
         server.trust = False
     return config
+
+
+def find_ignored_permissions(folder: Path) -> list[str]:
+    """Find the keys of `[permissions]` in a folder's settings that a project cannot set."""
+    try:
+        settings = tomllib.loads((folder / ".crow" / "config.toml").read_text("utf-8-sig"))
+    except (OSError, ValueError):
+        return []  # `load_project_config` reports it
+    given: Any = settings.get("permissions")
+    return sorted(set(cast(dict[str, Any], given)) - {"ask", "deny"}) if isinstance(given, dict) else []
 
 
 def to_server(name: str, settings: ServerSettings, cwd: str, *, tokens: Path, visit: "Visit") -> Server:
