@@ -94,3 +94,21 @@ def test_the_page_on_mcp_names_tests_that_exist():
     tests = (path.read_text("utf-8") for path in [*ROOT.glob("crow-*/tests/**/*.py"), *ROOT.glob("tests/*.py")])
     assert named
     assert named <= set(re.findall(r"def (test_\w+)", "\n".join(tests)))
+
+
+def test_the_page_on_scripts_describes_the_json_and_every_exit_code():
+    from crow_cli import outcome
+    from crow_cli.run_command import run
+
+    text = (ROOT / "docs" / "scripts.md").read_text("utf-8")
+    table = text.split("## JSON")[1].split("With `--output-format stream-json`")[0]
+    keys = {key for row in re.findall(r"^\| (`[^|]*) \|", table, re.M) for key in re.findall(r"`(\w+)`", row)}
+    assert keys == set(outcome.Outcome.__struct_fields__)
+    codes = {int(code) for code in re.findall(r"^\| (\d+) \|", text, re.M)}
+    assert codes == {
+        *(outcome.DONE, outcome.FAILED, outcome.USAGE, outcome.NOT_PERMITTED),
+        *(outcome.LIMIT, outcome.TRANSIENT, outcome.INTERRUPTED),
+    }
+    known = {name for parameter in run.params for name in parameter.opts}
+    used = set(re.findall(r"(?<![\w-])--[a-z]+(?:-[a-z]+)*", text)) - {"--help", "--body-file"}
+    assert used <= known

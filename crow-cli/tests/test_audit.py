@@ -27,7 +27,7 @@ async def decide(machine: "Machine") -> None:
     machine.configure('[permissions]\nallow = ["terminal:true"]\n')
     async with ScriptedServer([*(Reply(tool_calls=[use]) for use in uses), Reply("Done.")]) as server:
         machine.ask(server.url)
-        assert (await machine.crow("run", "go")).code == 0
+        assert (await machine.crow("run", "go")).code == 3
 
 
 @pytest.fixture(scope="module")

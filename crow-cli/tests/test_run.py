@@ -60,7 +60,7 @@ async def test_json_is_one_object(machine: "Machine") -> None:
 
     outcome = json.loads(done.out)
     assert done.code == 0
-    assert (outcome["text"], outcome["stopReason"], outcome["usage"]["used"]) == ("Hello.", "end_turn", 105)
+    assert (outcome["text"], outcome["stop_reason"], outcome["context"]["used"]) == ("Hello.", "end_turn", 105)
 
 
 SCHEMA = '{"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}'
@@ -122,13 +122,15 @@ async def test_stream_json_is_every_update_and_then_the_outcome(machine: "Machin
         machine.ask(server.url)
         done = await machine.crow("run", "--yolo", "--output-format", "stream-json", "Find it.")
 
-    *updates, outcome = map(json.loads, done.out.splitlines())
+    start, *updates, outcome = map(json.loads, done.out.splitlines())
     assert done.code == 0
+    assert (start["type"], start["schema_version"], start["model"]) == ("start", 1, "scripted")
+    assert start["session_id"] == outcome["session_id"]
     states = [update["status"] for update in updates if "status" in update]
     assert list(dict.fromkeys(states)) == ["pending", "in_progress", "completed"], "a slow call tells of its progress"
     pieces = [update["content"]["text"] for update in updates if update["sessionUpdate"] == "agent_message_chunk"]
     assert "".join(pieces) == outcome["text"] == "There it is."
-    assert outcome["stopReason"] == "end_turn"
+    assert outcome["stop_reason"] == "end_turn"
 
 
 async def test_standard_input_is_added_after_the_prompt(machine: "Machine") -> None:
@@ -243,7 +245,7 @@ async def test_the_limit_of_requests_ends_the_prompt(machine: "Machine") -> None
         machine.ask(server.url)
         done = await machine.crow("run", "--yolo", "--max-requests", "2", "Go on.")
 
-    assert done.code == 1
+    assert done.code == 4
     assert len(server.requests) == 2
     assert "as many model requests as allowed (--max-requests)" in done.err
 
@@ -259,7 +261,8 @@ async def test_tool_calls_are_refused_when_nobody_can_be_asked(machine: "Machine
         machine.ask(server.url)
         done = await machine.crow("run", "Touch it.")
 
-    assert (done.code, done.out) == (0, "I may not.\n")
+    assert (done.code, done.out) == (3, "I may not.\n")
+    assert "To allow this, add: --allow 'terminal:touch ran'" in done.err
     assert not (machine.project / "ran").exists()
     assert "nobody is there to give it" in server.requests[1]["messages"][-1]["content"]
 
@@ -388,12 +391,13 @@ async def test_user_at_a_terminal_is_asked_for_permission_safely(
     assert controls(question + rest) == []
 
 
-async def answer_at_terminal(machine: "Machine", *typed: tuple[str, str]) -> tuple[int, str, ScriptedServer]:
+async def answer_at_terminal(
+    machine: "Machine", terminal: "PersonAtTerminal", *typed: tuple[str, str]
+) -> tuple[int, str, ScriptedServer]:
     """Let a model run `echo x >> out` in `crow run`. Type each answer when its question is shown."""
     calls = [command("echo x >> out")]
     async with ScriptedServer([Reply(tool_calls=calls), Reply("Done.")]) as server:
         machine.ask(server.url)
-        terminal = PersonAtTerminal()
         process = await machine.start_on(terminal.there, "run", "Go.")
         shown = ""
         for question, answer in typed:
@@ -403,9 +407,9 @@ async def answer_at_terminal(machine: "Machine", *typed: tuple[str, str]) -> tup
         return await process.wait(), shown, server
 
 
-async def test_user_at_a_terminal_rejects_with_a_reason(machine: "Machine") -> None:
+async def test_user_at_a_terminal_rejects_with_a_reason(machine: "Machine", terminal: "PersonAtTerminal") -> None:
     code, _, server = await answer_at_terminal(
-        machine, ("session: ", "nonsense"), ("session: ", "n write to another file")
+        machine, terminal, ("session: ", "nonsense"), ("session: ", "n write to another file")
     )
     assert code == 0
     assert not (machine.project / "out").exists()
@@ -413,8 +417,8 @@ async def test_user_at_a_terminal_rejects_with_a_reason(machine: "Machine") -> N
     assert result == "This was not run: the user rejected it: write to another file."
 
 
-async def test_user_at_a_terminal_gives_an_answer_that_lasts(machine: "Machine") -> None:
-    _, shown, _ = await answer_at_terminal(machine, ("session: ", "o"), ("Which one? ", "2"))
+async def test_user_at_a_terminal_gives_an_answer_that_lasts(machine: "Machine", terminal: "PersonAtTerminal") -> None:
+    _, shown, _ = await answer_at_terminal(machine, terminal, ("session: ", "o"), ("Which one? ", "2"))
     assert "1  Allow for this session: echo x >> out" in shown
     assert "2  Allow in this folder: echo x >> out" in shown
     async with ScriptedServer([Reply(tool_calls=[command("echo x >> out")]), Reply("Done.")]) as server:
@@ -424,8 +428,10 @@ async def test_user_at_a_terminal_gives_an_answer_that_lasts(machine: "Machine")
     assert (machine.project / "out").read_text() == "x\nx\n"
 
 
-async def test_user_at_a_terminal_changes_the_command(machine: "Machine") -> None:
-    await answer_at_terminal(machine, ("session: ", "o"), ("Which one? ", "e"), ("instead: ", "echo y >> out"))
+async def test_user_at_a_terminal_changes_the_command(machine: "Machine", terminal: "PersonAtTerminal") -> None:
+    await answer_at_terminal(
+        machine, terminal, ("session: ", "o"), ("Which one? ", "e"), ("instead: ", "echo y >> out")
+    )
     assert (machine.project / "out").read_text() == "y\n"
 
 
@@ -556,7 +562,7 @@ async def test_session_is_continued(machine: "Machine") -> None:
         first = json.loads((await machine.crow("run", "one", "--output-format", "json")).out)
         await machine.crow("run", "two")
         last = await machine.crow("run", "-c", "three")
-        named = await machine.crow("run", "-r", first["sessionId"][:8], "--yolo", "four")
+        named = await machine.crow("run", "-r", first["session_id"][:8], "--yolo", "four")
         bodies = model.requests
     assert (last.out, named.out) == ("Three.\n", "Four.\n")
     assert [user_texts(body) for body in bodies] == [["one"], ["two"], ["two", "three"], *2 * [["one", "four"]]]
@@ -568,7 +574,7 @@ async def test_missing_session_to_continue_is_reported(machine: "Machine") -> No
         machine.ask(model.url)
         last, named = await machine.crow("run", "-c", "hi"), await machine.crow("run", "-r", "abc", "hi")
         both = await machine.crow("run", "-c", "-r", "abc", "hi")
-    assert (last.code, named.code, both.code) == (1, 2, 2)
+    assert (last.code, named.code, both.code) == (2, 2, 2)
     assert f"There is no session in {machine.project} to go on with." in last.err
     assert "There is no session 'abc'" in named.err
     assert "give one of them" in both.err

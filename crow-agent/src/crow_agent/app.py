@@ -119,16 +119,17 @@ async def build(
     extra_secrets: Sequence[str] = (),
     tools: Collection[str] | None = None,
     allow: Sequence[str] = (),
+    deny: Sequence[str] = (),
     database: str = "",
     system: Prompt | None = None,
 ) -> Crow:
     """Make an app from the user's files, the environment and the options of the command line or of a program.
 
     `models` replaces the configured models, `tools` names the only tools of crow's own to offer, `database` is the URL
-    of another database, `system` replaces the system prompt. `allow` are permission rules beside the configured ones.
-    `without` names extensions to leave out: `persistence` stores sessions, `ask_user` lets the model ask the user.
-    `extra_secrets` are values to mask beside those of the configuration. Raises ConfigError for a setting that cannot
-    be used, ModelError when no model is found.
+    of another database, `system` replaces the system prompt. `allow` and `deny` are permission rules beside the
+    configured ones. `without` names extensions to leave out: `persistence` stores sessions, `ask_user` lets the model
+    ask the user. `extra_secrets` are values to mask beside those of the configuration. Raises ConfigError for a
+    setting that cannot be used, ModelError when no model is found.
     """
     if mode not in (None, *get_args(Mode)):
         raise ConfigError(f"There is no mode {mode!r}. Give one of: {', '.join(get_args(Mode))}.")
@@ -162,7 +163,7 @@ async def build(
                 "mode": mode or rules.mode,
                 "allow": [*rules.allow, *allow],
                 "ask": rules.ask,
-                "deny": rules.deny,
+                "deny": [*rules.deny, *deny],
                 "own": [str(home.config), str(home.data)],
                 "protected": rules.protected,
                 "project": partial(load_project_rules, trust, env=env),

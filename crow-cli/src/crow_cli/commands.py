@@ -17,9 +17,10 @@ from crow_cli.client_config import CLIENTS, print_client_config
 from crow_cli.db import db
 from crow_cli.mcp import mcp
 from crow_cli.perms import perms
-from crow_cli.process import fail, hide_memory, run_to_end
+from crow_cli.process import fail, run_to_end
 from crow_cli.prompts import prompts
 from crow_cli.recording.command import record, replay
+from crow_cli.run_command import read_schema, run, to_run_arguments
 from crow_cli.sessions import sessions
 from crow_cli.skills import skills
 from crow_cli.trust import trust
@@ -28,7 +29,14 @@ from crow_cli.undo import undo
 MODEL = click.option("-m", "--model", default="", help="A configured model, or the endpoint's name for one.")
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True)
+class CrowGroup(click.Group):
+    """The commands; `crow -p PROMPT` is `crow run PROMPT`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, to_run_arguments(args))
+
+
+@click.group(cls=CrowGroup, context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True)
 @click.version_option(__version__, "--version", prog_name="crow", message="%(prog)s %(version)s")
 @click.pass_context
 def cli(context: click.Context) -> None:
@@ -135,78 +143,7 @@ def chat(prompt: str, model: str, go_on: bool, resume: str, **options: Any) -> N
     sys.exit(chat(prompt=prompt, model=model, resume=resume, last=go_on, **options))
 
 
-@cli.command()
-@click.argument("prompt", required=False)
-@MODEL
-@click.option("--cwd", type=click.Path(), default=".", help="The folder to work in.")
-@click.option("--yolo", is_flag=True, help="Ask for no permission; short for --mode yolo.")
-@click.option("--mode", type=click.Choice(["ask", "accept-edits", "plan", "yolo"]), help="When to ask for permission.")
-@click.option(
-    "--output-format",
-    type=click.Choice(["text", "json", "stream-json"]),
-    default="text",
-    show_default=True,
-    help="The format of the output.",
-)
-@click.option("--max-requests", type=click.IntRange(min=1), help="How many requests to the model the prompt may take.")
-@click.option(
-    "--output-schema",
-    metavar="FILE",
-    help="Print only a result that fits a JSON schema: of a file, of standard input for -, or of the argument itself.",
-)
-@click.option("-c", "--continue", "go_on", is_flag=True, help="Continue the last session of this folder.")
-@click.option("-r", "--resume", metavar="ID", default="", help="Continue a session; the beginning of its id is enough.")
-def run(
-    prompt: str | None,
-    model: str,
-    cwd: str,
-    yolo: bool,
-    mode: Any,
-    output_format: Any,
-    max_requests: int | None,
-    output_schema: str | None,
-    go_on: bool,
-    resume: str,
-) -> None:
-    """Send one PROMPT and print the answer. Text from standard input is added after the prompt."""
-    schema = read_schema(output_schema) if output_schema is not None else None
-    text = read_prompt(prompt)
-    try:
-        folder = Path(cwd).expanduser().resolve(strict=True)
-    except (OSError, RuntimeError) as error:
-        fail(f"--cwd: the folder {cwd} does not exist ({error}).")
-    if not folder.is_dir():
-        fail(f"--cwd: {folder} is not a folder.")
-    if go_on and resume:
-        fail("-c continues the last session, -r the session that you name: give one of them.")
-    mode = "yolo" if yolo else mode
-    resume = "last" if go_on else resume
-    run_and_exit(run_prompt(text, str(folder), model, mode, output_format, max_requests, resume, schema))
-
-
-async def run_prompt(
-    prompt: str,
-    cwd: str,
-    model: str,
-    mode: Any,
-    style: Any,
-    max_requests: int | None,
-    resume: str,
-    schema: dict[str, Any] | None,
-) -> int:
-    from crow_agent.app import build
-    from crow_core.extensions.ask_user import ask_user
-
-    from crow_cli.run import LAST_SESSION, is_interactive, run
-
-    hide_memory()
-    crow = await build(os.environ, model=model, mode=mode, max_requests=max_requests, without=[ask_user])
-    if resume and resume != LAST_SESSION:
-        from crow_cli.storage import find_session_id
-
-        resume = find_session_id(os.environ, resume)
-    interactive = is_interactive()
-    return await run(crow, prompt, cwd, style, interactive=interactive, resume=resume, mode=mode, output_schema=schema)
+cli.add_command(run)
 
 
 @cli.command()
@@ -268,30 +205,6 @@ def doctor(model: str, as_json: bool, save: bool) -> None:
     from crow_cli.doctor import doctor
 
     run_and_exit(doctor(os.environ, model, as_json=as_json, save=save))
-
-
-def read_schema(source: str) -> dict[str, Any]:
-    """Return the JSON schema in a file, on standard input for `-`, or in the argument itself."""
-    from crow_core.messages import decode_json
-    from crow_core.output import check_schema
-
-    try:
-        text = source if source.lstrip().startswith("{") else click.open_file(source, encoding="utf-8").read()
-        check_schema(schema := decode_json(text))
-    except OSError as error:
-        fail(f"--output-schema: {source} cannot be read ({error.strerror}).")
-    except ValueError as error:
-        fail(f"--output-schema: the JSON schema cannot be used: {error}.")
-    return schema
-
-
-def read_prompt(prompt: str | None) -> str:
-    """Return the prompt, followed by the text from standard input unless that is a terminal."""
-    piped = "" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.read()
-    text = "\n\n".join(part for part in (prompt, piped.strip()) if part)
-    if not text:
-        fail('nothing to say. Give a prompt: crow run "explain this project"')
-    return text
 
 
 def run_and_exit(coroutine: Coroutine[Any, Any, int]) -> NoReturn:

@@ -97,6 +97,14 @@ def end_at_once(code: int) -> NoReturn:
     os._exit(code)
 
 
+class UsageFailure(SystemExit):
+    """Ends the process after wrong usage or configuration."""
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(2)
+        self.sentence = sentence
+
+
 def fail(sentence: str) -> NoReturn:
     """Print a message about wrong usage or configuration, and exit with code 2."""
     import click  # imported here because `crow acp` imports this module and does not need click
@@ -104,4 +112,4 @@ def fail(sentence: str) -> NoReturn:
     from crow_cli.console import escape_controls  # it imports click
 
     click.secho(f"crow: {escape_controls(sentence)}", fg="red", err=True)
-    sys.exit(2)
+    raise UsageFailure(sentence)

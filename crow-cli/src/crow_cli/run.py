@@ -1,33 +1,46 @@
 """`crow run`: send one prompt, as an ACP client in the same process as the agent."""
 
 import asyncio
+import os
 import signal
 import sys
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 import msgspec
 from crow_core.acp.connection import RpcError
 from crow_core.acp.decoding import encode
 from crow_core.acp.schema import (
+    AUTH_REQUIRED,
+    INVALID_PARAMS,
     NOT_FOUND,
     ClientCapabilities,
     ClientSessionCapabilities,
     ListSessionsRequest,
     ListSessionsResponse,
+    McpServer,
+    NewSessionRequest,
+    NewSessionResponse,
     NoticeCapabilities,
     PromptResponse,
     ResumeSessionRequest,
     SessionUpdate,
+    SystemPrompt,
+    TextBlock,
 )
 from crow_core.acp.transports import memory_pair
 from crow_core.agent import AcpAgent
 from crow_core.app import Crow
 
 from crow_cli.console import escape_controls
+from crow_cli.outcome import FAILED, SCHEMA_VERSION, USAGE, ContextUse, Outcome, TurnWatch
 from crow_cli.terminal_client import TerminalClient
+
+if TYPE_CHECKING:
+    from crow_agent import Budget
 
 Format = Literal["text", "json", "stream-json"]
 
@@ -35,6 +48,30 @@ LAST_SESSION = "last"
 """Stands for the latest session of the folder, in place of a session's id."""
 
 CAPABILITIES = ClientCapabilities(session=ClientSessionCapabilities(notices=NoticeCapabilities()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """What a prompt is sent with."""
+
+    style: Format = "text"
+    terminal: int | None = None
+    """The descriptor from which answers of a user are read; None if nobody can be asked."""
+    resume: str = ""
+    """The id of a session to continue, or LAST_SESSION."""
+    mode: str | None = None
+    """The mode of a session that is continued."""
+    output_schema: dict[str, Any] | None = None
+    """The JSON schema of the result, which is then printed alone."""
+    timeout: float | None = None
+    """Seconds after which the turn is cancelled."""
+    servers: Sequence[McpServer] = ()
+    roots: Sequence[str] = ()
+    """Additional folders."""
+    system: SystemPrompt | None = None
+    budget: "Budget | None" = None
+    """The limits that the app keeps to, for the sentence about one that was reached."""
+    is_stored: bool = True
 
 
 class JsonLinesClient(TerminalClient):
@@ -46,12 +83,12 @@ class JsonLinesClient(TerminalClient):
 
 
 @asynccontextmanager
-async def open_client(crow: Crow, style: Format, *, interactive: bool) -> AsyncGenerator[TerminalClient]:
+async def open_client(crow: Crow, options: RunOptions) -> AsyncGenerator[TerminalClient]:
     """Connect a client that prints to an agent of this app, both in memory."""
     ours, theirs = memory_pair()
-    agent = asyncio.ensure_future(AcpAgent(theirs, crow).serve())
-    client_class = JsonLinesClient if style == "stream-json" else TerminalClient
-    client = client_class(ours, interactive=interactive, quiet=style != "text")
+    agent = asyncio.ensure_future(AcpAgent(theirs, crow, unstable=options.system is not None).serve())
+    client_class = JsonLinesClient if options.style == "stream-json" else TerminalClient
+    client = client_class(ours, terminal=options.terminal, quiet=options.style != "text")
     try:
         async with client.serving():
             await client.initialize("crow run", CAPABILITIES)
@@ -61,92 +98,108 @@ async def open_client(crow: Crow, style: Format, *, interactive: bool) -> AsyncG
         await crow.shut_down()
 
 
-async def run(
-    crow: Crow,
-    prompt: str,
-    cwd: str,
-    style: Format = "text",
-    *,
-    interactive: bool = False,
-    resume: str = "",
-    mode: str | None = None,
-    output_schema: dict[str, Any] | None = None,
-) -> int:
-    """Send the prompt, print the updates, and return the exit code.
-
-    `resume` is the id of a session to continue, or LAST_SESSION; `mode` is then set in that session. `output_schema` is
-    the JSON schema of the result, which is then printed alone. Raises BrokenPipeError when the reader of the output has
-    closed it.
-    """
-    meta = {"crow": {"outputSchema": output_schema}} if output_schema is not None else None
-    async with open_client(crow, style, interactive=interactive) as client:
-        client.answer_apart = meta is not None
-        outcome: dict[str, Any] = {}
-        try:
-            id = outcome["sessionId"] = await open_session(client, cwd, resume)
-            if resume and mode:
-                await client.set_mode(id, mode)
-            with cancel_on_interrupt(client, id):
-                response = await client.prompt(id, prompt, meta)
-            outcome["stopReason"] = response.stop_reason
-            if meta and response.stop_reason == "end_turn":
-                outcome |= read_output(response)
-        except RpcError as error:
-            outcome["error"] = describe_error(error)
-        if client.output_closed:
-            raise client.output_closed
-        client.end_line()
-        print_outcome(client, outcome, style)
-    stop_reason = outcome.get("stopReason") if "error" not in outcome else "error"
-    return {"end_turn": 0, "cancelled": 130}.get(str(stop_reason), 1)
+async def run(crow: Crow, prompt: str, cwd: str, options: RunOptions | None = None) -> int:
+    """Send the prompt, print the updates and the outcome, and return the exit code. Raises BrokenPipeError when the
+    reader of the output has closed it."""
+    options = options or RunOptions()
+    crow.use(watch := TurnWatch())
+    outcome, limit = watch.outcome, ""
+    outcome.model = next((model.name for model in crow.models.values()), None)
+    try:
+        async with open_client(crow, options) as client:
+            client.answer_apart = options.output_schema is not None
+            try:
+                limit = await take_turn(client, prompt, cwd, options, outcome)
+            except RpcError as error:
+                outcome.error = describe_error(error)
+                outcome.exit_code = USAGE if error.code in (AUTH_REQUIRED, INVALID_PARAMS, NOT_FOUND) else FAILED
+            if client.output_closed:
+                raise client.output_closed
+            client.end_line()
+            if client.usage:
+                outcome.context = ContextUse(client.usage.used, client.usage.size)
+            outcome.text = client.text
+            print_outcome(watch.conclude(limit=limit), options.style)
+    except asyncio.CancelledError:
+        if options.style != "text":
+            outcome.stop_reason = "cancelled"
+            watch.conclude(limit="")
+            outcome.exit_code, outcome.error = 143, "Ended by a signal."
+            outcome.print()
+        raise
+    return outcome.exit_code
 
 
-async def open_session(client: TerminalClient, cwd: str, resume: str) -> str:
+async def take_turn(client: TerminalClient, prompt: str, cwd: str, options: RunOptions, outcome: Outcome) -> str:
+    """Open the session and send the prompt. Return a sentence about a limit that was reached, "" for none. Raises
+    RpcError."""
+    id = await open_session(client, cwd, options)
+    outcome.session_id = id if options.is_stored else None
+    if options.style == "stream-json":
+        start = {"type": "start", "schema_version": SCHEMA_VERSION, "session_id": outcome.session_id, "cwd": cwd}
+        start |= {"model": outcome.model}
+        click.echo(escape_controls(msgspec.json.encode(start).decode()))
+    if options.resume and options.mode:
+        await client.set_mode(id, options.mode)
+    schema = options.output_schema
+    meta = {"crow": {"outputSchema": schema}} if schema is not None else None
+    limit = ""
+    with cancel_on_interrupt(client, id):
+        turn = asyncio.ensure_future(client.prompt(id, prompt, meta))
+        if not (await asyncio.wait([turn], timeout=options.timeout))[0]:
+            limit = f"Stopped after {options.timeout:g} seconds (--timeout)."
+            await client.cancel(id)
+        response = await turn
+    outcome.stop_reason = response.stop_reason
+    if meta and response.stop_reason == "end_turn":
+        read_output(response, outcome)
+    if response.stop_reason == "max_turn_requests" and options.budget:
+        limit = limit or options.budget.describe_reached()
+    return limit
+
+
+async def open_session(client: TerminalClient, cwd: str, options: RunOptions) -> str:
     """Open a new session, or the session to continue, and return its id. Raises RpcError."""
-    if not resume:
-        return (await client.new_session(cwd)).session_id
+    given: dict[str, Any] = {"cwd": cwd, "mcp_servers": [*options.servers]}
+    given |= {"additional_directories": [*options.roots], "system_prompt": options.system or msgspec.UNSET}
+    if not (resume := options.resume):
+        opened: NewSessionResponse = await client.request("session/new", NewSessionRequest(**given))
+        return opened.session_id
     if resume == LAST_SESSION:
         found: ListSessionsResponse = await client.request("session/list", ListSessionsRequest(cwd=cwd))
         if not found.sessions:
             raise RpcError(NOT_FOUND, "No session yet", details=f"There is no session in {cwd} to go on with.")
         resume = found.sessions[0].session_id
-    await client.request("session/resume", ResumeSessionRequest(session_id=resume, cwd=cwd))
+    await client.request("session/resume", ResumeSessionRequest(session_id=resume, **given))
     return resume
 
 
-def read_output(response: PromptResponse) -> dict[str, Any]:
-    """Return the result of a turn as `output`, or a sentence as `error` if there is none that fits."""
+def make_system_prompt(text: str, *, alone: bool) -> SystemPrompt:
+    """Make a system prompt that is used `alone`, or added to crow's own."""
+    return SystemPrompt(mode="override" if alone else "append", content=[TextBlock(text=text)])
+
+
+def read_output(response: PromptResponse, outcome: Outcome) -> None:
+    """Put the result of a turn into its outcome, or a sentence if there is none that fits."""
     match response.meta:
         case {"crow": {"output": value}}:
-            return {"output": value}
+            outcome.output = value
         case {"crow": {"outputFaults": [*faults]}} if faults:
             times = f"{len(faults)} attempts" if len(faults) > 1 else "1 attempt"
-            return {"error": f"The result did not fit --output-schema in {times}: {faults[-1]}"}
+            outcome.error = f"The result did not fit --output-schema in {times}: {faults[-1]}"
         case _:
-            return {"error": "There is no result for --output-schema: the turn ended without one."}
+            outcome.error = "There is no result for --output-schema: the turn ended without one."
 
 
-def print_outcome(client: TerminalClient, outcome: dict[str, Any], style: Format) -> None:
+def print_outcome(outcome: Outcome, style: Format) -> None:
     """Print how the prompt ended: a JSON object, or in the style `text` a message unless it ended normally."""
     if style != "text":
-        outcome["text"] = client.text
-        if client.denied:
-            outcome["denied"] = client.denied
-        if client.usage:
-            outcome["usage"] = {"used": client.usage.used, "size": client.usage.size}
-        click.echo(escape_controls(msgspec.json.encode(outcome).decode()))
+        outcome.print()
         return
-    sentences = {
-        "max_tokens": "The model's answer was cut at its length limit.",
-        "max_turn_requests": "Stopped: the prompt took as many model requests as allowed (--max-requests).",
-        "refusal": "The model refused.",
-        "cancelled": "Cancelled.",
-    }
-    if "output" in outcome:
-        click.echo(escape_controls(msgspec.json.encode(outcome["output"]).decode()))
-    sentence = outcome.get("error") or sentences.get(outcome["stopReason"])
-    if sentence:
-        click.secho(f"crow: {escape_controls(sentence)}", fg="red", err=True)
+    if outcome.output is not msgspec.UNSET:
+        click.echo(escape_controls(msgspec.json.encode(outcome.output).decode()))
+    if outcome.error:
+        click.secho(f"crow: {escape_controls(outcome.error)}", fg="red", err=True)
 
 
 def describe_error(error: RpcError) -> str:
@@ -177,6 +230,16 @@ def cancel_on_interrupt(client: TerminalClient, session_id: str) -> Generator[No
             loop.remove_signal_handler(signal.SIGINT)
 
 
-def is_interactive() -> bool:
-    """Tell whether a person can be asked: standard input and standard error are a terminal."""
-    return sys.stdin.isatty() and sys.stderr.isatty()
+def find_terminal() -> int | None:
+    """Return a descriptor from which a person's answers can be read; None if nobody can be asked.
+
+    It is standard input, or the terminal of the process where something else is piped into that. The questions are on
+    standard error, so that has to be a terminal, too.
+    """
+    if not sys.stderr.isatty():
+        return None
+    if sys.stdin is not None and sys.stdin.isatty():
+        return sys.stdin.fileno()
+    with suppress(OSError):
+        return os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
+    return None

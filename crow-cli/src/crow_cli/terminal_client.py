@@ -44,24 +44,22 @@ LINE_BYTES = 4096
 
 
 class TerminalClient(AcpClient):
-    """An ACP client that prints updates. Only an `interactive` one asks the user for permissions."""
+    """An ACP client that prints updates. It asks the user for permissions if there is a `terminal`."""
 
-    def __init__(self, transport: Transport, *, interactive: bool = False, quiet: bool = False) -> None:
+    def __init__(self, transport: Transport, *, terminal: int | None = None, quiet: bool = False) -> None:
         handlers: dict[str, Handler] = {"session/update": self.on_update}
-        if interactive:
+        if terminal is not None:
             handlers["session/request_permission"] = self.on_permission
         super().__init__(transport, handlers)
+        self.terminal = terminal
+        """The descriptor from which the user's answers are read."""
         self.quiet = quiet
-        """Print nothing while the turn runs."""
+        """Print nothing while the turn runs, but questions."""
         self.answer_apart = False
         """Print the agent's messages on standard error: something else is the answer."""
         self.text = ""
         """The text of all messages of the agent."""
         self.usage: UsageUpdate | None = None
-        self.calls: dict[str, dict[str, str]] = {}
-        """Names and titles of the tool calls, by their ids."""
-        self.denied: list[dict[str, str]] = []
-        """The tool calls that were denied a permission: id, tool, title and reason."""
         self.previewed_calls: set[str] = set()
         """The ids of the tool calls whose diff was printed with the question for permission."""
         self.message_id = ""
@@ -80,23 +78,7 @@ class TerminalClient(AcpClient):
             self.output_closed = error
             await self.cancel(notification.session_id)
 
-    def note_call(self, update: SessionUpdate) -> None:
-        """Keep what a tool call is, and that it was denied."""
-        match update:
-            case ToolCall(tool_call_id=id) | ToolCallUpdate(tool_call_id=id):
-                known = self.calls.setdefault(id, {"id": id, "tool": "", "title": ""})
-                known |= {"tool": str(update.name)} if update.name else {}
-                known |= {"title": str(update.title)} if update.title else {}
-            case _:
-                return
-        match update.meta:
-            case {"crow": {"denied": str(reason)}}:
-                self.denied.append({**known, "reason": reason})
-            case _:
-                pass
-
     def show(self, update: SessionUpdate) -> None:
-        self.note_call(update)
         match update:
             case AgentMessageChunk(content=TextBlock(text=text), message_id=message_id):
                 answers = sys.stderr if self.answer_apart else sys.stdout
@@ -122,6 +104,15 @@ class TerminalClient(AcpClient):
                 pass
 
     async def on_permission(self, question: RequestPermissionRequest) -> RequestPermissionResponse:
+        quiet, self.quiet = self.quiet, False
+        try:
+            return await self.ask(question)
+        finally:
+            self.quiet = quiet
+
+    async def ask(self, question: RequestPermissionRequest) -> RequestPermissionResponse:
+        """Ask the user whether a tool call may run."""
+        assert self.terminal is not None
         call = question.tool_call
         if call.content:
             self.print_result(call.content, failed=False)
@@ -182,7 +173,8 @@ class TerminalClient(AcpClient):
         """Ask for a line, and return it without blanks around it; None at the end of the input."""
         self.end_line()
         self.print(question, sys.stderr, fg="yellow")
-        typed = await read_line()
+        assert self.terminal is not None
+        typed = await read_line(self.terminal)
         self.open_line = None
         return typed
 
@@ -233,16 +225,16 @@ def choose(option: PermissionOption, *, reason: str = "", command: str = "") -> 
     return RequestPermissionResponse(outcome=outcome, meta={"crow": own} if own else UNSET)
 
 
-async def read_line() -> str | None:
+async def read_line(terminal: int) -> str | None:
     """Read a line and return it without blanks around it; return None at the end of input.
 
     This does not call `input` in a thread, which would keep the process alive after the question was cancelled.
     """
     loop, line = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_reader(sys.stdin, line.set)
+    loop.add_reader(terminal, line.set)
     try:
         await line.wait()
-        typed = os.read(sys.stdin.fileno(), LINE_BYTES)
+        typed = os.read(terminal, LINE_BYTES)
         return typed.decode(errors="replace").strip() if typed else None
     finally:
-        loop.remove_reader(sys.stdin)
+        loop.remove_reader(terminal)

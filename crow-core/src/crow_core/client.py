@@ -33,6 +33,9 @@ from crow_core.errors import ElicitationError, EndTurn
 from crow_core.log import SessionLog, new_id
 from crow_core.text import clean_json, clean_lines
 
+NOBODY_THERE = "it needs a permission, and nobody is there to give it"
+"""The reason of a denial where the user could not be asked."""
+
 
 class Client(Protocol):
     """The client's side of an ACP connection: an editor, a terminal, a program."""
@@ -167,7 +170,7 @@ class User:
         try:
             choice = await self.ask_permission(about, options)
         except ElicitationError:
-            return PermissionAnswer(False, "it needs a permission, and nobody is there to give it")
+            return PermissionAnswer(False, NOBODY_THERE)
         kind = next((option.kind for option in options if option.option_id == choice.option_id), "")
         allowed, lasts = kind.startswith("allow"), kind.endswith("_always")
         rejection = f"the user rejected it: {choice.reason}" if choice.reason else "the user rejected it"

@@ -15,7 +15,7 @@ from crow_core.testing import ScriptedServer
 from crow_persistence.extension import persistence
 
 from crow_cli.demo.script import TASK, TESTS, next_reply
-from crow_cli.run import is_interactive, run
+from crow_cli.run import RunOptions, find_terminal, run
 
 SCRIPTED_NOTICE = (
     "The model here is a script, served on this machine; crow, its tools, the files and the tests are real."
@@ -30,12 +30,12 @@ async def run_demo(env: Mapping[str, str], model: str = "") -> int:
         click.secho(f"{f'Model: {model}.' if model else SCRIPTED_NOTICE}\n\n> {TASK}\n", dim=True, err=True)
         if model:
             crow = await build(env, model=model, mode="accept-edits", without=[persistence, ask_user])
-            code = await run(crow, TASK, folder, interactive=is_interactive())
+            code = await run(crow, TASK, folder, RunOptions(terminal=find_terminal(), is_stored=False))
         else:
             async with ScriptedServer(next_reply) as server:
                 scripted = ChatModel(name="script", base_url=server.url, window=32_768)
                 crow = await build(env, mode="yolo", models={"script": scripted}, without=[persistence, ask_user])
-                code = await run(crow, TASK, folder)
+                code = await run(crow, TASK, folder, RunOptions(is_stored=False))
         works = await tests_pass(folder)
     if works and code == 0:
         click.secho("\nChecked once more, by this command: the tests pass.", fg="green", err=True)

@@ -516,6 +516,11 @@ def read_servers(path: Path, env: Mapping[str, str], root: Path | None = None) -
     return file.servers if file else {}
 
 
+def parse_servers(path: Path, text: str, env: Mapping[str, str]) -> dict[str, ServerSettings]:
+    """Parse the text of an mcp.json; messages call it `path`. Raises ConfigError."""
+    return parse_file(path, text, McpFile, env, parse_mcp_json, json.JSONDecodeError).servers
+
+
 def parse_mcp_json(text: str) -> Any:
     """Parse an mcp.json; VS Code's key `servers` becomes `mcpServers`. Raises JSONDecodeError."""
     data = json.loads(text)  # its errors name the line, unlike msgspec's
@@ -536,8 +541,7 @@ def read_file(
 ) -> T | None:
     """Read a file as settings of a kind; return None if there is no such file. Raises ConfigError.
 
-    There is none in `root`, either, if a link leads the path out of there, or if it is a pipe or a device. A variable
-    that is not set makes only the server unusable whose settings use it.
+    There is none in `root`, either, if a link leads the path out of there, or if it is a pipe or a device.
     """
     try:
         if root and not (is_inside(path, root) and path.is_file()):
@@ -547,6 +551,21 @@ def read_file(
         return None
     except (OSError, UnicodeDecodeError) as error:
         raise to_read_error(path, error) from error
+    return parse_file(path, text, kind, env, parse, parse_error)
+
+
+def parse_file(
+    path: Path,
+    text: str,
+    kind: type[T],
+    env: Mapping[str, str],
+    parse: Callable[[str], Any],
+    parse_error: type[Exception],
+) -> T:
+    """Parse the text of a file as settings of a kind. Raises ConfigError.
+
+    A variable that is not set makes only the server unusable whose settings use it.
+    """
     try:
         data = parse(text)
         servers = dict(find_servers(data))
