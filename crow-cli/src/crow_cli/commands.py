@@ -22,6 +22,7 @@ from crow_cli.process import fail, hide_memory, run_to_end
 from crow_cli.prompts import prompts
 from crow_cli.recording.command import record, replay
 from crow_cli.sessions import sessions
+from crow_cli.settings_commands import completion, config, setup, status
 from crow_cli.skills import skills
 from crow_cli.undo import undo
 
@@ -46,6 +47,10 @@ cli.add_command(db)
 cli.add_command(undo)
 cli.add_command(mcp)
 cli.add_command(skills)
+cli.add_command(config)
+cli.add_command(setup)
+cli.add_command(status)
+cli.add_command(completion)
 
 
 @cli.group(invoke_without_command=True)
@@ -68,6 +73,8 @@ def acp(context: click.Context, model: str, unstable: bool, print_config: str | 
 acp.add_command(check)
 acp.add_command(record)
 acp.add_command(replay)
+# An editor that logs in on a terminal adds `setup` to the command line with which it starts the agent.
+acp.add_command(click.Command("setup", callback=setup.callback, params=setup.params, help=setup.help, hidden=True))
 
 
 @cli.command()

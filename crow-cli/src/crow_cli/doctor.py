@@ -579,7 +579,12 @@ async def choose_model(config: Config, env: Mapping[str, str], wanted: str) -> t
     name, model = next(iter((await find_models(config, env, wanted)).items()))
     if not isinstance(model, ChatModel):
         raise ModelError(f"The model {name!r} has no endpoint to examine.")
-    examined = ExaminedModel(
+    return name, to_examined(model)
+
+
+def to_examined(model: ChatModel) -> ExaminedModel:
+    """Make the model with the same settings whose answers can be examined."""
+    return ExaminedModel(
         name=model.name,
         base_url=model.base_url,
         api_key=model.api_key,
@@ -590,7 +595,6 @@ async def choose_model(config: Config, env: Mapping[str, str], wanted: str) -> t
         quirks=model.quirks,
         attempts=3,
     )
-    return name, examined
 
 
 def print_row(name: str, result: ProbeResult) -> None:
