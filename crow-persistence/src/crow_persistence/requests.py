@@ -19,7 +19,7 @@ from crow_core.errors import StoreError
 from crow_core.masking import mask
 from crow_core.messages import Message
 from crow_core.models.chat import ChatModel, ModelCall, ModelRequest, encode_json
-from crow_core.models.usage import count_tokens, find_price
+from crow_core.models.usage import TokenTotals, count_tokens, find_price
 from sqlalchemy import Connection, Row, bindparam, func, select, text, update
 
 from crow_persistence import blobs
@@ -326,6 +326,19 @@ def sum_model_calls(connection: Connection, since: int = 0, number: int | None =
             totals[name] += int(row[at])
         if row[0]:
             totals["cost"][row[0]] = float(row[5] or 0)
+    return totals
+
+
+def load_totals(connection: Connection, number: int) -> TokenTotals:
+    """Return the totals of a session's model calls, for the extension `usage`."""
+    sums = sum_model_calls(connection, number=number)
+    last: Any = select(calls.c.input, calls.c.output).where(calls.c.session == number, calls.c.purpose == "turn")
+    used: Any = connection.execute(
+        last.where(calls.c.input.is_not(None)).order_by(calls.c.started.desc()).limit(1)
+    ).first()
+    totals = TokenTotals(sums["calls"], sums["input"], sums["output"], sums["cached"])
+    totals.used = used[0] + (used[1] or 0) if used else 0
+    totals.currency, totals.cost = next(iter(sums["cost"].items()), ("", 0.0))
     return totals
 
 
