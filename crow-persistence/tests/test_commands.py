@@ -151,7 +151,7 @@ async def test_search_finds_messages_of_all_sessions(database: Database):
 
 
 async def test_audit_lists_decisions(database: Database):
-    call = ScriptedCall(name="echo", arguments={"text": "x"})
+    call = ScriptedCall(name="demo_echo", arguments={"text": "x"})
     crow = full_app(database, ScriptedModel([Reply(tool_calls=[call]), Reply("Done.")]))
     crow.servers.append(Server("demo", lambda: DEMO, shared=True))
     async with connect(crow) as editor:
@@ -160,8 +160,8 @@ async def test_audit_lists_decisions(database: Database):
         await editor.prompt(session.session_id, "go")
         listed = await ask(editor, session.session_id, "/audit")
         assert "not understood" in await ask(editor, session.session_id, "/audit nosuch")
-    assert "| allow | echo |" in listed
-    assert "| completed | echo |" in listed
+    assert "| allow | demo\\_echo |" in listed
+    assert "| completed | demo\\_echo |" in listed
 
 
 async def test_prompts_tells_the_version_and_what_changed_in_it(database: Database):

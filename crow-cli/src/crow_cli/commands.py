@@ -229,16 +229,20 @@ def demo(model: str) -> None:
 @MODEL
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--save", is_flag=True, help="Append the quirks found to the model's settings.")
-def doctor(model: str, as_json: bool, save: bool) -> None:
-    """Test what a model's endpoint can do.
+@click.option("--machine", is_flag=True, help="Look at this machine only, and send no request.")
+def doctor(model: str, as_json: bool, save: bool, machine: bool) -> None:
+    """Look for what is wrong on this machine, and test what the model's endpoint can do.
 
-    Sends about twenty short requests and two long ones.
+    Says what to do about each fault. Sends about twenty short requests and two long ones to the model; with --model,
+    it does only that.
 
-    Exit codes: 0 crow can work with it, 1 something does not work, 2 the endpoint cannot be reached.
+    Exit codes: 0 crow can work, 1 something does not work, 2 the endpoint cannot be reached, or there is no model.
     """
     from crow_cli.doctor import doctor
 
-    run_and_exit(doctor(os.environ, model, as_json=as_json, save=save))
+    if machine and (model or save):
+        fail("--machine sends no request: leave out --model and --save.")
+    run_and_exit(doctor(os.environ, model, as_json=as_json, save=save, machine_only=machine))
 
 
 @cli.command()

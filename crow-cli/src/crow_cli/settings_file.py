@@ -143,6 +143,12 @@ def set_value(data: dict[str, Any], keys: Sequence[str], value: Any) -> None:
 def check(home: Home, path: Path, text: str, env: Mapping[str, str]) -> Config:
     """Check the text of a `config.toml` as crow reads it, with the options of extensions. Raises ConfigError."""
     config = parse_config(path, text, env)
+    check_options(home, config, env)
+    return config
+
+
+def check_options(home: Home, config: Config, env: Mapping[str, str]) -> None:
+    """Check the quirks of models and the options of extensions. Raises ConfigError."""
     for name, settings in config.models.items():
         to_chat_model(name, settings)
     if config.extensions or config.hooks:
@@ -150,7 +156,6 @@ def check(home: Home, path: Path, text: str, env: Mapping[str, str]) -> Config:
 
         for _ in named_extensions(config, home, TrustedFolders(home.data), env):
             pass
-    return config
 
 
 def split_keys(key: str) -> list[str]:
