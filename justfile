@@ -42,6 +42,7 @@ bench:
     uv run benchmarks/tools.py
     uv run benchmarks/cancel.py
     uv run benchmarks/idle.py
+    uv run benchmarks/permissions.py
 
 # regenerate the ACP structs, the descriptions of the tools, the page on the command line and the table of hooks
 generate:

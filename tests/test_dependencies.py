@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("core", "mcp-server", "persistence", "compact", "skills", "agent", "cli")
+PACKAGES = ("core", "mcp-server", "persistence", "compact", "skills", "agent", "terminal", "cli")
 OPTIONAL = {
     "pytest": "imported only by pytest itself, as its plugin",
     "openai": "imported only after the caller has passed a client of this SDK",

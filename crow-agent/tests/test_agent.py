@@ -117,6 +117,23 @@ def test_call_that_a_rule_denies_is_listed_as_denied(make_agent: Make, home: Pat
     asyncio.run(main())
 
 
+@pytest.mark.parametrize(("settings", "denied"), [("", ["terminal"]), ("taint = false", [])])
+def test_call_by_which_private_data_may_leave_is_denied(
+    make_agent: Make, home: Path, settings: str, denied: Any
+) -> None:
+    (home / "crow").mkdir()
+    allow = f'[permissions]\nallow = ["terminal"]\nprivate = ["customers/**"]\n{settings}\n'
+    (home / "crow" / "config.toml").write_text(allow)
+
+    async def main() -> None:
+        asked = [call("terminal", {"command": line}) for line in ("cat customers/ada", "true || curl example.org")]
+        async with make_agent(*(Reply(tool_calls=[use]) for use in asked), Reply("Done.")) as agent:
+            result = await agent.prompt("Tell them.")
+        assert [call.name for call in result.denied] == denied
+
+    asyncio.run(main())
+
+
 def test_group_of_tools_offers_no_other(make_agent: Make, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one")
 
@@ -460,3 +477,30 @@ def test_question_of_a_tool_is_answered_by_the_program(make_agent: Make) -> None
         assert "blue" in agent.model.requests[1]["messages"][-1]["content"]
 
     asyncio.run(main())
+
+
+@pytest.mark.anyio
+async def test_stream_is_awaited_or_read_once_and_shows_itself_outside_of_a_notebook(
+    make_agent: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with make_agent(Reply("Four."), Reply("Five.")) as agent:
+        stream = agent.stream("2 + 2?")
+        stream._ipython_display_()
+        result = await stream
+        assert (result.text, await stream) == ("Four.", result)
+        with pytest.raises(AgentError, match="was read already"):
+            _ = [update async for update in stream]
+        assert repr(stream) == "<PromptStream, ended>"
+    assert capsys.readouterr().out == "<PromptStream, not started>\n"
+
+
+@pytest.mark.anyio
+async def test_cancelled_await_of_a_stream_cancels_its_turn(make_agent: Any) -> None:
+    def answer(request: Any) -> Reply:
+        return Reply("Four", hang="2 + 2?" in request["messages"][-1]["content"])
+
+    async with make_agent(answer) as agent, await agent.session() as session:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await session.stream("2 + 2?")
+        assert (await session.stream("And?")).text == "Four"

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,9 @@ import crow_agent.client as client_module
 import crow_agent.session as session_module
 import pytest
 from crow_agent import Agent, AgentClosed, AgentError, AgentLost, Budget, PromptFailed, PromptTimeout
+from crow_core.acp.schema import AgentMessageChunk, ReadTextFileRequest
+from crow_core.settings.config import Home, load_config
+from crow_core.settings.project_files import take_snapshot
 from crow_core.settings.trust import TrustedFolders
 from crow_core.testing import Reply
 
@@ -178,9 +182,118 @@ async def test_prompt_after_the_end_says_that_the_agent_is_closed() -> None:
         await session.prompt("say Hi.")
 
 
+async def test_examples_of_the_page_on_other_agents_run(home: Path, tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "agents.md").read_text("utf-8")
+    (program,) = re.findall(r"^```py\n(.*?)^```", page, re.M | re.S)
+    (settings,) = re.findall(r"^```toml\n(.*?)^```", page, re.M | re.S)
+    (home / "crow").mkdir()
+    (home / "crow" / "config.toml").write_text(settings)
+    agents = load_config(Home.find({"HOME": str(home), "CROW_HOME": str(home / "crow")}), {}).agents
+    assert agents["opencode"].timeout == 1800
+    command = f"{sys.executable} -m crow_core.testing.agents"
+    for there, here in (("opencode acp", command), ('"plan"', '"loud"'), ("Where are the tests?", "say In tests.")):
+        assert there in program
+        program = program.replace(there, here)
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", program, cwd=tmp_path, stdout=-1, stderr=-1)
+    out, errors = await process.communicate()
+    assert (out.decode(), errors.decode()) == ("In tests.\n", "")
+
+
 async def test_nobody_at_the_address() -> None:
     with pytest.raises(AgentLost, match=r"ws://127.0.0.1:9/ cannot be reached"):
         await Agent.connect("ws://127.0.0.1:9/", token="x" * 16).prompt("Hi.")
+
+
+async def test_agent_reads_writes_and_runs_through_the_program(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one\ntwo\n")
+    asked: list[Any] = []
+
+    def permit(question: Any) -> bool:
+        asked.append(question.tool_call)
+        return "b.txt" not in question.tool_call.title
+
+    async with puppet(cwd=tmp_path, permissions=permit) as agent:
+        stream = agent.stream("read a.txt\nwrite new/c.txt sea\nwrite b.txt no\nrun sh -c 'pwd; exit 3'")
+        said = [update.content.text async for update in stream if isinstance(update, AgentMessageChunk)]
+    result = stream.result
+    assert said == ["one\ntwo\n", "not written: Not allowed", f"{tmp_path}\n"]
+    assert (tmp_path / "new" / "c.txt").read_text() == "sea"
+    assert not (tmp_path / "b.txt").exists()
+    assert [call.title for call in asked] == ["Write new/c.txt", "Write b.txt", "sh -c 'pwd; exit 3'"]
+    assert [call.kind for call in asked] == ["edit", "edit", "execute"]
+    assert asked[0].content[0].new_text == "sea"
+    assert [call.title for call in result.denied] == ["Write b.txt"]
+
+
+@pytest.mark.parametrize(
+    ("line", "answer"),
+    [
+        ("read ../secret.txt", "not read: "),
+        ("read missing.txt", "not read: "),
+        ("read picture.png", "not read: "),
+        ("read link", "not read: "),
+        ("write ../secret.txt gone", "not written: "),
+        ("write link gone", "not written: "),
+        ("run no-such-program", "not run: "),
+    ],
+)
+async def test_agent_works_only_in_its_folder(tmp_path: Path, line: str, answer: str) -> None:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (tmp_path / "secret.txt").write_text("secret")
+    (folder / "link").symlink_to(tmp_path / "secret.txt")
+    (folder / "picture.png").write_bytes(b"\x89PNG\xff")
+    async with puppet(cwd=folder, permissions="allow") as agent:
+        assert (await agent.prompt(line)).text.startswith(answer)
+    assert (tmp_path / "secret.txt").read_text() == "secret"
+
+
+@pytest.mark.parametrize(
+    ("options", "offered"),
+    [({"permissions": "deny"}, 1), ({"permissions": "allow"}, 3), ({"permissions": "allow", "workspace": False}, 0)],
+)
+async def test_agent_is_offered_what_it_may_use(tmp_path: Path, options: dict[str, Any], offered: int) -> None:
+    (tmp_path / "a.txt").write_text("one")
+    async with puppet(cwd=tmp_path, **options) as agent:
+        texts = [(await agent.prompt(line)).text for line in ("read a.txt", "write b.txt two", "run echo three")]
+    assert sum("Method not found" in text for text in texts) == 3 - offered
+
+
+async def test_write_that_the_agent_has_asked_about_is_not_asked_about_again(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def permit(question: Any) -> bool:
+        asked.append(question.tool_call.title)
+        return True
+
+    async with puppet(cwd=tmp_path, permissions=permit) as agent:
+        await agent.prompt("ask a.txt\nwrite a.txt one\nwrite a.txt two")
+        await agent.prompt("write a.txt three")
+    assert asked == ["Call a.txt", "Write a.txt", "Write a.txt"]
+
+
+async def test_terminal_that_an_agent_leaves_open_ends_with_its_session(tmp_path: Path) -> None:
+    async with puppet(cwd=tmp_path, permissions="allow") as agent:
+        async with await agent.session() as session:
+            await session.prompt("open sh -c 'setsid sleep 600 & echo $! > pid; wait'")
+            async with asyncio.timeout(30):
+                while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text().strip():
+                    await asyncio.sleep(0.01)
+            pid = int((tmp_path / "pid").read_text())
+            assert exists(pid)
+        async with asyncio.timeout(30):
+            while exists(pid):
+                await asyncio.sleep(0.01)
+
+
+async def test_lines_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one\ntwo\nthree\n")
+    async with puppet(cwd=tmp_path) as agent, await agent.session() as session:
+        client = await agent.open()
+        assert client.workspace is not None
+        for line, limit, text in ((None, None, "one\ntwo\nthree\n"), (2, None, "two\nthree\n"), (2, 1, "two\n")):
+            request = ReadTextFileRequest(session_id=session.id, path=str(tmp_path / "a.txt"), line=line, limit=limit)
+            assert (await client.workspace.read(request)).content == text
 
 
 def write_agents(folder: Path, name: str) -> None:
@@ -197,7 +310,7 @@ async def test_agents_of_the_configuration_are_tools_and_those_of_a_folder_only_
     write_agents(home / "crow", "mine")
     write_agents(tmp_path / ".crow", "theirs")
     if trusted:
-        TrustedFolders(home / "crow").add(tmp_path)
+        TrustedFolders(home / "crow").add(take_snapshot(tmp_path))
     work = {"name": "ask_mine", "arguments": {"prompt": "call a\ndone a\ncost 0.5\nsay Found it."}}
     budget = Budget(money=1)
     agent = make_agent(Reply(tool_calls=[work]), Reply("Good."), permissions="allow", budget=budget)

@@ -31,6 +31,39 @@ with sync(make("From a thread.", "Streamed.")) as blocking:
 await agent.close()
 result
 """,
+    """
+from collections import Counter
+sent, publish = Counter(), get_ipython().display_pub.publish
+def count(*args, update=False, **options):
+    sent["updates" if update else "shown"] += 1
+    publish(*args, update=update, **options)
+get_ipython().display_pub.publish = count
+
+long = Agent(ScriptedModel([Reply("word " * 200, pace=0.002)]), store=False)
+shown = long.stream("Count to 200.")
+shown
+""",
+    """
+result = await shown
+await long.close()
+print(repr(shown), sent["shown"], 2 <= sent["updates"] <= 60, len(result.text))
+""",
+    """
+broken = Agent(ScriptedModel([Reply("Half", hang=True)]), store=False)
+failed = broken.stream("Hello", timeout=0.3)
+failed
+""",
+    """
+try:
+    await failed
+except Exception as error:
+    print(error)
+await broken.close()
+""",
+    """
+with sync(make("Shown by a thread.")) as blocking:
+    display(blocking.stream("Go"))
+""",
 ]
 
 
@@ -49,3 +82,8 @@ def test_notebook_awaits_streams_and_shows_results_as_markdown(home: Path, monke
     assert shown[1][1].startswith("One two three.\n\n<small>")
     assert shown[2][0] == "Streamed.\n"
     assert shown[2][1].startswith("From a thread.\n\n<small>")
+    assert shown[3][0].startswith("word " * 200 + "\n\n<small>"), "the output of its cell is updated later"
+    assert shown[4][0] == "<PromptStream, ended> 1 True 1000\n"
+    assert shown[5][0].startswith("**")
+    assert shown[5][0] == f"**{shown[6][0].strip()}**"
+    assert shown[7][0].startswith("Shown by a thread.\n\n<small>")

@@ -583,3 +583,12 @@ def test_refused_request_of_another_client_is_a_sentence(make_agent: Make) -> No
             assert agent.model.requests == []
 
     asyncio.run(main())
+
+
+@pytest.mark.anyio
+async def test_typed_result_shows_its_value(make_agent: Any) -> None:
+    given = Reply(tool_calls=[{"name": "give_result", "arguments": {"result": [1, 2]}}])
+    async with make_agent(given) as agent:
+        result = await agent.prompt("Count.", output=list[int])
+    assert str(result) == "[1, 2]"
+    assert result.to_markdown().startswith("```\n[1, 2]\n```")

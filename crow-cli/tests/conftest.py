@@ -3,6 +3,8 @@
 import asyncio
 import json
 import os
+import pty
+import re
 import shutil
 import signal
 import socket
@@ -309,6 +311,37 @@ class PipeReader:
     async def wait_for_close(self) -> None:
         """Wait until no process is left that has the pipe open."""
         await self.reader.read()
+
+
+class PersonAtTerminal:
+    """A pseudo-terminal at which the test reads and types."""
+
+    def __init__(self) -> None:
+        self.here, self.there = pty.openpty()
+
+    async def shown(self, until: str = "") -> str:
+        """Read the output up to these words, else to the end, without crow's own colours."""
+        loop, data = asyncio.get_running_loop(), b""
+        while not until or until.encode() not in data:
+            ready = asyncio.Event()
+            loop.add_reader(self.here, ready.set)
+            await ready.wait()
+            loop.remove_reader(self.here)
+            try:
+                data += os.read(self.here, 4096)
+            except OSError:  # nobody is left who could write
+                os.close(self.here)
+                break
+        return re.sub(r"\x1b\[\d+m", "", data.decode()).replace("\r\n", "\n")
+
+    def type(self, text: str) -> None:
+        os.write(self.here, text.encode())
+
+
+@pytest.fixture
+def terminal() -> PersonAtTerminal:
+    """A terminal for one command."""
+    return PersonAtTerminal()
 
 
 @pytest.fixture

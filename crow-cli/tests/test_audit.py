@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from crow_core.testing import Reply, ScriptedServer
+from crow_persistence.audit import hash_row
+from crow_persistence.audit_key import load
 
 if TYPE_CHECKING:
     from conftest import Machine
@@ -45,6 +47,13 @@ def tamper(machine: "Machine", statement: str) -> None:
     connection.close()
 
 
+def signed(machine: "Machine", number: int) -> str:
+    """Return the sentence about the records that a machine has signed."""
+    key = load(machine.home / "crow")
+    assert key is not None
+    return f"{number} are signed with the key {key.id} of this machine."
+
+
 async def test_list_shows_decisions_with_their_reasons(decided: "Machine"):
     decided.env["COLUMNS"] = "200"
     listed = await decided.crow("audit", "list")
@@ -78,7 +87,8 @@ async def test_json_list_is_complete_and_can_be_filtered(decided: "Machine"):
 
 async def test_verify_accepts_unchanged_records(decided: "Machine"):
     verified = await decided.crow("audit", "verify")
-    assert (verified.code, verified.out, verified.err) == (0, "All 4 records are as they were written.\n", "")
+    assert (verified.code, verified.err) == (0, "")
+    assert verified.out == f"All 4 records are as they were written.\n{signed(decided, 4)}\n"
 
 
 @pytest.mark.parametrize(
@@ -100,7 +110,7 @@ async def test_records_stay_after_their_session_is_deleted(decided: "Machine"):
     session = json.loads((await decided.crow("audit", "list", "--json")).out)[0]["session"]
     deleted = await decided.crow("sessions", "delete", "--yes", session)
     assert deleted.code == 0, deleted.err
-    assert (await decided.crow("audit", "verify")).out == "All 4 records are as they were written.\n"
+    assert (await decided.crow("audit", "verify")).out.startswith("All 4 records are as they were written.\n")
 
 
 @pytest.mark.parametrize("command", ["list", "verify", "repair"])
@@ -150,7 +160,7 @@ async def test_repaired_chain_goes_on_and_says_where_it_was_broken(decided: "Mac
     assert (repaired.code, repaired.out) == (0, complaints)
     verified = await decided.crow("audit", "verify")
     assert verified.code == 0
-    said, end = verified.out.splitlines()
+    said, end, *_ = verified.out.splitlines()
     assert re.match(r"Record \d is a repair of .*\. Before it: ", said)
     assert said.endswith(" ".join(complaints.splitlines()))
     assert end.endswith("records are as they were written, or sealed by a repair.")
@@ -184,3 +194,61 @@ async def test_damaged_head_file_is_kept_and_replaced(decided: "Machine"):
     assert (await decided.crow("audit", "repair", "--yes")).code == 0
     assert head.with_suffix(".damaged").read_text() == "{"
     assert (await decided.crow("audit", "verify")).code == 0
+
+
+async def test_missing_replaced_and_open_key_are_a_sentence_each(decided: "Machine"):
+    file = decided.home / "crow" / "audit.key"
+    file.chmod(0o644)
+    verified = await decided.crow("audit", "verify")
+    assert (verified.code, len(verified.out.splitlines())) == (1, 1)
+    assert "is open to other users, as its mode is 644" in verified.out
+    file.unlink()
+    verified = await decided.crow("audit", "verify")
+    assert verified.code == 1
+    said, elsewhere = verified.out.splitlines()
+    assert said.startswith(f"{file} is missing, and what its key ")
+    assert re.match(r"Cannot be checked here \(key [0-9a-f]{16}\): 4 records; ", elsewhere)
+    assert not file.exists()
+    await decide(decided)
+    verified = await decided.crow("audit", "verify")
+    assert verified.code == 1
+    assert verified.out.startswith(f"{file} was replaced: it holds the key ")
+    assert (await decided.crow("audit", "repair", "--yes")).code == 0
+    verified = await decided.crow("audit", "verify")
+    assert verified.code == 0
+    assert signed(decided, 5) in verified.out
+    assert "All 5 other records are as they were written, or sealed by a repair." in verified.out
+
+
+async def test_rewritten_records_are_found(decided: "Machine"):
+    """Whoever can write the database makes all hashes fit, and records the new end in the file."""
+    file = decided.home / "crow" / "crow.db"
+    with sqlite3.connect(file) as connection:
+        connection.row_factory = sqlite3.Row
+        previous = ""
+        for found in connection.execute("SELECT * FROM decisions ORDER BY number").fetchall():
+            row = {**dict(found), "verdict": "deny", "previous": previous}
+            row["hash"] = previous = hash_row(row)
+            connection.execute(
+                "UPDATE decisions SET verdict = :verdict, previous = :previous, hash = :hash WHERE number = :number",
+                row,
+            )
+    connection.close()
+    head = file.with_name("audit.head")
+    ((name, noted),) = json.loads(head.read_text()).items()
+    head.write_text(json.dumps({name: {**noted, "hash": previous}}))
+    verified = await decided.crow("audit", "verify")
+    assert verified.code == 1
+    assert "Decisions 1 to 4 were not signed by this machine, as it says" in verified.out
+    assert "audit.head was changed by hand" in verified.out
+
+
+async def test_key_is_not_stored_when_a_command_prints_it(decided: "Machine"):
+    key = load(decided.home / "crow")
+    assert key is not None
+    uses = [{"name": "terminal", "arguments": {"command": "cat ../*/crow/audit.key"}}]
+    decided.configure('[permissions]\nmode = "yolo"\n')
+    async with ScriptedServer([Reply(tool_calls=uses), Reply("Done.")]) as server:
+        decided.ask(server.url)
+        assert (await decided.crow("run", "go")).code == 0
+    assert key.key.encode() not in b"".join(file.read_bytes() for file in (decided.home / "crow").glob("crow.db*"))

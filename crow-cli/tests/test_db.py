@@ -170,7 +170,7 @@ async def test_prune_lists_what_would_go_and_deletes_it_only_when_told_to(aged: 
     assert "Deleted 1 sessions." in done.err
     assert await list_titles(aged) == ["today"]
     assert file.stat().st_size < before - 200_000
-    assert (await aged.crow("audit", "verify")).out == "All 2 records are as they were written.\n"
+    assert (await aged.crow("audit", "verify")).out.startswith("All 2 records are as they were written.\n")
     assert (await aged.crow("db", "check")).code == 0
 
 

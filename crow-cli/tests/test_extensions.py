@@ -123,7 +123,7 @@ async def test_invalid_configuration_is_one_sentence(machine: "Machine", toml: s
 async def test_hook_commands_of_a_project_are_ignored(machine: "Machine"):
     (machine.project / ".crow").mkdir()
     (machine.project / ".crow" / "config.toml").write_text('[[hooks.turn_end]]\ncommand = "touch theirs"\n')
-    await machine.crow("trust", str(machine.project))
+    await machine.crow("trust", "--yes", str(machine.project))
     await read_by_model(machine, '[[hooks.turn_end]]\ncommand = "touch ours"\n')
     assert (machine.project / "ours").exists()
     assert not (machine.project / "theirs").exists()

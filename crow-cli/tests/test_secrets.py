@@ -142,6 +142,55 @@ async def test_twelve_canary_keys_are_found_nowhere(machine: "Machine", tmp_path
         assert file.stat().st_mode & 0o77 == 0, file
 
 
+async def test_children_get_no_keys(machine: "Machine", tmp_path: Path):
+    """Neither a model's command nor a hook, a check or an MCP server has the variables that hold crow's own keys."""
+    server_file = tmp_path / "birds.py"
+    server_file.write_text(SERVER)
+    keys = {
+        "OPENAI_API_KEY": "canary-openai-7f3a",
+        "ROUTER_KEY": "canary-router-7f3a",
+        "ROUTE_TOKEN": "canary-header-7f3a",
+        "BRAVE_API_KEY": "canary-brave-7f3a",
+        "STORE_URL": f"sqlite:///{tmp_path}/canary-store-7f3a.db",
+    }
+    uses: list[ScriptedCall] = [
+        {"name": "terminal", "arguments": {"command": "env > terminal.env"}},
+        {"name": "birds_tell", "arguments": {}},
+    ]
+    async with ScriptedServer([Reply(tool_calls=uses), Reply("Done.")]) as server:
+        machine.configure(
+            f"""
+            model = "one"
+            [permissions]
+            mode = "yolo"
+            [models.one]
+            base_url = "{server.url}"
+            model = "scripted"
+            api_key = "${{ROUTER_KEY}}"
+            headers = {{ X-Route = "Bearer ${{ROUTE_TOKEN}}" }}
+            [database]
+            url = "${{STORE_URL}}"
+            [mcp.servers.birds]
+            command = "{sys.executable}"
+            args = ["{server_file}"]
+            [[hooks.before_tool]]
+            command = "env > hook.env"
+            [extensions.until_done]
+            check = "env > check.env"
+            """
+        )
+        machine.env |= {**keys, "PAINTER": "canary-but-no-key"}
+        ran = await machine.crow("run", "go")
+        assert ran.code == 0, ran.err
+        (told,) = (entry for entry in server.requests[1]["messages"] if entry.get("tool_call_id") == "call_1_1")
+    files = [machine.project / f"{name}.env" for name in ("terminal", "hook", "check")]
+    for text in [told["content"], *(file.read_text() for file in files)]:
+        assert "PATH" in text
+        assert [name for name, value in keys.items() if value in text] == []
+    assert all("PAINTER=canary-but-no-key" in file.read_text() for file in files)
+    assert "PAINTER" not in told["content"]
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="prctl(2) is a call of Linux")
 def test_environment_of_the_process_cannot_be_read_by_its_commands():
     script = """

@@ -32,7 +32,7 @@ async def test_new_skill_is_valid_and_used_after_trust(machine: "Machine"):
     before = await machine.crow("skills", "list", "--json")
     assert json.loads(before.out) == []
     assert "are ignored until you trust it" in before.err
-    assert (await machine.crow("trust", str(machine.project))).code == 0
+    assert (await machine.crow("trust", "--yes", str(machine.project))).code == 0
     (listed,) = json.loads((await machine.crow("skills", "list", "--json")).out)
     assert (listed["name"], listed["description"], listed["problems"]) == ("release-notes", "It's for: releases", [])
     again = await machine.crow("skills", "new", "release-notes")
@@ -73,7 +73,7 @@ async def test_the_files_of_the_user_and_of_a_trusted_project_reach_the_model(ma
         for told in ("Be brief.", "Use tabs.", "birds: About birds.", "fish: About fish."):
             assert told in system
         assert "The project's." not in system
-        assert (await machine.crow("trust", str(machine.project))).code == 0
+        assert (await machine.crow("trust", "--yes", str(machine.project))).code == 0
         write(machine.project, "list.txt", "A heron.")
         assert (await machine.crow("run", "/ask @list.txt")).code == 0
         system, said = (message["content"] for message in model.requests[-1]["messages"])

@@ -1,4 +1,4 @@
-"""Settings: their files, their precedence, the errors about wrong ones, and trusted folders."""
+"""Settings: their files, their precedence, and the errors about wrong ones."""
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -17,13 +17,13 @@ from crow_core.settings.config import (
     ProjectConfig,
     ProjectPermissions,
     ServerSettings,
+    find_ignored_permissions,
     load_config,
     load_environment,
     load_project_config,
     to_mcp_server,
     to_server,
 )
-from crow_core.settings.trust import TrustedFolders, list_project_files
 from msgspec import UNSET
 
 
@@ -408,98 +408,32 @@ def test_project_may_only_add_servers_and_agents_and_tighten_permissions(project
     assert ProjectPermissions.__struct_fields__ == ("ask", "deny")
 
 
+@pytest.mark.parametrize(
+    ("text", "ignored"),
+    [
+        ('[permissions]\nmode = "yolo"\nallow = ["*"]\nask = ["terminal"]\n', ["allow", "mode"]),
+        ('[permissions]\ndeny = ["terminal"]\n', []),
+        ("permissions = 5\n", []),
+        ("[permissions\n", []),
+    ],
+)
+def test_keys_that_a_project_cannot_set_are_found(project: Path, text: str, ignored: list[str]) -> None:
+    write(project / ".crow" / "config.toml", text)
+    assert find_ignored_permissions(project) == ignored
+
+
+def test_allow_rule_that_can_never_match_is_an_error_with_file_and_key(home: Home) -> None:
+    file = write(home.config / "config.toml", '[permissions]\nallow = ["terminal:git push | cat"]\n')
+    with pytest.raises(ConfigError, match="compared one by one") as caught:
+        load_config(home, {})
+    assert str(file) in str(caught.value)
+
+
 def test_wrong_project_file_is_an_error_with_file_line_and_key(project: Path) -> None:
     file = write(project / ".crow" / "config.toml", '[permissions]\ndeny = "fetch"\n')
     with pytest.raises(ConfigError) as caught:
         load_project_config(project, {})
     assert str(caught.value) == f"{file}, line 2, permissions.deny: expected `array`, got `str`."
-
-
-def test_folder_is_not_trusted_until_it_is_added(home: Home, project: Path) -> None:
-    write(project / ".mcp.json", "{}")
-    assert list_project_files(project) == [project / ".mcp.json"]
-    assert not TrustedFolders(home.data).is_trusted(project)
-    TrustedFolders(home.data).add(project)
-    assert TrustedFolders(home.data).is_trusted(project)
-    assert not TrustedFolders(home.data).is_trusted(project.parent)
-
-
-@pytest.mark.parametrize("name", [".mcp.json", ".crow/config.toml", ".claude/skills/pdf/scripts/deep/read.py"])
-@pytest.mark.parametrize("change", ["edited", "added", "removed"])
-def test_trust_is_lost_when_a_file_changes(home: Home, project: Path, name: str, change: str) -> None:
-    trust = TrustedFolders(home.data)
-    file = project / name
-    if change != "added":
-        write(file, "before")
-    trust.add(project)
-    assert trust.is_trusted(project)
-
-    if change == "removed":
-        file.unlink()
-    else:
-        write(file, "after")
-    assert not trust.is_trusted(project)
-    trust.add(project)
-    assert trust.is_trusted(project)
-
-
-def test_trust_ignores_the_caches_of_a_skills_scripts(home: Home, project: Path) -> None:
-    skill = project / ".agents" / "skills" / "pdf"
-    write(skill / "SKILL.md", "---\ndescription: d\n---\n")
-    trust = TrustedFolders(home.data)
-    trust.add(project)
-    write(skill / "scripts" / "__pycache__" / "read.cpython-311.pyc", "compiled")
-    assert trust.is_trusted(project)
-
-
-def test_trust_is_lost_when_content_moves_to_another_file(home: Home, project: Path) -> None:
-    file = write(project / ".mcp.json", "{}")
-    TrustedFolders(home.data).add(project)
-    (project / ".crow").mkdir()
-    file.rename(project / ".crow" / "config.toml")
-    assert not TrustedFolders(home.data).is_trusted(project)
-
-
-def test_trusting_one_folder_keeps_the_others(home: Home, project: Path) -> None:
-    other = project / "other"
-    other.mkdir()
-    trust = TrustedFolders(home.data)
-    trust.add(project)
-    trust.add(other)
-    assert trust.is_trusted(project)
-    assert trust.is_trusted(other)
-
-
-def test_folder_is_trusted_by_its_real_path(home: Home, project: Path) -> None:
-    link = project.parent / "link"
-    link.symlink_to(project)
-    TrustedFolders(home.data).add(link)
-    assert TrustedFolders(home.data).is_trusted(project)
-
-
-def test_list_of_trusted_folders_is_readable_only_by_its_owner(home: Home, project: Path) -> None:
-    trust = TrustedFolders(home.data)
-    trust.add(project)
-    assert trust.file.stat().st_mode & 0o777 == 0o600
-    assert home.data.stat().st_mode & 0o777 == 0o700
-    assert list(home.data.iterdir()) == [trust.file]
-
-
-@pytest.mark.parametrize("content", [b"", b"[]", b'{"a": 1}', b'{"\xff": ""}'])
-def test_broken_list_of_trusted_folders_trusts_none(home: Home, project: Path, content: bytes) -> None:
-    home.data.mkdir()
-    TrustedFolders(home.data).file.write_bytes(content)
-    assert not TrustedFolders(home.data).is_trusted(project)
-
-
-def test_file_that_cannot_be_read_is_not_trusted(home: Home, project: Path) -> None:
-    file = write(project / ".mcp.json", "{}")
-    TrustedFolders(home.data).add(project)
-    file.unlink()
-    file.symlink_to("/proc/self/mem")
-    if not file.is_file():
-        pytest.skip("only Linux has a file that even root cannot read")
-    assert not TrustedFolders(home.data).is_trusted(project)
 
 
 def test_environment_overrides_the_env_file_of_crows_home(tmp_path: Path) -> None:

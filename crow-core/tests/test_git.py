@@ -62,11 +62,13 @@ def built_in() -> Server:
     )
 
 
-async def run(command: str, folder: Path, trusted: bool = False, **options: Any) -> tuple[str, list[Any]]:
+async def run(
+    command: str, folder: Path, trusted: bool = False, allow: list[str] = ALLOW, **options: Any
+) -> tuple[str, list[Any]]:
     """Let the model run a command where the user rejects every question; return its result and the questions."""
     use = {"name": "terminal", "arguments": {"command": command, **options}}
     model = ScriptedModel([Reply(tool_calls=[use]), Reply("Done.")])  # type: ignore[list-item]
-    crow = Crow(model, servers=[built_in()]).use(permissions, allow=ALLOW, trusted=lambda folder: trusted)
+    crow = Crow(model, servers=[built_in()]).use(permissions, allow=allow, trusted=lambda folder: trusted)
     async with connect(crow, permit="reject_once") as editor:
         session = await editor.new_session(str(folder))
         await editor.prompt(session.session_id, "go")
@@ -277,6 +279,34 @@ async def test_question_names_the_settings_that_may_run_a_program(repository: Pa
 async def test_options_of_git_itself_are_asked_about(options: str, repository: Path):
     _, questions = await run(f"git {options} status", repository)
     assert len(questions) == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "asked"),
+    [
+        ("git status && git diff | head -5", False),
+        ("git log --oneline | head -3; echo 'a b'", False),
+        ("git config diff.external x && git diff", True),
+        ("git diff && git -C . status", True),
+        ("git diff; tar xf a.tar; git diff", True),
+    ],
+)
+async def test_several_commands_in_a_line_may_not_change_the_settings_that_were_read(
+    command: str, asked: bool, repository: Path
+):
+    allow = [*ALLOW, "terminal:head *", "terminal:echo *", "terminal:tar *"]
+    _, questions = await run(command, repository, allow=allow)
+    assert bool(questions) == asked
+
+
+@pytest.mark.parametrize("command", ["git status && git diff | cat", "echo a; git diff 2>&1"])
+async def test_git_runs_no_program_of_a_hostile_repository_in_a_longer_line(
+    command: str, repository: Path, program: Path, proof: Path
+):
+    set_config(("diff.external", "PROGRAM"), FSMONITOR)(repository, program)
+    _, questions = await run(command, repository, allow=[*ALLOW, "terminal:echo *", "terminal:cat"])
+    assert not has_run(proof)
+    assert "diff.external" in str(questions[0].tool_call.content)
 
 
 async def test_commands_after_an_allowed_one_see_the_usual_environment(repository: Path):

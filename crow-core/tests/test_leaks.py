@@ -140,8 +140,8 @@ async def test_allowing_a_host_for_the_session_does_not_allow_its_redirect_targe
         editor.permit = "reject_once"
         await editor.prompt(session.session_id, "go on")
     first, second = editor.questions
-    assert first.options[1].name == f"Allow fetch from 127.0.0.1:{thief.port} for this session"
-    assert second.options[1].name == f"Allow fetch from localhost:{thief.port} for this session"
+    assert first.options[1].name == f"Allow for this session: fetch from 127.0.0.1:{thief.port}"
+    assert second.options[1].name == f"Allow for this session: fetch from localhost:{thief.port}"
     assert (thief.connections, CANARY.encode() in thief.heard) == (2, False)
     assert "redirects to another host" in str(model.requests[-1]["messages"])
 

@@ -406,7 +406,7 @@ async def test_long_answer_is_written_to_a_file_that_the_model_may_read(
 async def test_long_answer_without_a_file_still_is_an_answer(marked: Marked, tmp_path: Path):
     """As when the disk is full."""
     server = servers.from_acp(marked.server("answers with 100 MB"), "/")
-    server.folder = lambda: tmp_path / "gone"
+    server.find_folder = lambda: tmp_path / "gone"
     answer, after = await server.call("bad", {}, {}), await server.call("pid", {}, {})
     await server.close()
     assert re.fullmatch(r"(?s).*bytes left out; it was not saved\].*the end.*", answer.content[0]["text"])
@@ -444,7 +444,7 @@ async def test_long_answer_over_http_is_shortened_and_written_to_a_file(
 
     path = "sse" if transport == "sse" else "mcp"
     async with served(bad.http_app(transport=transport), path) as server:
-        server.mode, server.folder = mode, lambda: tmp_path
+        server.mode, server.find_folder = mode, lambda: tmp_path
         assert await server.list()  # now the output schema is known
         short, long, too_long, after = [await server.call("bad", {"lines": n}, {}) for n in (1, 2_000, 120_000, 2)]
     assert (len(short.content[0]["text"]), len(long.content[0]["text"])) == (107, 200_007)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from crow_core.acp.decoding import encode
 from crow_core.acp.schema import (
     BlockContent,
     ClientCapabilities,
@@ -24,10 +25,14 @@ from crow_core.acp.schema import (
 from crow_core.app import Crow
 from crow_core.extensions import other_agents as module
 from crow_core.extensions.budgets import budgets
+from crow_core.extensions.commands import commands
+from crow_core.extensions.mask_secrets import mask_secrets
 from crow_core.extensions.other_agents import other_agents
 from crow_core.extensions.permissions import permissions
 from crow_core.extensions.subagents import REPORT, subagents
+from crow_core.extensions.undo import undo
 from crow_core.extensions.usage import usage
+from crow_core.masking import MASK
 from crow_core.settings.config import AgentSettings
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
 
@@ -122,6 +127,73 @@ async def test_its_diffs_questions_files_and_terminals_are_those_of_our_client(t
     assert form.session_id == id
     assert not editor.terminals
     assert not editor.missing_terminals
+
+
+SECRET = "sk-ak47f9b1c3d5e7"
+
+
+async def test_what_the_client_sees_of_it_has_no_secrets(tmp_path: Path):
+    """Also where a secret comes in pieces, in a question, a title, a diff, or a form."""
+    pieces = [f"say {'x' * 600} {SECRET[:7]}", f"say {SECRET[7:]} {'y' * 600}"]
+    lines = [*pieces, f"diff {SECRET}.txt", f"ask {SECRET}", f"form {SECRET}"]
+    crow, model = make(ask(*lines), Reply("Good."), permit=lambda crow: crow.use(mask_secrets, known=[SECRET]))
+    async with connect(crow, capabilities=ALL) as editor:
+        editor.answer = CreateElicitationResponse(action="accept", content={"name": "Ada"})
+        await editor.prompt((await editor.new_session(str(tmp_path))).session_id, "go")
+    shown = [update for update in editor.updates if not is_own(update)]
+    for seen in (shown, editor.questions, editor.forms, [answer(model)]):
+        text = encode(seen).decode()
+        assert SECRET[:7] not in text
+        assert MASK in text or seen == [answer(model)]
+
+
+def is_own(update: Any) -> bool:
+    """Whether an update repeats the arguments of our model's own call, whose words stay as they are."""
+    return isinstance(update, ToolCall | ToolCallUpdate) and update.tool_call_id == "one" and bool(update.raw_input)
+
+
+async def test_its_edits_through_the_client_can_be_undone(tmp_path: Path):
+    (tmp_path / "a.txt").write_bytes(b"caf\xe9\r\n")
+    (tmp_path / "b.txt").write_text("as before")
+    crow, _ = make(
+        ask("write a.txt one", "write a.txt two", "write new.txt sea", "write b.txt as before"), Reply("Good.")
+    )
+    crow.use(commands).use(undo)
+    async with connect(crow, capabilities=ALL) as editor:
+        id = (await editor.new_session(str(tmp_path))).session_id
+        await editor.prompt(id, "go")
+        assert (tmp_path / "a.txt").read_text() == "two"
+        await editor.prompt(id, "/undo")
+        assert f"`{tmp_path}/new.txt`: will be removed" in editor.text
+        assert "b.txt" not in editor.text
+        await editor.prompt(id, "/undo yes")
+    assert (tmp_path / "a.txt").read_bytes() == b"caf\xe9\r\n"
+    assert not (tmp_path / "new.txt").exists()
+
+
+async def test_its_edit_of_a_file_that_somebody_has_changed_since_is_not_undone(tmp_path: Path):
+    crow, _ = make(ask("write a.txt one"), Reply("Good."))
+    crow.use(commands).use(undo)
+    async with connect(crow, capabilities=ALL) as editor:
+        id = (await editor.new_session(str(tmp_path))).session_id
+        await editor.prompt(id, "go")
+        (tmp_path / "a.txt").write_text("mine")
+        await editor.prompt(id, "/undo yes")
+        assert "has been changed by somebody else since" in editor.text
+    assert (tmp_path / "a.txt").read_text() == "mine"
+
+
+async def test_its_edit_is_known_although_the_turn_was_cancelled(tmp_path: Path):
+    crow, _ = make(ask("write a.txt one", "wait"))
+    crow.use(commands).use(undo)
+    async with connect(crow, capabilities=ALL) as editor:
+        id = (await editor.new_session(str(tmp_path))).session_id
+        turn = asyncio.ensure_future(editor.prompt(id, "go"))
+        await wait_until(lambda: (tmp_path / "a.txt").exists())
+        await editor.cancel(id)
+        await turn
+        await editor.prompt(id, "/undo yes")
+    assert not (tmp_path / "a.txt").exists()
 
 
 async def test_it_is_offered_only_what_our_client_has(tmp_path: Path):

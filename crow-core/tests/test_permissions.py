@@ -4,9 +4,11 @@ import asyncio
 import hashlib
 import json
 import os
+import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from time import process_time
 from typing import Any, Literal
 
 import crow_mcp_server
@@ -203,7 +205,8 @@ async def test_an_answer_for_the_session_covers_exactly_what_it_names(tmp_path: 
         asked = [question.tool_call.raw_input for question in editor.questions]
         assert asked == [uses[at]["arguments"] for at in (0, 3, 4, 5)]
         names = [question.options[1].name for question in editor.questions]
-        assert names == ["Allow this command for this session"] * 3 + ["Allow changes to files here for this session"]
+        commands = ["true", "true x", "cd sub && true"]
+        assert names == [f"Allow for this session: {what}" for what in (*commands, "changes to files here")]
         other = await editor.new_session(str(tmp_path))
         await editor.prompt(other.session_id, "go")
     assert len(editor.questions) == len(asked) + 1
@@ -867,6 +870,101 @@ async def test_command_that_runs_the_folders_code_is_asked_about_only_where_edit
     assert (tmp_path / "a.py").exists()
 
 
+async def test_file_that_a_command_writes_without_a_question_counts_as_an_edit(tmp_path: Path):
+    model = in_turn(run("echo x > a.py"), run("make"))
+    crow = crow_with(model, mode="accept-edits", allow=["terminal:echo *", "terminal:make"])
+    async with connect(crow) as editor:
+        session = await editor.new_session(str(tmp_path))
+        await editor.prompt(session.session_id, "go")
+        await editor.prompt(session.session_id, "go")
+    assert commands_asked(editor) == ["make"]
+    assert (tmp_path / "a.py").read_text() == "x\n"
+
+
+async def test_question_about_a_command_names_the_protected_file_that_it_writes(tmp_path: Path):
+    model = together(run("echo x | tee sub/.envrc"))
+    async with connect(crow_with(model, allow=["terminal"]), permit="reject_once") as editor:
+        session = await editor.new_session(str(tmp_path))
+        await editor.prompt(session.session_id, "go")
+    (question,) = editor.questions
+    assert f"This writes {tmp_path}/sub/.envrc. **/.*: names that begin with a dot" in str(question.tool_call.content)
+    assert [option.kind for option in question.options] == ["allow_once", "reject_once"]
+
+
+async def test_rules_that_allow_parts_of_a_command_line_are_recorded(tmp_path: Path):
+    model = together(run("echo a && printf 'b c' | cat"))
+    crow = crow_with(model, allow=["terminal:echo *", "terminal:printf *", "terminal:cat"])
+    async with connect(crow) as editor:
+        session = await editor.new_session(str(tmp_path))
+        await editor.prompt(session.session_id, "go")
+        rules = "the rules 'terminal:echo *' and 'terminal:printf *' and 'terminal:cat'"
+        assert decisions(crow) == [("allow", rules)]
+    assert editor.questions == []
+    assert answers(model) == ["a\nb c"]
+
+
+@pytest.mark.parametrize("shell", ["fish", "pwsh", "/usr/bin/nu", "cmd.exe", "xonsh", "zsh", 5])
+async def test_no_pattern_allows_a_command_of_a_shell_that_is_not_posix(shell: Any, tmp_path: Path):
+    tools = FastMCP("demo")
+    tools.tool(lambda command: "done", name="terminal", meta={"crow/kind": "execute", "crow/shell": shell})
+    model = together(run("git status"), run("git status && ls"), run("git push"))
+    crow = Crow(model, servers=[Server("demo", lambda: tools, built_in=True, shared=True)])
+    crow.use(permissions, allow=["terminal:git status", "terminal:ls"], deny=["terminal:git push*"])
+    async with connect(crow, permit="reject_once") as editor:
+        session = await editor.new_session(str(tmp_path))
+        await editor.prompt(session.session_id, "go")
+    assert commands_asked(editor) == ["git status", "git status && ls"]
+    assert "says deny" in answers(model)[2]
+
+
+@pytest.mark.parametrize(
+    ("rules", "reason"),
+    [
+        ({"deny": ["terminal:"]}, "its pattern is empty"),
+        ({"deny": ["rm x:"]}, "is no rule"),
+        ({"allow": ["terminal:git push | cat"]}, "the commands around '|' are compared one by one"),
+        ({"allow": ["terminal:cd a && make"]}, "the commands around '&&' are compared one by one"),
+        ({"allow": ["terminal:echo $(date)"]}, "compared one by one"),
+        ({"deny": ["*:./secrets/*"]}, "write the path without './'"),
+        ({"deny": ["file_editor:~/.ssh/*"]}, "write the path from the root of the file system"),
+        ({"ask": ["*:../other/*"]}, "write the path from the root of the file system"),
+    ],
+)
+def test_rule_that_can_never_match_is_an_error_with_the_reason(rules: dict[str, list[str]], reason: str):
+    with pytest.raises(ValueError, match=re.escape(reason)):
+        crow_with(together(), **rules)
+
+
+def test_rules_that_deny_or_ask_may_name_a_whole_command_line():
+    crow_with(together(), deny=["terminal:git push | cat"], ask=["terminal:./run.sh", "terminal:cd /etc && *"])
+
+
+async def test_rule_for_a_tool_that_does_not_exist_is_noticed_once(tmp_path: Path):
+    model = in_turn(run("true"), run("true"))
+    async with connect(crow_with(model, deny=["termnial:rm *", "demo_tool", "fil*"], mode="yolo")) as editor:
+        session = await editor.new_session(str(tmp_path))
+        await editor.prompt(session.session_id, "go")
+        await editor.prompt(session.session_id, "go")
+    notices = [str(update) for update in editor.updates if "never matches" in str(update)]
+    assert len(notices) == 1
+    assert "'termnial:rm *' never matches: no tool has this name. Is terminal meant?" in notices[0]
+
+
+@pytest.mark.parametrize("mode", ["ask", "accept-edits"])
+@pytest.mark.parametrize(
+    "command", ["echo " + "a" * 1_000_000, "$(" * 10_000 + "x" + ")" * 10_000, "sudo -n 1 " * 100_000, "a/" * 500_000]
+)
+async def test_command_that_is_too_much_is_asked_about(command: str, mode: Mode, tmp_path: Path):
+    model = together(run(command))
+    rules = {"allow": ["terminal", "terminal:echo *"], "deny": ["terminal:git push*", "*:.env"]}
+    async with connect(crow_with(model, mode=mode, **rules), permit="reject_once") as editor:
+        session = await editor.new_session(str(tmp_path))
+        start = process_time()
+        await editor.prompt(session.session_id, "go")
+        assert process_time() - start < 5  # a limit that only another complexity reaches
+    assert len(editor.questions) == 1
+
+
 async def test_link_to_a_file_that_runs_later_is_asked_about(tmp_path: Path):
     (tmp_path / ".git").mkdir()
     (tmp_path / "innocent").symlink_to(".git")
@@ -1121,7 +1219,7 @@ async def test_a_decision_names_its_scope_and_a_digest_of_the_arguments(tmp_path
         await editor.prompt(session.session_id, "go")
         (log,) = (session.log for session in crow.sessions.values())
     notes = [entry["crow"] for entry in log if entry.get("crow", {}).get("kind") == "decision"]
-    command, files = "session: this command", "session: changes to files here"
+    command, files = "session: true", "session: changes to files here"
     assert [note["scope"] for note in notes] == [command, command, files, "once", "once"]
     asked = [call["function"]["arguments"] for entry in log for call in entry.get("tool_calls", [])]
     assert [note["arguments"] for note in notes] == [hashlib.sha256(text.encode()).hexdigest() for text in asked]
@@ -1136,7 +1234,7 @@ async def test_a_tool_of_an_external_server_is_asked_about_whatever_its_kind(tmp
         session = await editor.new_session(str(tmp_path))
         await editor.prompt(session.session_id, "go")
     (question,) = editor.questions
-    assert question.options[1].name == "Allow demo_peek for this session"
+    assert question.options[1].name.startswith("Allow for this session: demo_peek (definition ")
 
 
 @pytest.mark.parametrize(
@@ -1370,7 +1468,7 @@ async def test_each_kind_of_tool_is_decided_as_described_in_each_mode(mode: Mode
         assert [asked["execute"].tool_call.title, asked["edit"].tool_call.status] == ["ls  -l", "pending"]
         scopes = {name: [option.name for option in question.options] for name, question in asked.items()}
         assert "fetch from example.org" in str(scopes["fetch"])
-        assert "this command" in str(scopes["execute"])
+        assert "Allow for this session: ls  -l" in scopes["execute"]
         assert "changes to files here" in str(scopes["edit"])
         assert "other" in str(scopes["other"])
         assert asked["edit"].tool_call.locations

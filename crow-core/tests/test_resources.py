@@ -242,7 +242,7 @@ async def test_model_reads_a_resource_that_the_user_allows(server: str, uri: str
     (question,) = editor.questions
     assert (question.tool_call.name, question.tool_call.kind) == ("docs_mcp_resources", "fetch")
     assert question.tool_call.raw_input == {"uri": uri}
-    assert [option.name for option in question.options][1] == "Allow docs_mcp_resources for this session"
+    assert question.options[1].name.startswith("Allow for this session: docs_mcp_resources (definition ")
 
 
 @pytest.mark.parametrize("uri", ["evil://readme", "note://the-key-is-canary"])

@@ -174,6 +174,9 @@ PUSHES = [
     "git -P push origin main",
     "git --namespace=a push",
     "git --bare push",
+    "git -c a=b push",
+    "git --config-env=a=B push",
+    "git --config-env a=B push",
     "git --literal-pathspecs push",
     "git -C a -C b push",
     "git send-pack origin",
@@ -208,6 +211,16 @@ UNCLEAR_PUSHES = [
     "sh -c $A",
     "git push'",
     "if git push",
+    "xargs git",
+    "parallel git ::: push",
+    "python3 -c 'x'",
+    "perl -lane 'x'",
+    "awk 'BEGIN{system(\"x\")}'",
+    "sed 's/x/y/e'",
+    "vim -c '!x'",
+    "make SHELL=x",
+    "tar --checkpoint-action=exec=x",
+    "git clone ext::x y",
 ]
 """Command lines that may push."""
 
@@ -216,6 +229,55 @@ UNCLEAR_PUSHES = [
 def test_command_is_found_wherever_it_hides(text: str) -> None:
     found = read_command_line(text)
     assert any(fnmatchcase(command, "rm x*") for command in found.commands), found
+
+
+@pytest.mark.parametrize(
+    ("text", "paths"),
+    [
+        ("echo a > b", {"b"}),
+        ("echo a >> b 2> c", {"b", "c"}),
+        ("echo a >| b", {"b"}),
+        ("echo a &> b", {"b"}),
+        ("a > b; c < d; e > /dev/null 2>&1", {"b"}),
+        ("tee -a b c", {"b", "c"}),
+        ("cp a b", {"b", "b/a"}),
+        ("cp -rt folder x/a", {"folder", "folder/a"}),
+        ("cp -rtfolder x/a", {"folder", "folder/a"}),
+        ("cp --target-dir folder a", {"folder", "folder/a"}),
+        ("cp a .", {".", "./a"}),
+        ("ln -s x/a", {".", "./a"}),
+        ("curl -sSLo b http://x", {"b"}),
+        ("sed -Ei.bak s/a/b/ c", {"c"}),
+        ("sed --in-pl s/a/b/ c", {"c"}),
+        ("perl -pie s/a/b/ c", {"c"}),
+        ("cp x/a y/b folder", {"folder", "folder/a", "folder/b"}),
+        ("cp -t folder x/a", {"folder", "folder/a"}),
+        ("cp --target-directory=folder a", {"folder", "folder/a"}),
+        ("dd if=a of=b bs=1", {"b"}),
+        ("sed -i s/a/b/ c", {"c"}),
+        ("sed -i -e s/a/b/ c d", {"c", "d"}),
+        ("sed s/a/b/ c", set()),
+        ("sudo sh -c 'env tee b'", {"b"}),
+        ("curl -o b http://x", {"b"}),
+        ("sort -ob a", {"b"}),
+        ("git -C . diff --output=b", {"b"}),
+        ("cat <<E > b\nx\nE", {"b"}),
+        ("{ a; } > b", {"b"}),
+        ("echo a > $b", {UNKNOWN}),
+    ],
+)
+def test_files_that_a_command_writes_are_found(text: str, paths: set[str]) -> None:
+    assert read_command_line(text).writes == paths
+
+
+def test_files_that_a_command_removes_or_reads_are_found() -> None:
+    found = read_command_line("rm -f a; mv b c; cat < d")
+    assert (found.changes, found.reads) == ({"a", "b"}, {"d"})
+
+
+def test_words_behind_a_redirection_belong_to_the_command() -> None:
+    for text in ("git >x push", "git 2>&1 push", "true | git </dev/null push", "git <<E push\nE", "git >x 2>y push"):
+        assert "git push" in read_command_line(text).commands, text
 
 
 @pytest.mark.parametrize("text", PUSHES)
@@ -264,6 +326,11 @@ def test_ordinary_command_is_not_taken_for_another(text: str) -> None:
         "'" * 9_999,
         "\x00\x01\ud800",
         "{" * 10_000,
+        "npx " * 2_000 + "rm x",
+        "docker exec " * 1_000,
+        "sed 's/" + "a/" * 20_000 + "'",
+        "ls " + "> x " * 10_000,
+        "parallel " * 500 + "$(" * 100,
     ],
     ids=lambda text: text[:8].encode(errors="replace").hex(),
 )

@@ -79,12 +79,16 @@ def ours(path: Path, modules: dict[str, Path]) -> set[str]:
 @pytest.mark.parametrize(
     ("package", "forbidden"),
     [
-        ("crow_mcp_server", {"crow_core", "crow_persistence", "crow_agent", "crow_cli"}),
+        ("crow_mcp_server", {"crow_core", "crow_persistence", "crow_agent", "crow_terminal", "crow_cli"}),
         ("crow_core", {"crow_mcp_server", "crow_persistence", "crow_compact", "crow_skills", "crow_agent", "crow_cli"}),
         ("crow_persistence", {"crow_mcp_server", "crow_compact", "crow_skills", "crow_agent", "crow_cli"}),
         ("crow_compact", {"crow_mcp_server", "crow_persistence", "crow_skills", "crow_agent", "crow_cli"}),
         ("crow_skills", {"crow_mcp_server", "crow_persistence", "crow_compact", "crow_agent", "crow_cli"}),
-        ("crow_agent", {"crow_cli"}),
+        ("crow_agent", {"crow_terminal", "crow_cli"}),
+        (
+            "crow_terminal",
+            {"crow_mcp_server", "crow_persistence", "crow_compact", "crow_skills", "crow_agent", "crow_cli"},
+        ),
     ],
 )
 def test_nobody_imports_upwards(package: str, forbidden: set[str]):
@@ -108,7 +112,16 @@ def test_the_core_does_not_need_its_test_doubles():
 
 @pytest.mark.parametrize(
     "package",
-    ["crow_core", "crow_mcp_server", "crow_persistence", "crow_compact", "crow_skills", "crow_agent", "crow_cli"],
+    [
+        "crow_core",
+        "crow_mcp_server",
+        "crow_persistence",
+        "crow_compact",
+        "crow_skills",
+        "crow_agent",
+        "crow_terminal",
+        "crow_cli",
+    ],
 )
 def test_imports_run_one_way(package: str):
     """Also those inside functions: files can be read in one order."""

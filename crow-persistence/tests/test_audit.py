@@ -18,11 +18,18 @@ from crow_core.mcp.server import Server
 from crow_core.messages import Message
 from crow_core.testing import Reply, ScriptedCall, ScriptedModel, connect
 from crow_persistence import audit
-from crow_persistence.audit import AnchoredHead, anchor, announce, append_rows, list_decisions, make_rows, verify
+from crow_persistence.audit import anchor, announce, append_rows, list_decisions, make_rows, verify
 from crow_persistence.database import Database
 from crow_persistence.extension import persistence
+from crow_persistence.heads import AnchoredHead
 from crow_persistence.tables import decisions
 from sqlalchemy import Connection, delete, insert, select, text, update
+
+FORGED = "not signed by this machine, as it says: somebody without this machine's key wrote it."
+UNSIGNED = (
+    "not signed, although one before is: inserted by hand, or written while the key could not be read, "
+    "or by an earlier crow."
+)
 
 
 def decision(call: str, tool: str = "terminal", verdict: str = "allow") -> Message:
@@ -34,10 +41,12 @@ def answer(call: str, content: Any = "done", **notes: Any) -> Message:
     return {"role": "tool", "tool_call_id": call, "content": content, "crow": notes}
 
 
-def record(connection: Connection, session: str, entries: list[Message], at: int) -> AnchoredHead | None:
+def record(
+    connection: Connection, database: Database, session: str, entries: list[Message], at: int
+) -> AnchoredHead | None:
     """Append the decisions and results among a session's entries to the chain."""
     rows = make_rows(connection, session, entries, at)
-    return append_rows(connection, rows) if rows else None
+    return append_rows(connection, database, rows) if rows else None
 
 
 def write(database: Database, entries: list[Message], session: str = "s" * 32, at: int = 1000) -> bool:
@@ -50,7 +59,7 @@ def write(database: Database, entries: list[Message], session: str = "s" * 32, a
 def begin(database: Database, entries: list[Message], session: str = "s" * 32, at: int = 1000) -> bool:
     """Store a session's entries as a process that is killed right after the commit."""
     with database.begin_write() as connection:
-        before = record(connection, session, entries, at)
+        before = record(connection, database, session, entries, at)
         if before:
             announce(connection, database, before)
     return before is not None
@@ -67,6 +76,14 @@ def change_row(database: Database, number: int, **values: Any) -> None:
     with database.begin_write() as connection:
         row = {**connection.execute(select(decisions).where(here)).mappings().one(), **values}
         connection.execute(update(decisions).where(here).values({**row, "hash": audit.hash_row(row)}))
+
+
+def append_by_hand(database: Database, **values: Any) -> None:
+    """Append a row whose hash fits, as somebody does who can write the database alone."""
+    with database.begin_write() as connection:
+        last = connection.execute(select(decisions).order_by(decisions.c.number.desc()).limit(1)).mappings().one()
+        row = {**last, "number": last["number"] + 1, "call": "forged", "previous": last["hash"], **values}
+        connection.execute(insert(decisions), {**row, "hash": audit.hash_row(row)})
 
 
 @pytest.fixture
@@ -129,7 +146,8 @@ def test_head_file_is_readable_by_its_owner_only(chain: Database, tmp_path: Path
     file = tmp_path / "audit.head"
     assert file.stat().st_mode & 0o777 == 0o600
     (noted,) = json.loads(file.read_text()).values()
-    assert noted == {"count": 6, "hash": rows(chain)[-1]["hash"]}
+    assert (noted["count"], noted["hash"]) == (6, rows(chain)[-1]["hash"])
+    assert set(noted) == {"count", "hash", "key", "mac"}
 
 
 def test_databases_in_one_folder_have_separate_heads(chain: Database, tmp_path: Path):
@@ -147,15 +165,19 @@ def test_changed_value_is_found_in_every_column(chain: Database, column: str):
     assert "Decision 3 was changed or moved after it was written." in verify(chain)
 
 
-def test_changed_row_with_a_new_hash_does_not_fit_the_next_row(chain: Database):
+def test_changed_row_with_a_new_hash_fits_neither_the_next_row_nor_its_signature(chain: Database):
     change_row(chain, 3, verdict="deny")
-    assert verify(chain) == ["Decision 4 does not follow the one before: one of the two was replaced."]
+    assert verify(chain) == [
+        "Decision 4 does not follow the one before: one of the two was replaced.",
+        f"Decision 3 was {FORGED}",
+    ]
 
 
 def test_changed_last_row_with_a_new_hash_does_not_fit_the_file(chain: Database, tmp_path: Path):
     change_row(chain, 6, verdict="failed")
     assert verify(chain) == [
-        f"Decision 6 is not the one recorded in {tmp_path / 'audit.head'}: the chain was rewritten."
+        f"Decision 6 was {FORGED}",
+        f"Decision 6 is not the one recorded in {tmp_path / 'audit.head'}: the chain was rewritten.",
     ]
 
 
@@ -163,8 +185,8 @@ def test_rewritten_chain_does_not_fit_the_file(chain: Database):
     old = rows(chain)
     with chain.begin_write() as connection:
         connection.execute(delete(decisions))
-        audit.append_rows(connection, [{**row, "by": "nobody"} for row in old])
-    (complaint,) = verify(chain)
+        audit.append_rows(connection, chain, [{**row, "by": "nobody"} for row in old])
+    (complaint,) = verify(chain)  # the key was at hand
     assert complaint.startswith("Decision 6 is not the one recorded in")
     write(chain, [decision("more")])  # does not hide the damage
     assert complaint in verify(chain)
@@ -236,17 +258,17 @@ def test_row_inserted_before_the_first_is_found(chain: Database):
     assert verify(chain) == ["Decision 0 was inserted by hand: decisions are numbered from 1."]
 
 
-def test_row_appended_by_hand_is_found(chain: Database, tmp_path: Path):
-    with chain.begin_write() as connection:
-        record(connection, "s" * 32, [decision("forged")], 3000)
-    why = "a process with another such file wrote them, or they were inserted by hand"
-    assert verify(chain) == [f"Decision 7 was not in {tmp_path / 'audit.head'}: {why}."]
+def test_row_appended_by_hand_is_found(chain: Database):
+    append_by_hand(chain, key_id=None, mac=None)
+    assert verify(chain) == [f"Decision 7 was {UNSIGNED}"]
+    write(chain, [decision("call_8")])  # does not hide it
+    assert verify(chain) == [f"Decision 7 was {UNSIGNED}"]
 
 
-def test_outdated_file_is_updated_by_the_next_decision(chain: Database):
+def test_row_that_the_file_does_not_know_is_believed_if_it_is_signed(chain: Database):
     with chain.begin_write() as connection:
-        record(connection, "s" * 32, [decision("call_8")], 3000)  # by a process with another file
-    assert len(verify(chain)) == 1
+        record(connection, chain, "s" * 32, [decision("call_8")], 3000)  # by a process with a copy of the folder
+    assert verify(chain) == []
     write(chain, [answer("call_8")])
     assert verify(chain) == []
 
@@ -264,7 +286,7 @@ def test_process_killed_after_the_commit_leaves_a_valid_chain(chain: Database):
 def test_process_killed_before_the_commit_leaves_a_valid_chain(chain: Database):
     def kill_before_commit() -> None:
         with chain.begin_write() as connection:
-            before = record(connection, "s" * 32, [decision("call_8")], 3000)
+            before = record(connection, chain, "s" * 32, [decision("call_8")], 3000)
             assert before
             announce(connection, chain, before)
             raise ZeroDivisionError
@@ -280,13 +302,12 @@ def test_process_killed_before_the_commit_leaves_a_valid_chain(chain: Database):
 def test_unannounced_row_is_found_after_an_announced_one(chain: Database):
     begin(chain, [decision("call_8")])
     change_row(chain, 7, verdict="deny")
-    (complaint,) = verify(chain)
-    assert complaint.startswith("Decision 7 was not in ")
+    assert verify(chain) == [f"Decision 7 was {FORGED}"]
 
 
 def test_anchoring_keeps_the_head_that_another_process_announced(chain: Database):
     with chain.begin_write() as connection:
-        before = record(connection, "s" * 32, [decision("call_8")], 3000)
+        before = record(connection, chain, "s" * 32, [decision("call_8")], 3000)
         assert before
         announce(connection, chain, before)
         anchor(chain)  # by the process that wrote the row before
@@ -394,7 +415,7 @@ for n in range(int(times)):
     notes = {"kind": "decision", "call": call, "tool": "terminal", "is": "allow", "by": "the user", "scope": "once"}
     for entry in ({"crow": notes}, {"role": "tool", "tool_call_id": call, "content": "done"}):
         with database.begin_write() as connection:
-            announce(connection, database, append_rows(connection, make_rows(connection, name, [entry], n)))
+            announce(connection, database, append_rows(connection, database, make_rows(connection, name, [entry], n)))
         anchor(database)
 database.close()
 """

@@ -16,7 +16,6 @@ from threading import Barrier, Event, Timer
 
 import pytest
 from crow_core.errors import StoreError
-from crow_persistence import audit
 from crow_persistence import database as module
 from crow_persistence.database import Database
 from crow_persistence.tables import blobs, drafts
@@ -424,7 +423,7 @@ def test_commit_waits_for_the_disk_if_asked_to(query: str, level: int, sqlite: C
     database = sqlite(query=query)
     with database.begin_write() as connection:
         assert connection.exec_driver_sql("PRAGMA synchronous").scalar_one() == level
-    assert audit.database_key(database.url) == audit.database_key(sqlite().url)
+    assert database.address == sqlite().address
 
 
 def test_unknown_synchronous_is_reported() -> None:

@@ -13,9 +13,9 @@ from crow_core.app import Crow
 from crow_core.extensions.commands import commands
 from crow_core.extensions.permissions import permissions
 from crow_core.mcp.server import Server
+from crow_core.settings.project_files import UnusableFile
 from crow_core.testing import Reply
 from crow_core.testing.script import ScriptedCall as Use
-from crow_skills.files import UnusableFile
 from crow_skills.skill_file import parse_skill, validate_skill
 from crow_skills.skills import skills
 from fastmcp import FastMCP

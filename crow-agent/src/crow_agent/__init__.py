@@ -10,7 +10,13 @@ if TYPE_CHECKING:
     from crow_agent.api import *  # noqa: F403 # pyright: ignore[reportWildcardImportFromLibrary]
 
 
+def __dir__() -> list[str]:
+    return [name for name in vars(import_module("crow_agent.api")) if not name.startswith("_")]
+
+
 def __getattr__(name: str) -> object:
+    if name == "__all__":  # for `import *`
+        return __dir__()
     if name.startswith("_"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module("crow_agent.api"), name)

@@ -21,7 +21,15 @@ from crow_agent.errors import AgentClosed, AgentError
 from crow_agent.output import OutputType
 from crow_agent.result import Result
 from crow_agent.session import AgentSession, PromptStream
-from crow_agent.tools import Function, choose_builtin_tools, get_name, get_options, make_function_server
+from crow_agent.tools import (
+    Function,
+    McpServer,
+    choose_builtin_tools,
+    get_name,
+    get_options,
+    make_function_server,
+    to_given_servers,
+)
 
 if TYPE_CHECKING:
     from crow_core.app import Crow
@@ -53,6 +61,7 @@ class Agent:
         model: "str | Model" = "",
         *,
         tools: Sequence[Tool] | None = None,
+        mcp_servers: Mapping[str, McpServer] | None = None,
         extensions: "Iterable[Callable[[Crow], None]]" = (),
         permissions: Permissions = "deny",
         mode: "Mode | None" = None,
@@ -68,8 +77,10 @@ class Agent:
 
         `model`: its name in the configuration or at the endpoint; by default the configured one, or that of
         OPENAI_BASE_URL and CROW_MODEL.
-        `tools`: Python functions, MCP servers, and crow's own by group (`builtin`, `builtin:read`, `builtin:edit`,
+        `tools`: Python functions, and crow's own by group (`builtin`, `builtin:read`, `builtin:edit`,
         `builtin:terminal`, `builtin:web`) or name; by default all of crow's own and the configured MCP servers.
+        `mcp_servers`: further MCP servers by name, each a command, a URL, a dict with the settings of
+        `[mcp.servers.NAME]`, or a FastMCP object; sessions and equal agents share their connections.
         `extensions`: functions that take the app, in the order of their hooks, after the configured ones.
         `permissions`: answers questions whether a tool call may run: a function that returns True, False or the id of
         an option; "allow" and "deny" answer always so. The rules of the configuration hold in any case.
@@ -79,9 +90,11 @@ class Agent:
         `store`: whether sessions are stored in the configured database, or the URL of another one.
         `max_requests`: the most model calls of one turn.
         `env`: the environment in place of `os.environ`; its CROW_HOME names the folder of the configuration.
-        Raises TypeError for a function that cannot be a tool, ValueError for an unknown group of tools.
+        Raises TypeError for a function that cannot be a tool, ValueError for an unknown group of tools, or for an MCP
+        server that cannot be used.
         """
         self._choose_tools(tools)
+        self._given_servers = to_given_servers(mcp_servers) if mcp_servers else {}
         self._extensions = list(extensions)
         self.model = model
         self._system = system
@@ -102,16 +115,26 @@ class Agent:
         cwd: str | Path = ".",
         env: Mapping[str, str] | None = None,
         token: str = "",
+        workspace: bool | None = None,
     ) -> "Agent":
         """Use another agent: the command of an ACP agent, or a `ws://` or `wss://` address with its token.
 
         `env` is added to the environment of the command.
+        `workspace`: whether the agent may read and write files below `cwd` and run commands through this program, as
+        through an editor; `permissions` is asked about each write and command that the agent has not asked about, and
+        "deny" offers reading alone. By default yes for a command, no for an address.
         """
         agent = cls.__new__(cls)
-        if isinstance(target, str) and target.startswith(("ws://", "wss://")):
-            agent._set_up(permissions, elicit, budget, cwd, env, lambda: connect_address(target, token))
+        if isinstance(target, str) and target.startswith(("http://", "https://")):
+            raise ValueError(f"{target} is not the address of an agent. Give one with ws:// or wss://, or a command.")
+        is_address = isinstance(target, str) and target.startswith(("ws://", "wss://"))
+        offered = (env or {}) if (not is_address if workspace is None else workspace) else None
+        if isinstance(target, str) and is_address:
+            agent._set_up(permissions, elicit, budget, cwd, env, lambda: connect_address(target, token, offered))
         else:
-            agent._set_up(permissions, elicit, budget, cwd, env, lambda: connect_command(target, env, agent._cwd))
+            agent._set_up(
+                permissions, elicit, budget, cwd, env, lambda: connect_command(target, env, agent._cwd, offered)
+            )
         return agent
 
     def _set_up(
@@ -123,6 +146,8 @@ class Agent:
         env: Mapping[str, str] | None,
         connect: Callable[[], AbstractAsyncContextManager[AgentConnection]],
     ) -> None:
+        if permissions not in ("allow", "deny") and not callable(permissions):
+            raise ValueError(f"permissions is 'allow', 'deny' or a function, not {permissions!r}.")
         self.budget = budget
         self._permissions: Permissions = permissions
         self._elicit = elicit
@@ -141,6 +166,14 @@ class Agent:
         """Sort the tools by their kind."""
         from crow_core.mcp.server import Server  # as all of crow_core but ACP, it is loaded when an agent needs it
 
+        if isinstance(tools, str):
+            raise TypeError(f"tools is a list: [{tools!r}].")
+        for each in tools or ():
+            if not (isinstance(each, (Server, str)) or callable(each)):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise TypeError(
+                    f"{each!r} cannot be a tool. Give a Python function, or crow's own tools by name, such as "
+                    "'builtin:read'. MCP servers are given as `mcp_servers`."
+                )
         self._servers = [each for each in tools or () if isinstance(each, Server)]
         self._functions: list[Function] = [
             each for each in tools or () if callable(each) and not isinstance(each, (Server, str))
@@ -150,18 +183,18 @@ class Agent:
         only_views = self._builtin is not None and not {"builtin", "builtin:edit", "builtin:file_editor"} & {*names}
         self._only_views = only_views
         """True if `file_editor` may view files, and not change them."""
-        if self._functions:
-            self._servers.append(make_function_server(self._functions))
+        self._function_server = make_function_server(self._functions) if self._functions else None
 
     async def _build(self) -> "Crow":
         """Make the app in this process."""
         from crow_core.extensions.ask_user import ask_user
         from crow_core.extensions.other_agents import other_agents
         from crow_core.extensions.plan import plan
+        from crow_core.mcp.server import share_server
         from crow_core.prompts import Prompt
         from crow_persistence.extension import persistence
 
-        from crow_agent.app import TOOL_SERVER, build, configured_servers, project_servers  # imports all extensions
+        from crow_agent.app import TOOL_SERVER, build, configured_servers, given_servers, project_servers
 
         left_out = [] if self._store else [persistence]
         left_out += [] if self._elicit else [ask_user]
@@ -181,6 +214,11 @@ class Agent:
         if self._builtin is not None:  # extensions may have added servers with tools of their own
             crow.servers = [server for server in crow.servers if server.name == TOOL_SERVER]
         crow.servers += self._servers
+        if server := self._function_server:
+            definition = tuple((id(function), get_options(function)) for function in self._functions)
+            crow.servers.append(share_server(definition, lambda: server))
+        if self._given_servers:
+            crow.use(given_servers, given=self._given_servers, env=self._env)
         if self._only_views:
             crow.use(refuse_edits)
         limits = [] if self.budget is None else [partial(limit_spending, budget=self.budget)]
@@ -245,6 +283,8 @@ class Agent:
         async with AsyncExitStack() as stack:
             connection = await stack.enter_async_context(self._connect())
             client = ProgramClient(connection, self._permissions, self._elicit)
+            if client.workspace is not None:
+                stack.push_async_callback(client.workspace.terminals.release_all)
             await stack.enter_async_context(client.serving())
             await client.start()
             self._stack = stack.pop_all()
@@ -279,9 +319,10 @@ class Agent:
         elif capabilities.load_session:
             method, params = "session/load", LoadSessionRequest(session_id=id, cwd=folder, mcp_servers=[])
         else:
-            raise AgentError(
-                f"{client.connected.name} cannot open a stored session: it offers neither resume nor load."
+            why = (
+                "it offers neither resume nor load" if getattr(self, "_store", True) else "it stores none (store=False)"
             )
+            raise AgentError(f"{client.connected.name} cannot open a stored session: {why}.")
         session = AgentSession(client, id, folder, self.budget, counts=counts)
         try:
             session.take_options(await client.ask(method, params, timeout=START_TIMEOUT))
@@ -323,7 +364,9 @@ class Agent:
     ) -> Result[Any]:
         """Send a prompt to a new session, wait for the end of the turn, and close the session.
 
-        The arguments are those of `AgentSession.prompt`. `session(result.session_id)` continues it.
+        `prompt` is a text, a file (a `pathlib.Path`), the bytes of an image, or a list of them. `output` is the type of
+        the answer, in `result.output`; one that does not fit is asked for again, `retries` times. `timeout` is in
+        seconds. `session(result.session_id)` continues the session. Raises as `AgentSession.prompt` does.
         """
         session = await self.session()
         try:
@@ -347,7 +390,10 @@ class Agent:
     def stream(
         self, prompt: PromptContent, *, output: Any = None, retries: int = 2, timeout: float | None = None
     ) -> "PromptStream[Any]":
-        """Send a prompt to a new session; iterate over the result to get the updates of its turn."""
+        """Send a prompt to a new session; iterate over the result to get the updates of its turn, or await it.
+
+        The arguments are those of `prompt`. A notebook shows the turn while it runs.
+        """
         return PromptStream[Any](self.session, prompt, output, retries, timeout, closes=True)
 
     @overload
@@ -388,8 +434,10 @@ class Agent:
     ) -> list[Result[Any]]:
         """Send each prompt to a session of its own, some `at_once`, and return the results in order.
 
-        An error stays with its item, in `Result.error`.
+        The other arguments are those of `prompt`. An error stays with its item, in `Result.error`.
         """
+        if isinstance(prompts, (str, bytes)):
+            raise TypeError("map takes a list of prompts. For one prompt, use prompt().")
         if output is not None:
             OutputType[Any](output)  # raises an error that concerns all items
         waiting = iter(list(enumerate(prompts)))

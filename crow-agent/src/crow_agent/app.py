@@ -7,12 +7,14 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
+from weakref import WeakValueDictionary
 
 import crow_mcp_server
 from crow_compact.extension import compact
 from crow_core.app import Crow
 from crow_core.editor import ClientWorkspace, terminals
+from crow_core.elicitation import can_ask
 from crow_core.errors import ConfigError, ElicitationError
 from crow_core.extensions.ask_user import ask_user
 from crow_core.extensions.broken_replies import broken_replies
@@ -34,6 +36,7 @@ from crow_core.extensions.resources import resources
 from crow_core.extensions.shell_hooks import shell_hooks
 from crow_core.extensions.structured_output import structured_output
 from crow_core.extensions.subagents import subagents
+from crow_core.extensions.taint import taint
 from crow_core.extensions.telemetry import telemetry
 from crow_core.extensions.templates import templates
 from crow_core.extensions.titles import titles
@@ -43,9 +46,10 @@ from crow_core.extensions.undo import undo
 from crow_core.extensions.until_done import until_done
 from crow_core.extensions.usage import usage
 from crow_core.masking import find_secrets
-from crow_core.mcp.server import Server
+from crow_core.mcp.server import Server, share_server
 from crow_core.messages import Message, drop_rewound, find_shell
 from crow_core.models.chat import Model
+from crow_core.permission.kept_answers import KeptAnswers
 from crow_core.prompts import Prompt
 from crow_core.session import Session
 from crow_core.settings.config import (
@@ -55,6 +59,7 @@ from crow_core.settings.config import (
     Home,
     ServerSettings,
     describe_missing_login,
+    find_ignored_permissions,
     get_database_url,
     load_config,
     load_environment,
@@ -64,16 +69,19 @@ from crow_core.settings.config import (
     to_server,
 )
 from crow_core.settings.discovery import FoundModels, search_models
+from crow_core.settings.project_files import FOLDERS, SETTINGS, is_inside, list_settings, show_path
 from crow_core.settings.running import RunningAgents
-from crow_core.settings.trust import TrustedFolders, list_project_files
+from crow_core.settings.trust import TrustedFolders
 from crow_core.text import to_line
+from crow_mcp_server.web.search_settings import PROVIDER_KEYS
 from crow_mcp_server.workspace import Workspace, local_workspace
 from crow_persistence.extension import persistence
 from crow_skills.agents import agents
 from crow_skills.command_files import command_files
-from crow_skills.files import get_user_folders
+from crow_skills.files import find_project_folders, get_user_folders
 from crow_skills.mentions import mentions
 from crow_skills.skills import skills
+from msgspec.json import encode as to_json
 
 Mode = Literal["ask", "accept-edits", "plan", "yolo"]
 Extension = Callable[..., None]
@@ -122,6 +130,8 @@ async def build(
     `extra_secrets` are values to mask beside those of the configuration. Raises ConfigError for a setting that cannot
     be used, ModelError when no model is found.
     """
+    if mode not in (None, *get_args(Mode)):
+        raise ConfigError(f"There is no mode {mode!r}. Give one of: {', '.join(get_args(Mode))}.")
     home = Home.find(env)
     config, env = load_config(home, env), load_environment(home, env)
     found = await search_models(config, env, model) if models is None else FoundModels(dict(models), "given")
@@ -133,8 +143,8 @@ async def build(
     RunningAgents(home.data).add(crow)
     if config.servers_wait is not None:
         crow.servers_wait = config.servers_wait
+    hidden = find_key_variables(env, config)
     if tools is None or tools:
-        hidden = find_key_variables(env, config)
         crow.servers.append(make_tool_server(crow, hidden, env, config.fetch.allow_hosts, only=tools))
     rules, trust = config.permissions, TrustedFolders(home.data)
     ordered: list[tuple[Extension, Mapping[str, Any]]] = [
@@ -143,7 +153,10 @@ async def build(
         (telemetry, {}),
         (mask_secrets, {"known": [*find_secrets(config, env), *extra_secrets]}),
         (templates, {"files": partial(find_prompt_files, config, home, trust)}),
-        (shell_hooks, parse_options(partial(shell_hooks), config.hooks, ["hooks"], home)),
+        (
+            partial(shell_hooks, hidden=hidden),
+            parse_options(partial(shell_hooks, hidden=hidden), config.hooks, ["hooks"], home),
+        ),
         (
             permissions,
             {
@@ -155,8 +168,10 @@ async def build(
                 "protected": rules.protected,
                 "project": partial(load_project_rules, trust, env=env),
                 "trusted": trust.is_trusted,
+                "answers": KeptAnswers(home.data),
             },
         ),
+        *([(taint, make_taint_options(config, home, trust, env))] if rules.taint else []),
         (terminals, {}),
         (configured_servers, {"config": config, "home": home}),
         (project_servers, {"trust": trust, "env": env, "home": home}),
@@ -165,10 +180,10 @@ async def build(
             {
                 "find": partial(find_agents, config, trust, env),
                 "env": env,
-                "hidden": find_key_variables(env, config),
+                "hidden": hidden,
             },
         ),
-        *named_extensions(config, home, trust, env, without),
+        *named_extensions(config, home, trust, env, without, hidden),
         (ask_user, {}),
     ]
     for extension, options in ordered:
@@ -188,8 +203,25 @@ def tell_model(crow: Crow, *, sentence: str) -> None:
             session.options.remarks.append(sentence)
 
 
+def make_taint_options(config: Config, home: Home, trust: TrustedFolders, env: Mapping[str, str]) -> dict[str, Any]:
+    """Make the options of the extension `taint`."""
+    files = [home.config / "config.toml", home.config / "mcp.json", home.config / ".env", home.data / TOKENS_FOLDER]
+    return {
+        "private": config.permissions.private,
+        "rules": [*config.permissions.ask, *config.permissions.deny],
+        "own": [*map(str, files), *(str(home.data / f"crow.db{end}") for end in ("", "-wal", "-shm"))],
+        "project": partial(load_project_rules, trust, env=env),
+        "trusted": trust.is_trusted,
+    }
+
+
 def named_extensions(
-    config: Config, home: Home, trust: TrustedFolders, env: Mapping[str, str], without: Collection[Extension] = ()
+    config: Config,
+    home: Home,
+    trust: TrustedFolders,
+    env: Mapping[str, str],
+    without: Collection[Extension],
+    hidden: Sequence[str],
 ) -> Iterator[tuple[Extension, Mapping[str, Any]]]:
     """Yield the extensions that have a table in `[extensions]`, but for those to do without, and their options, in
     order. Raises ConfigError."""
@@ -197,6 +229,7 @@ def named_extensions(
     preset: dict[str, dict[str, Any]] = {
         "command_files": {"user": get_user_folders(home.config, user, "commands"), "trusted": trust.is_trusted},
         "agents": {"user": [home.config]},
+        "until_done": {"hidden": hidden},
         "skills": {"user": get_user_folders(home.config, user, "skills"), "trusted": trust.is_trusted},
     }
     first, last = ([one.__name__ for one in group] for group in (FIRST_EXTENSIONS, LAST_EXTENSIONS))
@@ -249,8 +282,8 @@ def make_tool_server(
     *,
     only: Collection[str] | None = None,
 ) -> Server:
-    """Make the server of the built-in tools, or of `only` those, in this process. A file describes the tools, so that
-    their code is loaded only when one is called."""
+    """Return the server of the built-in tools, or of `only` those, in this process; equal apps share it. A file
+    describes the tools, so that their code is loaded only when one is called."""
     tools = [
         tool
         for tool in crow_mcp_server.tools(env)
@@ -259,17 +292,27 @@ def make_tool_server(
 
     def source() -> Any:
         return crow_mcp_server.create_server(
-            lambda meta: make_workspace(crow, meta), hidden_env, allow_hosts=allow_hosts, stay_on_host=True, env=env
+            make_workspace, hidden_env, allow_hosts=allow_hosts, stay_on_host=True, env=env
         )
 
+    @crow.session_start
+    def note(session: Session) -> None:
+        SESSIONS[session.id] = session
+
     crow.session_end(end_terminals)
-    return Server(TOOL_SERVER, source, definitions=tools, built_in=True, shared=True)
+    definition = (*(tool["name"] for tool in tools), *hidden_env, *allow_hosts, *env.items())
+    make = partial(Server, TOOL_SERVER, source, definitions=tools, built_in=True, shared=True)
+    return share_server(definition, make)
 
 
-def make_workspace(crow: Crow, meta: dict[str, Any]) -> Workspace:
+SESSIONS: WeakValueDictionary[str, Session] = WeakValueDictionary()
+"""The open sessions of all apps of this process, by id."""
+
+
+def make_workspace(meta: dict[str, Any]) -> Workspace:
     """Make the workspace of a tool call, with the files and terminals of its session's client where it offers them."""
     here = local_workspace(meta)
-    if (session := crow.sessions.get(here.session)) is None:
+    if (session := SESSIONS.get(here.session)) is None:
         return here
     editor = ClientWorkspace(session, str(meta.get("crow/call")))
     return replace(
@@ -295,9 +338,11 @@ async def end_terminals(session: Session) -> None:
 
 
 def find_key_variables(env: Mapping[str, str], config: Config) -> list[str]:
-    """List the environment variables that hold crow's own keys. They are removed from the environment of commands."""
+    """List the environment variables that hold crow's own keys: of models, the database and web searches. No command,
+    hook, server or other agent inherits them."""
     keys = {settings.api_key for settings in config.models.values()} | {env.get("OPENAI_API_KEY", "")}
-    return [name for name, value in env.items() if value and value in keys]
+    keys |= {config.database.url, *find_secrets(*config.models.values(), config.database)}
+    return [name for name, value in env.items() if value and (value in keys or name in PROVIDER_KEYS)]
 
 
 def load_system_prompt(config: Config, home: Home) -> Prompt:
@@ -318,7 +363,8 @@ def find_prompt_files(config: Config, home: Home, trust: TrustedFolders, session
         files["system"] = home.config / Path(config.prompts.system).expanduser()
     project = Path(session.cwd)
     if trust.is_trusted(project):
-        files |= list_prompts(project / ".crow" / "prompts")
+        own = list_prompts(project / ".crow" / "prompts")
+        files |= {name: path for name, path in own.items() if is_inside(path, project) and path.is_file()}
     return files
 
 
@@ -335,20 +381,49 @@ def configured_servers(crow: Crow, *, config: Config, home: Home) -> None:
         return to_servers(session, config.mcp.servers, home)
 
 
+def given_servers(crow: Crow, *, given: Mapping[str, Any], env: Mapping[str, str]) -> None:
+    """Connect the MCP servers that a program hands in, in every session; as settings, or as the server itself."""
+    home = Home.find(env)
+
+    @crow.mcp_servers
+    def servers(session: Session) -> Sequence[Server]:
+        wanted = {name: settings for name, settings in given.items() if isinstance(settings, ServerSettings)}
+        objects = {name: server for name, server in given.items() if name not in wanted}
+        return to_servers(session, wanted, home) + [
+            share_server((name, id(server)), partial(Server, name, lambda server=server: server))
+            for name, server in objects.items()
+        ]
+
+
 def to_servers(session: Session, wanted: Mapping[str, ServerSettings], home: Home) -> list[Server]:
-    """Make the servers that a session connects to from their settings, without those that are disabled."""
+    """Find or make the servers that a session connects to from their settings, without those that are disabled."""
     return [
-        to_server(
-            name, settings, session.cwd, tokens=home.data / TOKENS_FOLDER, visit=partial(send_to_login, session, name)
-        )
+        find_server(session, name, settings, home.data / TOKENS_FOLDER)
         for name, settings in wanted.items()
         if not settings.disabled
     ]
 
 
+def find_server(session: Session, name: str, settings: ServerSettings, tokens: Path) -> Server:
+    """Return the server that other sessions use, if this one may use it, too; else make it.
+
+    Sessions share a server if its settings and their folders are equal. Where a user can fill in its forms, it must be
+    certain whom a form is for; where a user can log in to it, each session does.
+    """
+    capabilities = session.client.capabilities
+    make = partial(to_server, name, settings, session.cwd, tokens=tokens, visit=partial(send_to_login, session, name))
+    if not settings.shared or (settings.wants_login and can_ask(capabilities, "url")):
+        return make()
+    has_forms = can_ask(capabilities, "form")
+    definition = (name, to_json(settings, order="sorted"), tokens, *session.folders.roots, has_forms)
+    return share_server(definition, make, must_name_calls=has_forms)
+
+
 @asynccontextmanager
 async def send_to_login(session: Session, name: str, url: str) -> AsyncGenerator[None]:
     """Ask the user, through the client, to log in at a URL; the block runs meanwhile. Raises ConnectionError."""
+    if not can_ask(session.client.capabilities, "url"):
+        raise ConnectionError(describe_missing_login(name))
     await session.turns.id_known.wait()
     try:
         answer = await session.user.elicit(f"The MCP server {to_line(name)} wants you to log in.", url=url)
@@ -366,18 +441,47 @@ def project_servers(crow: Crow, *, trust: TrustedFolders, env: Mapping[str, str]
     @crow.mcp_servers
     def servers(session: Session) -> Sequence[Server]:
         folder = Path(session.cwd)
-        files = list_project_files(folder)
-        if files and not trust.is_trusted(folder):
-            names = " and ".join(dict.fromkeys("/".join(file.relative_to(folder).parts[:2]) for file in files))
-            command = f"crow trust {shlex.quote(session.cwd)}"
-            session.state["untrusted"] = f"{names} in {folder} ignored until you trust it: {command}"
-            return []
-        return to_servers(session, load_project_config(folder, env).mcp.servers, home)
+        is_trusted = trust.is_trusted(folder)
+        own = {folder, Path(env.get("HOME") or Path.home())}  # crow uses the skills of the user's home anyway
+        above = [each for each in reversed(find_project_folders(folder)) if each not in own]
+        session.state["trust notices"] = [
+            *(describe_left_out(trust, folder) if is_trusted else [describe_untrusted(trust, folder)]),
+            describe_ignored_permissions(folder) if is_trusted else "",
+            *(describe_untrusted(trust, each, FOLDERS) for each in above if not trust.is_trusted(each)),
+        ]
+        return to_servers(session, load_project_config(folder, env).mcp.servers, home) if is_trusted else []
 
     @crow.before_prompt
     async def warn(message: Any, session: Session) -> None:
-        if text := session.state.pop("untrusted", ""):
-            await session.notice(text, "warning")
+        for text in filter(None, session.state.pop("trust notices", ())):
+            await session.notice(to_line(show_path(text)), "warning")
+
+
+def describe_untrusted(trust: TrustedFolders, folder: Path, wanted: Sequence[str] = (*SETTINGS, *FOLDERS)) -> str:
+    """Return the sentence about those of the `wanted` settings that an untrusted folder has; "" if it has none."""
+    names = list_settings(folder, wanted)
+    if not names:
+        return ""
+    listed = " and ".join([*names[:4], *([f"{len(names) - 4} more"] if len(names) > 4 else [])])
+    change = trust.find_change(folder)
+    since = f" again ({change} since)" if change else ""
+    broken = f" ({trust.file} cannot be read, so no folder is trusted)" if trust.is_broken else ""
+    return f"{listed} in {folder} ignored until you trust it{since}{broken}: crow trust {shlex.quote(str(folder))}"
+
+
+def describe_left_out(trust: TrustedFolders, folder: Path) -> Iterator[str]:
+    """Yield a sentence about the paths in a trusted folder's settings that are not used."""
+    if left_out := trust.list_left_out(folder):
+        more = f", and {len(left_out) - 1:,} more" if len(left_out) > 1 else ""
+        yield f"Left out of the settings of {folder}: {left_out[0]}{more}."
+
+
+def describe_ignored_permissions(folder: Path) -> str:
+    """Return the sentence about settings of a folder that would loosen permissions; "" if it has none."""
+    if not (keys := find_ignored_permissions(folder)):
+        return ""
+    where = f"{', '.join(keys)} of [permissions] in {folder / '.crow' / 'config.toml'}"
+    return f"{where} ignored: a project sets ask and deny only, which tighten permissions"
 
 
 def find_agents(

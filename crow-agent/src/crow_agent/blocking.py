@@ -4,13 +4,14 @@ import asyncio
 from collections.abc import Coroutine, Iterable, Iterator
 from pathlib import Path
 from threading import Event, Thread, current_thread
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar, overload
 
 from crow_core.acp.schema import SessionUpdate
 
 from crow_agent.agent import Agent
 from crow_agent.content import PromptContent
 from crow_agent.errors import AgentClosed, AgentError
+from crow_agent.notebook import LiveDisplay, find_display
 from crow_agent.result import Result
 from crow_agent.session import CANCEL_TIMEOUT, AgentSession, PromptStream
 
@@ -26,19 +27,88 @@ def sync(agent: Agent) -> "BlockingAgent":
     return BlockingAgent(agent)
 
 
-class BlockingAgent:
-    """An agent whose methods wait for their results. KeyboardInterrupt cancels what they wait for."""
+class BlockingPrompts:
+    """Prompts of an agent or of a session, without `await`."""
 
-    def __init__(self, agent: Agent) -> None:
-        self.agent = agent
-        self._loop = asyncio.new_event_loop()
-        self._thread = Thread(target=self._loop.run_forever, name="crow-agent", daemon=True)
+    def __init__(self, source: Agent | AgentSession, owner: "BlockingAgent") -> None:
+        self._source = source
+        self._owner = owner
+
+    @overload
+    def prompt(self, prompt: PromptContent, *, timeout: float | None = None) -> Result[str]: ...
+
+    @overload
+    def prompt(
+        self, prompt: PromptContent, *, output: type[T], retries: int = 2, timeout: float | None = None
+    ) -> Result[T]: ...
+
+    @overload
+    def prompt(
+        self, prompt: PromptContent, *, output: Any, retries: int = 2, timeout: float | None = None
+    ) -> Result[Any]: ...
 
     def prompt(
         self, prompt: PromptContent, *, output: Any = None, retries: int = 2, timeout: float | None = None
     ) -> Result[Any]:
-        """Send a prompt to a new session, as `Agent.prompt` does."""
-        return self.wait(self.agent.prompt(prompt, output=output, retries=retries, timeout=timeout))
+        """Send a prompt and wait for the end of its turn; an agent sends it to a new session."""
+        return self._owner.wait(self._source.prompt(prompt, output=output, retries=retries, timeout=timeout))
+
+    @overload
+    def stream(self, prompt: PromptContent, *, timeout: float | None = None) -> "BlockingStream[str]": ...
+
+    @overload
+    def stream(
+        self, prompt: PromptContent, *, output: type[T], retries: int = 2, timeout: float | None = None
+    ) -> "BlockingStream[T]": ...
+
+    @overload
+    def stream(
+        self, prompt: PromptContent, *, output: Any, retries: int = 2, timeout: float | None = None
+    ) -> "BlockingStream[Any]": ...
+
+    def stream(
+        self, prompt: PromptContent, *, output: Any = None, retries: int = 2, timeout: float | None = None
+    ) -> "BlockingStream[Any]":
+        """Send a prompt; iterate over the result to get the updates of its turn."""
+        stream = self._source.stream(prompt, output=output, retries=retries, timeout=timeout)
+        return BlockingStream[Any](self._owner, stream)
+
+
+class BlockingAgent(BlockingPrompts):
+    """An agent whose methods wait for their results. KeyboardInterrupt cancels what they wait for."""
+
+    def __init__(self, agent: Agent) -> None:
+        super().__init__(agent, self)
+        self.agent = agent
+        self._loop = asyncio.new_event_loop()
+        self._thread = Thread(target=self._loop.run_forever, name="crow-agent", daemon=True)
+
+    @overload
+    def map(
+        self, prompts: Iterable[PromptContent], *, at_once: int = 10, timeout: float | None = None
+    ) -> list[Result[str]]: ...
+
+    @overload
+    def map(
+        self,
+        prompts: Iterable[PromptContent],
+        *,
+        at_once: int = 10,
+        output: type[T],
+        retries: int = 2,
+        timeout: float | None = None,
+    ) -> list[Result[T]]: ...
+
+    @overload
+    def map(
+        self,
+        prompts: Iterable[PromptContent],
+        *,
+        at_once: int = 10,
+        output: Any,
+        retries: int = 2,
+        timeout: float | None = None,
+    ) -> list[Result[Any]]: ...
 
     def map(
         self,
@@ -51,10 +121,6 @@ class BlockingAgent:
     ) -> list[Result[Any]]:
         """Send each prompt to a session of its own, as `Agent.map` does."""
         return self.wait(self.agent.map(prompts, at_once=at_once, output=output, retries=retries, timeout=timeout))
-
-    def stream(self, prompt: PromptContent, *, timeout: float | None = None) -> "BlockingStream":
-        """Send a prompt to a new session; iterate over the result to get the updates of its turn."""
-        return BlockingStream(self, self.agent.stream(prompt, timeout=timeout))
 
     def session(self, id: str = "", *, cwd: str | Path = "") -> "BlockingSession":
         """Open a new session, or the stored one with this id. Raises SessionNotFound."""
@@ -121,23 +187,13 @@ class BlockingAgent:
         self.close()
 
 
-class BlockingSession:
+class BlockingSession(BlockingPrompts):
     """One conversation with an agent, without `await`."""
 
     def __init__(self, owner: BlockingAgent, session: AgentSession) -> None:
+        super().__init__(session, owner)
         self.session = session
         self.id = session.id
-        self._owner = owner
-
-    def prompt(
-        self, prompt: PromptContent, *, output: Any = None, retries: int = 2, timeout: float | None = None
-    ) -> Result[Any]:
-        """Send a prompt and wait for the end of its turn."""
-        return self._owner.wait(self.session.prompt(prompt, output=output, retries=retries, timeout=timeout))
-
-    def stream(self, prompt: PromptContent, *, timeout: float | None = None) -> "BlockingStream":
-        """Send a prompt; iterate over the result to get the updates of its turn."""
-        return BlockingStream(self._owner, self.session.stream(prompt, timeout=timeout))
 
     def fork(self) -> "BlockingSession":
         """Open a new session that continues this one from here."""
@@ -154,17 +210,25 @@ class BlockingSession:
         self.close()
 
 
-class BlockingStream:
+class BlockingStream(Generic[T]):
     """The updates of a turn, for an ordinary `for`. Leaving the loop early cancels the turn."""
 
-    def __init__(self, owner: BlockingAgent, stream: PromptStream[Any]) -> None:
+    def __init__(self, owner: BlockingAgent, stream: PromptStream[T]) -> None:
         self._owner = owner
         self._stream = stream
 
     @property
-    def result(self) -> Result[Any] | None:
+    def result(self) -> Result[T] | None:
         """The result of the turn, once all updates were received."""
         return self._stream.result
+
+    def _ipython_display_(self) -> None:
+        """Run the turn, and show it in a notebook meanwhile."""
+        display = find_display()
+        if display is None:
+            print(repr(self._stream))  # noqa: T201, as IPython does
+        else:
+            self._owner.wait(self._stream.read(LiveDisplay(display)))
 
     def __iter__(self) -> Iterator[SessionUpdate]:
         updates: Any = aiter(self._stream)

@@ -33,6 +33,11 @@ class Budget:
     _since: float = 0.0
     """The time of the first prompt, in seconds of the monotonic clock; 0 before."""
 
+    def __post_init__(self) -> None:
+        for what, limit in self.limits.items():
+            if limit < 0:
+                raise ValueError(f"The limit of {what} is {limit:g}. Give a number from 0 on, or None for no limit.")
+
     def start(self) -> None:
         """Let the minutes count from now on, unless they do already."""
         self._since = self._since or monotonic()
@@ -53,7 +58,7 @@ class Budget:
             self.spent["minutes"] = (monotonic() - self._since) / 60
         limits = self.limits
         reached = [what for what, limit in limits.items() if self.spent.get(what, 0) >= limit]
-        parts = ", ".join(f"{self.spent[what]:,.6g} of {limits[what]:,.6g} {what}" for what in reached)
+        parts = ", ".join(f"{self.spent.get(what, 0):,.6g} of {limits[what]:,.6g} {what}" for what in reached)
         return f"The budget is used up: {parts}." if reached else ""
 
     def check(self) -> None:

@@ -1,12 +1,13 @@
 """The ACP client of a program."""
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Literal, Protocol, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, cast
 
 from crow_core import __version__
 from crow_core.acp.client import AcpClient, describe_login
-from crow_core.acp.connection import ConnectionClosed, RpcError
+from crow_core.acp.connection import ConnectionClosed, Handler, RpcError
 from crow_core.acp.schema import (
     AUTH_REQUIRED,
     METHOD_NOT_FOUND,
@@ -19,22 +20,34 @@ from crow_core.acp.schema import (
     CreateElicitationResponse,
     ElicitationCapabilities,
     ElicitationFormCapabilities,
+    FileSystemCapabilities,
     InitializeResponse,
     NoticeCapabilities,
+    NoticeUpdate,
     RequestPermissionRequest,
     RequestPermissionResponse,
     SelectedOutcome,
     SessionNotification,
     SessionUpdate,
+    ToolCall,
+    ToolCallFields,
 )
 from crow_core.agent_process import START_TIMEOUT
 from crow_core.hooks import call_function
 from msgspec import UNSET
+from msgspec.structs import asdict
 
 from crow_agent.connections import AgentConnection
 from crow_agent.errors import AgentClosed, AgentError, PromptFailed, SessionNotFound
 
+if TYPE_CHECKING:
+    from crow_agent.workspace import LocalWorkspace
+
 T = TypeVar("T")
+
+logger = logging.getLogger("crow_agent")
+"""Gets the warnings of agents, such as that an MCP server does not start."""
+
 Verdict: TypeAlias = bool | str
 """True to allow a tool call, False to reject it, or the id of one of the options that the question offers."""
 Permissions: TypeAlias = Literal["deny", "allow"] | Callable[[RequestPermissionRequest], Verdict | Awaitable[Verdict]]
@@ -45,6 +58,11 @@ Elicit: TypeAlias = Callable[[CreateElicitationRequest], Form | Awaitable[Form]]
 
 class TurnReceiver(Protocol):
     """A session, as the client sees it."""
+
+    id: str
+    cwd: str
+    allowed: list[ToolCallFields]
+    """The tool calls of the running turn that were allowed."""
 
     def receive(self, update: SessionUpdate) -> None:
         """Take in an update of the agent."""
@@ -66,28 +84,42 @@ class ProgramClient(AcpClient):
     """The agent's answer to `initialize`."""
 
     def __init__(self, connected: AgentConnection, permissions: Permissions, elicit: Elicit | None) -> None:
-        super().__init__(
-            connected.transport,
-            {
-                "session/update": self.on_update,
-                "session/request_permission": self.on_permission,
-                "elicitation/create": self.on_elicitation,
-                "elicitation/complete": self.on_complete,
-            },
-        )
         self.sessions: dict[str, TurnReceiver] = {}
         """The open sessions, by id."""
+        self.workspace: LocalWorkspace | None = None
+        """The files and terminals that the agent may use; None if it is offered none."""
+        handlers: dict[str, Handler] = {
+            "session/update": self.on_update,
+            "session/request_permission": self.on_permission,
+            "elicitation/create": self.on_elicitation,
+            "elicitation/complete": self.on_complete,
+        }
+        if connected.workspace is not None:
+            self.workspace = self.make_workspace(connected.workspace)
+            handlers |= self.workspace.list_handlers(may_change=permissions != "deny")
+        super().__init__(connected.transport, handlers)
         self.connected = connected
+        self._warned: set[str] = set()
+        """The warnings of the agent that were logged."""
         self.closed = False
         """True once the program has closed the agent."""
         self._permissions: Permissions = permissions
         self._elicit = elicit
 
+    def make_workspace(self, env: Mapping[str, str]) -> "LocalWorkspace":
+        """Make what answers requests for files and terminals; `env` is for the commands."""
+        from crow_agent.workspace import LocalWorkspace  # only other agents need it
+
+        return LocalWorkspace(self.sessions.get, self.ask_program, env)
+
     async def start(self) -> None:
         """Agree on the protocol version and exchange capabilities."""
         forms = ElicitationCapabilities(form=ElicitationFormCapabilities()) if self._elicit else UNSET
         session = ClientSessionCapabilities(notices=NoticeCapabilities())
-        capabilities = ClientCapabilities(session=session, elicitation=forms)
+        works = self.workspace is not None
+        may_change = works and self._permissions != "deny"  # else every write and every command would be refused
+        files = FileSystemCapabilities(read_text_file=works, write_text_file=may_change)
+        capabilities = ClientCapabilities(fs=files, terminal=may_change, session=session, elicitation=forms)
         request = self.initialize(f"crow-agent {__version__}", capabilities)
         self.initialized = await self._wait("initialize", request, START_TIMEOUT)
 
@@ -116,8 +148,27 @@ class ProgramClient(AcpClient):
             raise await self.connected.describe_end() from error
 
     async def on_update(self, notification: SessionNotification) -> None:
+        match notification.update:
+            case NoticeUpdate(title=title, severity="warning" | "error") if title not in self._warned:
+                self._warned.add(title)  # once: a thousand sessions may say the same
+                logger.warning("%s", title)
+            case _:
+                pass
         if session := self.sessions.get(notification.session_id):
             session.receive(notification.update)
+
+    async def ask_program(self, question: RequestPermissionRequest) -> bool:
+        """Ask whether a write or a command of an agent may be done; a denied one is shown as a failed tool call."""
+        about, session = question.tool_call, self.sessions.get(question.session_id)
+        answer = await self.on_permission(question)
+        if isinstance(answer.outcome, SelectedOutcome) and answer.outcome.option_id == "allow":
+            if session is not None:
+                session.allowed.remove(about)
+            return True
+        if session is not None:
+            fields = {name: value for name, value in asdict(about).items() if value is not UNSET}
+            session.receive(ToolCall(**fields, status="failed"))
+        return False
 
     async def on_permission(self, question: RequestPermissionRequest) -> RequestPermissionResponse:
         session = self.sessions.get(question.session_id)
@@ -133,7 +184,9 @@ class ProgramClient(AcpClient):
         if not isinstance(answer, str) or answer not in offered:
             kinds = ("allow_once", "allow_always") if answer is True else ("reject_once", "reject_always")
             answer = next((id for kind in kinds for id, known in offered.items() if known == kind), None)
-        if session is not None and not str(offered.get(answer or "")).startswith("allow"):
+        if session is not None and str(offered.get(answer or "")).startswith("allow"):
+            session.allowed.append(question.tool_call)
+        elif session is not None:
             session.deny(question.tool_call.tool_call_id)
         if answer is None:
             return RequestPermissionResponse(outcome=CancelledOutcome())

@@ -29,6 +29,8 @@ class AgentConnection:
     """Makes the error for a connection that has ended."""
     quote_stderr: Callable[[], str] = str
     """Makes a sentence that quotes what its process wrote to standard error; empty if there is nothing to quote."""
+    workspace: Mapping[str, str] | None = None
+    """Variables for the agent's commands where it is offered the files and terminals of this machine, else None."""
 
     def describe_silence(self, method: str, seconds: float) -> AgentLost:
         """Make the error for an agent that has not answered a request in time."""
@@ -71,7 +73,10 @@ async def connect_app(make: "Callable[[], Awaitable[Crow]]") -> AsyncGenerator[A
 
 @asynccontextmanager
 async def connect_command(
-    command: str | Sequence[str], env: Mapping[str, str] | None, cwd: str
+    command: str | Sequence[str],
+    env: Mapping[str, str] | None,
+    cwd: str,
+    workspace: Mapping[str, str] | None = None,
 ) -> AsyncGenerator[AgentConnection]:
     """Start an agent's process, and end it and all processes below it at the end. Raises AgentLost."""
     try:
@@ -90,13 +95,15 @@ async def connect_command(
         return AgentLost(sentence, agent=name, exit_code=process.exit_code, stderr=process.stderr)
 
     try:
-        yield AgentConnection(process, name, describe, process.quote_stderr)
+        yield AgentConnection(process, name, describe, process.quote_stderr, workspace)
     finally:
         await process.close()
 
 
 @asynccontextmanager
-async def connect_address(url: str, token: str) -> AsyncGenerator[AgentConnection]:
+async def connect_address(
+    url: str, token: str, workspace: Mapping[str, str] | None = None
+) -> AsyncGenerator[AgentConnection]:
     """Connect to an agent at a `ws://` or `wss://` address. Raises AgentLost."""
     from crow_core.acp.websocket import connect  # imported here because it loads uvicorn
     from websockets.exceptions import InvalidStatus, WebSocketException
@@ -110,6 +117,6 @@ async def connect_address(url: str, token: str) -> AsyncGenerator[AgentConnectio
     except (OSError, WebSocketException) as error:
         raise AgentLost(f"{url} cannot be reached: {error or type(error).__name__}.", agent=url) from error
     try:
-        yield AgentConnection(transport, url, make_end(url))
+        yield AgentConnection(transport, url, make_end(url), workspace=workspace)
     finally:
         await transport.close()

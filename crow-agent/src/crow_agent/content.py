@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeAlias
 
+import msgspec
 from crow_core.acp.schema import (
     AudioBlock,
     ContentBlock,
@@ -33,7 +34,7 @@ IMAGE_STARTS = {
 def to_blocks(prompt: PromptContent, capabilities: PromptCapabilities) -> list[ContentBlock]:
     """Convert a prompt to content blocks that the agent takes.
 
-    Raises OSError for a file that cannot be read, ValueError for bytes that are no image.
+    Raises OSError for a file that cannot be read, ValueError for bytes that are no image, TypeError for anything else.
     """
     parts = [prompt] if isinstance(prompt, (str, Path, bytes)) or not isinstance(prompt, Sequence) else prompt
     return [to_block(part, capabilities) for part in parts]
@@ -49,6 +50,11 @@ def to_block(part: Part, capabilities: PromptCapabilities) -> ContentBlock:
             raise ValueError("These bytes are no image. Give a file as a pathlib.Path, a text as a str.")
         return ImageBlock(data=base64.b64encode(part).decode(), mime_type=kind)
     if not isinstance(part, Path):
+        if not isinstance(part, msgspec.Struct):
+            raise TypeError(
+                f"{part!r} cannot be part of a prompt. Give a text, a pathlib.Path, the bytes of an image, a content "
+                "block of ACP, or a list of these."
+            )
         return part
     import mimetypes  # imported here because few prompts have files
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 from contextlib import suppress
+from inspect import isfunction
 from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import msgspec
-from crow_core.output import OutputSchema, check_schema, describe_path
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter, ValidationError
@@ -33,6 +33,9 @@ class OutputType(Generic[T]):
         self.wanted: Any = wanted
         self._adapter: TypeAdapter[T] | None = None
         """Pydantic's adapter for the type, if msgspec does not know it."""
+        from crow_core.output import OutputSchema, check_schema  # only typed results need it
+
+        self._accepts = OutputSchema
         if isinstance(wanted, Mapping):
             try:
                 check_schema({**wanted})
@@ -51,6 +54,8 @@ class OutputType(Generic[T]):
 
     def _make_schema(self) -> dict[str, Any]:
         """Convert the type to a JSON schema. Raises TypeError."""
+        if isinstance(self.wanted, str) or isfunction(self.wanted):
+            raise self._make_error("it is no type")
         if not (hasattr(self.wanted, "__pydantic_validator__") or has_pydantic_notes(self.wanted)):
             try:
                 return msgspec.json.schema(self.wanted)
@@ -62,17 +67,21 @@ class OutputType(Generic[T]):
         try:
             self._adapter = TypeAdapter(self.wanted)
             return self._adapter.json_schema()
+        except AttributeError as error:  # a value of a class
+            raise self._make_error("it is no type") from error
         except (PydanticUserError, TypeError, NameError) as error:
-            reason = str(error).partition("\n")[0].rstrip(".")
-            raise TypeError(
-                f"{self.wanted!r} cannot be the type of an output: {reason}. Give a pydantic model, a dataclass, a "
-                "TypedDict, a msgspec Struct, a type made of these, or a JSON schema."
-            ) from error
+            raise self._make_error(str(error).partition("\n")[0].rstrip(".")) from error
+
+    def _make_error(self, reason: str) -> TypeError:
+        return TypeError(
+            f"{self.wanted!r} cannot be the type of an output: {reason}. Give a pydantic model, a dataclass, a "
+            "TypedDict, a msgspec Struct, a type made of these, or a JSON schema."
+        )
 
     def convert(self, value: Any) -> T:
         """Convert a JSON value. Raises ValueError, with one line for each fault."""
         if isinstance(self.wanted, Mapping):
-            return OutputSchema(self.schema).accept(value)
+            return self._accepts(self.schema).accept(value)
         if self._adapter is None:
             return msgspec.convert(value, self.wanted, str_keys=True)  # its ValidationError is a ValueError
         try:
@@ -82,7 +91,7 @@ class OutputType(Generic[T]):
 
     def parse(self, text: str) -> T:
         """Convert the JSON in a text. Raises ValueError, which says what does not fit."""
-        return self.convert(OutputSchema(self.schema).accept_text(text))
+        return self.convert(self._accepts(self.schema).accept_text(text))
 
 
 def has_pydantic_notes(hint: Any, seen: frozenset[Any] = frozenset()) -> bool:
@@ -101,6 +110,8 @@ def has_pydantic_notes(hint: Any, seen: frozenset[Any] = frozenset()) -> bool:
 
 def describe_faults(error: ValueError) -> str:
     """Convert an error of pydantic to one line for each fault."""
+    from crow_core.output import describe_path
+
     if not hasattr(error, "errors"):
         return str(error)
     faults = cast("ValidationError", error).errors(include_url=False)

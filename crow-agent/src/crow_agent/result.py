@@ -40,15 +40,19 @@ class Result(Generic[T]):
         return self.text if self.value is UNSET else self.value  # pyright: ignore[reportReturnType]
 
     def __str__(self) -> str:
-        return self.text
+        return self.text if self.text or self.value is UNSET else repr(self.value)
 
     def _repr_markdown_(self) -> str:
-        """Show the answer in a notebook, and below it what it took."""
+        return self.to_markdown()
+
+    def to_markdown(self) -> str:
+        """Return the answer, and below it what it took, as a notebook shows it."""
         facts = [f"{len(self.tool_calls)} tool calls" if self.tool_calls else ""]
         facts += [f"{len(self.denied)} denied" if self.denied else ""]
         facts += [f"{self.usage.total_tokens:,} tokens" if self.usage else ""]
         facts += [f"{self.cost:.4f}" if self.cost else "", "" if self.stop_reason == "end_turn" else self.stop_reason]
-        answer = f"**{self.error}**" if self.error else self.text
+        answer = f"```\n{self.value!r}\n```" if self.value is not UNSET else self.text
+        answer = f"**{self.error}**" if self.error else answer
         return f"{answer}\n\n<small>{' · '.join(filter(None, [*facts, self.session_id]))}</small>"
 
 

@@ -1,8 +1,8 @@
 """The sessions of an agent, and the streams of their turns."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from contextlib import aclosing, suppress
 from typing import Any, Generic, TypeAlias, TypeVar, cast, overload
 
 from crow_core.acp.record import TurnRecord
@@ -24,6 +24,7 @@ from crow_core.acp.schema import (
     SetSessionConfigOptionResponse,
     SetSessionModeRequest,
     TextBlock,
+    ToolCallFields,
 )
 from crow_core.agent_process import START_TIMEOUT
 from msgspec import UNSET, json
@@ -32,6 +33,7 @@ from crow_agent.budget import Budget
 from crow_agent.client import ProgramClient
 from crow_agent.content import PromptContent, to_blocks
 from crow_agent.errors import AgentClosed, AgentError, AgentLost, OutputError, PromptTimeout
+from crow_agent.notebook import LiveDisplay, find_display
 from crow_agent.output import CORRECTION, INSTRUCTION, OutputType
 from crow_agent.result import Result, to_result
 
@@ -56,6 +58,8 @@ class AgentSession:
         """The modes that the agent offers, and the present one; None if it has none."""
         self.options: list[SessionConfigOption] = []
         """The options of the session that the agent offers, with their values."""
+        self.allowed: list[ToolCallFields] = []
+        """The tool calls of the running turn that were allowed, and that no write or command has followed yet."""
         self._client = client
         client.sessions[id] = self
         self._counts = counts
@@ -122,10 +126,13 @@ class AgentSession:
         for an `output` that is no type with a JSON schema, or a JSON schema that cannot be used.
         """
         wanted = None if output is None else OutputType[Any](output)
+        if retries < 0:
+            raise ValueError(f"retries is {retries}. Give the number of further attempts, 0 for none.")
         async with self._turn:
             if self._record.cost is not None:
                 self._cost = self._counted = self._record.cost
             self._listener, self._record, self._fault = on_update, TurnRecord(), None
+            self.allowed.clear()
             try:
                 async with asyncio.timeout(timeout):
                     return await self._run(prompt, wanted, retries)
@@ -168,6 +175,7 @@ class AgentSession:
 
     async def fork(self) -> "AgentSession":
         """Open a new session that continues this one from here."""
+        self._check_open()
         if not self._client.initialized.agent_capabilities.session_capabilities.fork:
             raise AgentError(f"{self._client.connected.name} cannot fork a session.")
         params = ForkSessionRequest(session_id=self.id, cwd=self.cwd, mcp_servers=[])
@@ -178,6 +186,7 @@ class AgentSession:
 
     async def set_mode(self, mode: str) -> None:
         """Set the mode, one of `modes`. Raises AgentError."""
+        self._check_open()
         offered = [one.id for one in self.modes.available_modes] if self.modes else []
         if self.modes is None or mode not in offered:
             raise AgentError(f"This session has no mode {mode!r}. It has: {', '.join(offered) or 'none'}.")
@@ -186,6 +195,7 @@ class AgentSession:
 
     async def set_option(self, option: str, value: str | bool) -> None:
         """Set one of the `options`. Raises AgentError."""
+        self._check_open()
         offered = [str(getattr(one, "id", "")) for one in self.options]
         if option not in offered:
             raise AgentError(f"This session has no option {option!r}. It has: {', '.join(offered) or 'none'}.")
@@ -209,12 +219,19 @@ class AgentSession:
             request = CloseSessionRequest(session_id=self.id)
             with suppress(AgentLost):  # it has ended, or does not answer: there is nothing left to close
                 await asyncio.shield(self._client.ask("session/close", request, timeout=CLOSE_TIMEOUT))
+        if self._client.workspace is not None:
+            await self._client.workspace.terminals.release_all(self.id)
 
     async def __aenter__(self) -> "AgentSession":
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+    def _check_open(self) -> None:
+        """Raise AgentClosed if the session is closed."""
+        if self.closed:
+            raise AgentClosed(f"Session {self.id} is closed. Open it again with agent.session({self.id!r}).")
 
     async def _run(self, prompt: PromptContent, wanted: OutputType[Any] | None, retries: int) -> Result[Any]:
         """Prompt until the answer fits. crow itself asks the model again; another agent is prompted again."""
@@ -255,8 +272,7 @@ class AgentSession:
 
     async def _ask(self, blocks: list[Any], meta: dict[str, Any]) -> PromptResponse:
         """Send a prompt, with notes for crow, and wait for the end of its turn, cancelled with the waiting task."""
-        if self.closed:
-            raise AgentClosed(f"Session {self.id} is closed. Open it again with agent.session({self.id!r}).")
+        self._check_open()
         if (budget := self.budget) is not None:
             budget.start()
             budget.check()
@@ -329,7 +345,11 @@ def get_notes(meta: Any) -> dict[str, Any]:
 
 
 class PromptStream(Generic[T]):
-    """The updates of a turn. Leaving the loop early cancels the turn."""
+    """The updates of a turn, which starts when they are asked for. Leaving the loop early cancels the turn.
+
+    `async for update in stream` gets each update of ACP, `await stream` the result. In a notebook, a stream at the end
+    of a cell shows the turn while it runs.
+    """
 
     def __init__(
         self,
@@ -350,8 +370,18 @@ class PromptStream(Generic[T]):
         self._timeout = timeout
         self._closes = closes
         """Whether to close the session at the end."""
+        self._started = False
+        self._reading: asyncio.Task[Result[T]] | None = None
+        """Reads all updates, where nobody iterates over them."""
 
-    async def __aiter__(self) -> AsyncIterator[SessionUpdate]:
+    def __repr__(self) -> str:
+        state = "ended" if self.result is not None else "running" if self._started else "not started"
+        return f"<PromptStream, {state}>"
+
+    async def __aiter__(self) -> AsyncGenerator[SessionUpdate]:
+        if self._started:
+            raise AgentError("This stream was read already. Its result is in `result`; send the prompt again.")
+        self._started = True
         session = await self._get_session()
         updates: asyncio.Queue[SessionUpdate | None] = asyncio.Queue()
         turn = asyncio.ensure_future(
@@ -374,3 +404,49 @@ class PromptStream(Generic[T]):
                 await asyncio.wait([turn])
             if self._closes:
                 await session.close()
+
+    def __await__(self) -> Generator[Any, None, Result[T]]:
+        return self.read().__await__()
+
+    async def read(self, display: LiveDisplay | None = None) -> Result[T]:
+        """Wait for the end of the turn and return its result. `display` shows the turn while it runs.
+
+        Raises as `AgentSession.prompt` does.
+        """
+        if self.result is not None:
+            return self.result
+        if self._reading is None:
+            self._reading = asyncio.ensure_future(self._read(display))
+            self._reading.add_done_callback(lambda task: task.cancelled() or task.exception())  # `await` raises it
+        try:
+            return await asyncio.shield(self._reading)
+        except asyncio.CancelledError:
+            self._reading.cancel()
+            await asyncio.wait([self._reading])
+            raise
+
+    async def _read(self, display: LiveDisplay | None) -> Result[T]:
+        try:
+            async with aclosing(aiter(self)) as updates:
+                async for update in updates:
+                    if display is not None:
+                        display.add(update)
+        except BaseException as error:
+            if display is not None:
+                display.finish(f"**{str(error) or type(error).__name__}**")
+            raise
+        assert self.result is not None
+        if display is not None:
+            display.finish(self.result.to_markdown())
+        return self.result
+
+    def _ipython_display_(self) -> None:
+        """Show the turn in a notebook, and run it if it has not started."""
+        display = find_display()
+        if display is None or (self._started and self.result is None):
+            print(repr(self))  # noqa: T201, as IPython does
+        elif self.result is not None:
+            display(self.result)
+        else:
+            self._reading = asyncio.ensure_future(self._read(LiveDisplay(display)))
+            self._reading.add_done_callback(lambda task: task.cancelled() or task.exception())

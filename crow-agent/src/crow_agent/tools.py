@@ -1,16 +1,23 @@
 """Python functions as tools, and the choice among crow's own."""
 
+import asyncio
 import inspect
-from collections.abc import Callable, Sequence
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import CancelledError
 from dataclasses import dataclass
+from functools import wraps
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar, get_args, get_origin, get_type_hints, overload
 
 import msgspec
 
 if TYPE_CHECKING:
     from crow_core.mcp.server import Server
+    from fastmcp import FastMCP
 
 Function: TypeAlias = Callable[..., Any]
+McpServer: TypeAlias = "str | Sequence[str] | Mapping[str, Any] | FastMCP"
+"""An MCP server: its URL, its command, its settings as in `[mcp.servers.NAME]`, or the server itself."""
 F = TypeVar("F", bound=Function)
 
 GROUPS: dict[str, tuple[str, ...]] = {
@@ -79,7 +86,9 @@ def get_options(function: Function) -> FunctionOptions:
 
 def get_name(function: Function) -> str:
     """Return the name that the model knows a function by."""
-    return get_options(function).name or function.__name__
+    if name := get_options(function).name or getattr(function, "__name__", ""):
+        return name
+    raise TypeError(f"{function!r} cannot be a tool: it has no name. Write a function that calls it.")
 
 
 def make_definition(function: Function) -> dict[str, Any]:
@@ -96,7 +105,12 @@ def make_definition(function: Function) -> dict[str, Any]:
 
 def make_input_schema(function: Function) -> dict[str, Any]:
     """Make the JSON schema of a function's parameters, without FastMCP where that is not needed. Raises TypeError."""
-    hints = get_type_hints(function, include_extras=True)
+    try:
+        hints = get_type_hints(function, include_extras=True)
+    except NameError as error:
+        raise TypeError(
+            f"{get_name(function)} cannot be a tool: the type {error.name!r} of a parameter is not known in its module."
+        ) from error
     fields: list[tuple[str, Any] | tuple[str, Any, Any]] = []
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
@@ -131,6 +145,32 @@ def to_described(hint: Any) -> Any:
     return base
 
 
+def contain_exits(function: Function) -> Function:
+    """Wrap a function so that what would end the program, or a cancellation of its own, is an error like any other."""
+
+    @wraps(function)
+    async def run_async(*args: Any, **arguments: Any) -> Any:
+        try:
+            return await function(*args, **arguments)
+        except SystemExit as error:
+            raise RuntimeError(f"it wanted to exit with {error.code!r}") from error
+        except asyncio.CancelledError as error:
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                raise
+            raise RuntimeError("what it waited for was cancelled") from error
+
+    @wraps(function)
+    def run(*args: Any, **arguments: Any) -> Any:
+        try:
+            return function(*args, **arguments)
+        except SystemExit as error:
+            raise RuntimeError(f"it wanted to exit with {error.code!r}") from error
+        except (asyncio.CancelledError, CancelledError) as error:
+            raise RuntimeError("what it waited for was cancelled") from error
+
+    return run_async if inspect.iscoroutinefunction(function) else run
+
+
 def make_function_server(functions: Sequence[Function]) -> "Server":
     """Make the MCP server of Python functions, in this process; FastMCP is loaded when the first is called.
 
@@ -144,7 +184,8 @@ def make_function_server(functions: Sequence[Function]) -> "Server":
         server = FastMCP("functions")
         for function in functions:
             options = get_options(function)
-            server.add_tool(Tool.from_function(function, name=get_name(function), timeout=options.timeout))
+            guarded = contain_exits(function)
+            server.add_tool(Tool.from_function(guarded, name=get_name(function), timeout=options.timeout))
         return server
 
     from crow_core.mcp.server import Server
@@ -156,6 +197,36 @@ def make_function_server(functions: Sequence[Function]) -> "Server":
     return Server("functions", source, definitions=definitions, built_in=True, shared=True)
 
 
+def to_given_servers(servers: Mapping[str, McpServer]) -> dict[str, Any]:
+    """Convert URLs, commands and settings of MCP servers to `ServerSettings`; other values stay. Raises ValueError."""
+    from crow_core.errors import ConfigError  # these are loaded when a program has MCP servers
+    from crow_core.settings.config import ServerSettings, check_credentials, to_mcp_server
+
+    if not isinstance(servers, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError('mcp_servers is a dict: {"NAME": "command or URL"}.')
+    given: dict[str, Any] = {}
+    for name, server in servers.items():
+        try:
+            if isinstance(server, str) and server.startswith(("http://", "https://")):
+                server = {"url": server}
+            elif isinstance(server, str):
+                server = shlex.split(server)
+            if isinstance(server, Sequence):
+                server = {"command": server[0], "args": [*server[1:]]}
+            if isinstance(server, Mapping):
+                given[name] = settings = msgspec.convert(dict(server), ServerSettings)
+                to_mcp_server(name, settings)
+                check_credentials(settings)
+            elif hasattr(server, "list_tools"):
+                given[name] = server
+            else:
+                raise ValueError(f"{server!r} is no command, URL, dict of settings or FastMCP object")
+        except (ValueError, IndexError, ConfigError) as error:
+            why = "the command is empty" if isinstance(error, IndexError) else str(error).rstrip(".")
+            raise ValueError(f"The MCP server {name!r} cannot be used: {why}.") from error
+    return given
+
+
 def choose_builtin_tools(wanted: Sequence[str]) -> list[str]:
     """List crow's own tools that are meant by `builtin`, `builtin:GROUP` or `builtin:TOOL`. Raises ValueError."""
     chosen: list[str] = []
@@ -163,9 +234,7 @@ def choose_builtin_tools(wanted: Sequence[str]) -> list[str]:
         prefix, _, group = each.partition(":")
         every = sorted({name for names in GROUPS.values() for name in names})
         if prefix != "builtin" or (group and group not in GROUPS and group not in every):
-            groups = ", ".join(f"builtin:{name}" for name in (*GROUPS, *every))
-            raise ValueError(
-                f"There is no tool {each!r}. Give a function, an MCP server, builtin, or one of: {groups}."
-            )
+            groups = ", ".join(f"builtin:{name}" for name in dict.fromkeys([*GROUPS, *every]))
+            raise ValueError(f"There is no tool {each!r}. Give a function, builtin, or one of: {groups}.")
         chosen += GROUPS.get(group, (group,)) if group else every
     return sorted(set(chosen))

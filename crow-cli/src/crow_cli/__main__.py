@@ -15,6 +15,10 @@ def main() -> None:
             from crow_cli.acp import serve  # not above: an editor waits for this process to answer
 
             serve(unstable="--unstable" in sys.argv)
+        elif not sys.argv[1:] and sys.stdin and sys.stdin.isatty() and sys.stdout.isatty():
+            from crow_cli.chat import chat  # not above: the other commands do not need it
+
+            sys.exit(chat())
         else:
             from crow_cli.commands import cli
 

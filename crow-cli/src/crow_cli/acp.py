@@ -44,7 +44,8 @@ class ConfiguredApp(LazyApp):
 
     def __init__(self, model: str) -> None:
         login = (*find_command(sys.argv[0], sys.executable), TERMINAL_LOGIN)
-        super().__init__(self.build, Announced(stored=True, methods=METHODS, output_schema=True, login=login))
+        announced = Announced(stored=True, methods=METHODS, output_schema=True, permission_answers=True, login=login)
+        super().__init__(self.build, announced)
         self._model = model
         self._settings: object = None
         """The state of the files with settings when the models were found."""

@@ -21,27 +21,37 @@ def audit() -> None:
 
 @audit.command()
 def verify() -> None:
-    """Find records that were changed, removed, inserted or moved.
+    """Find records that were changed, removed, inserted, moved or forged.
 
-    Exit codes: 0 no such record was found, 1 some were.
+    Each machine signs its records with a key of its own: the file audit.key in crow's data folder.
+
+    Exit codes: 0 no such record was found, 1 some were, or the key is missing, replaced or open to others.
     """
-    from crow_persistence.audit import list_repairs, read_head, verify
+    from crow_persistence.audit import examine, list_repairs, read_head
 
     try:
         database = open_database(os.environ)
-        complaints = verify(database)
+        found = examine(database)
         with database.begin_read() as connection:
             count, repairs = read_head(connection).count, list_repairs(connection)
     except StoreError as error:
         fail(escape_controls(str(error)))
     for number, at, faults in repairs:
         click.echo(escape_controls(f"Record {number} is a repair of {format_time(at)}. Before it: {faults}"))
-    for complaint in complaints:
-        click.echo(escape_controls(complaint))
-    if complaints:
+    for fault in found.faults:
+        click.echo(escape_controls(fault))
+    for key, number in sorted(found.elsewhere.items()):
+        there = "`crow audit verify` where that key is checks their signatures"
+        click.echo(escape_controls(f"Cannot be checked here (key {key}): {number:,} records; {there}."))
+    if found.faults:
         sys.exit(1)
-    since = ", or sealed by a repair" if repairs else ""
-    click.echo(f"All {count:,} records are as they were written{since}." if count else "Nothing has been decided yet.")
+    since, others = ", or sealed by a repair" if repairs else "", sum(found.elsewhere.values())
+    every = f"All {count - others:,} other records" if others else f"All {count:,} records"
+    click.echo(f"{every} are as they were written{since}." if count else "Nothing has been decided yet.")
+    if found.signed:
+        click.echo(f"{found.signed:,} are signed with the key {found.key} of this machine.")
+    if found.unsigned:
+        click.echo(f"{found.unsigned:,} are unsigned: they are older than the key.")
 
 
 @audit.command()

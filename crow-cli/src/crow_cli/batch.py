@@ -87,6 +87,8 @@ class BatchResult(msgspec.Struct, kw_only=True):
     """The answer that fits the schema of --output-schema."""
     text: str | UnsetType = UNSET
     """The answer in place of `output`."""
+    denied: list[dict[str, str]] | UnsetType = UNSET
+    """The tool calls that were denied a permission: id, tool and title."""
     usage: dict[str, int] | None = None
     """Tokens."""
     cost: float | None = None
@@ -395,6 +397,8 @@ async def run_task(agent: Agent, task: BatchTask, cwd: Path, output: Any, timeou
         task=task.digest,
         output=result.value,
         text=result.text if result.value is UNSET else UNSET,
+        denied=[{"id": call.tool_call_id, "tool": call.name or "", "title": call.title} for call in result.denied]
+        or UNSET,
         usage={name: n for name, n in msgspec.structs.asdict(result.usage).items() if isinstance(n, int)}
         if result.usage
         else None,

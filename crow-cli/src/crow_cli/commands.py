@@ -9,8 +9,6 @@ from typing import Any, NoReturn
 import click
 from crow_core import __version__
 from crow_core.errors import ConfigError, ModelError, StoreError
-from crow_core.settings.config import Home
-from crow_core.settings.trust import TrustedFolders, list_project_files
 
 from crow_cli.audit import audit
 from crow_cli.calls import calls
@@ -18,21 +16,30 @@ from crow_cli.check.command import check
 from crow_cli.client_config import CLIENTS, print_client_config
 from crow_cli.db import db
 from crow_cli.mcp import mcp
+from crow_cli.perms import perms
 from crow_cli.process import fail, hide_memory, run_to_end
 from crow_cli.prompts import prompts
 from crow_cli.recording.command import record, replay
 from crow_cli.sessions import sessions
 from crow_cli.settings_commands import completion, config, setup, status
 from crow_cli.skills import skills
+from crow_cli.trust import trust
 from crow_cli.undo import undo
 
 MODEL = click.option("-m", "--model", default="", help="A configured model, or the endpoint's name for one.")
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True)
 @click.version_option(__version__, "--version", prog_name="crow", message="%(prog)s %(version)s")
-def cli() -> None:
-    """crow: a coding agent that speaks ACP to its client and MCP to its tools."""
+@click.pass_context
+def cli(context: click.Context) -> None:
+    """crow: a coding agent that speaks ACP to its client and MCP to its tools.
+
+    Without a command, opens a session in the terminal, as `crow chat` does.
+    """
+    if context.invoked_subcommand is None:  # `__main__` has started a session, where a person is there
+        click.echo(context.get_help())
+        return
     try:
         os.getcwd()
     except OSError:
@@ -51,6 +58,8 @@ cli.add_command(config)
 cli.add_command(setup)
 cli.add_command(status)
 cli.add_command(completion)
+cli.add_command(trust)
+cli.add_command(perms)
 
 
 @cli.group(invoke_without_command=True)
@@ -104,6 +113,33 @@ def serve(**options: Any) -> None:
     from crow_cli.serve import serve
 
     run_and_exit(serve(**options))
+
+
+@cli.command()
+@click.argument("prompt", required=False, default="")
+@MODEL
+@click.option("--cwd", type=click.Path(exists=True, file_okay=False), default=".", help="The folder to work in.")
+@click.option("--agent", metavar="COMMAND", default="", help="Another ACP agent, such as 'opencode acp'.")
+@click.option("--connect", "url", metavar="URL", default="", help="An agent at a ws:// or wss:// address.")
+@click.option("--token", default="", envvar="CROW_TOKEN", help="The token for --connect; $CROW_TOKEN by default.")
+@click.option("-c", "--continue", "go_on", is_flag=True, help="Continue the last session of this folder.")
+@click.option("-r", "--resume", metavar="ID", default="", help="Continue a session; the beginning of its id is enough.")
+@click.option("--theme", type=click.Choice(["dark", "light", "vivid", "mono"]), help="The colours; $CROW_THEME.")
+@click.option("--plain", is_flag=True, help="Print whole lines only, for screen readers.")
+def chat(prompt: str, model: str, go_on: bool, resume: str, **options: Any) -> None:
+    """Open a session in the terminal, with PROMPT as the first prompt.
+
+    /help shows the keys and the commands. The same as `crow` alone. With --agent and --connect, the terminal shows any
+    other ACP agent.
+    """
+    from crow_cli.chat import chat
+
+    others = bool(options["agent"] or options["url"])
+    if others and model:
+        fail("-m chooses a model of crow: it does not go with --agent and --connect.")
+    if go_on and resume:
+        fail("-c continues the last session, -r the session that you name: give one of them.")
+    sys.exit(chat(prompt=prompt, model=model, resume=resume, last=go_on, **options))
 
 
 @cli.command()
@@ -203,7 +239,7 @@ def batch(tasks: Path, cwd: Path, output_schema: str | None, **options: Any) -> 
 
     Each task has a session of its own. Each line of TASKS is a JSON object with `prompt`, and maybe `id` and `cwd`, or
     a JSON string, which is the prompt. A line of the results has `id`, `session_id`, `text` or `output`, `stop_reason`,
-    `usage`, `cost` and `error`.
+    `denied` if tool calls were denied, `usage`, `cost` and `error`.
 
     A tool call that needs a permission is denied, as nobody is asked. The same command goes on with the tasks that have
     no result, also after it was stopped or killed. --max-cost and --max-tokens also count the results that are there.
@@ -243,35 +279,6 @@ def doctor(model: str, as_json: bool, save: bool, machine: bool) -> None:
     if machine and (model or save):
         fail("--machine sends no request: leave out --model and --save.")
     run_and_exit(doctor(os.environ, model, as_json=as_json, save=save, machine_only=machine))
-
-
-@cli.command()
-@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path), default=".")
-def trust(folder: Path) -> None:
-    """Trust a FOLDER's settings as they are now, and use them.
-
-    They are its .mcp.json, .crow/config.toml, prompts, commands, and skills with all files beside them. Prints each
-    file. After a change the folder has to be trusted again. In a trusted folder, a git command that a permission rule
-    allows runs the hooks and other programs that the repository names, as they are then.
-    """
-    from crow_cli.console import escape_controls
-
-    folder = folder.absolute()
-    try:
-        files = list_project_files(folder)
-        for file in files:
-            data = file.read_bytes()
-            text = f"({len(data):,} bytes that are not text)" if b"\0" in data else data.decode("utf-8", "replace")
-            click.echo(escape_controls(f"--- {file}\n{text.rstrip()}"))
-        if not files and not os.path.lexists(folder / ".git"):
-            fail(
-                f"{folder} has no .mcp.json, .crow/config.toml, prompts, skills or commands, and no git repository: "
-                "there is nothing to trust."
-            )
-        TrustedFolders(Home.find(os.environ).data).add(folder)
-    except OSError as error:
-        fail(escape_controls(f"{error.filename}: {error.strerror}. Nothing was trusted."))
-    click.echo(escape_controls(f"Trusted as they are now; after a change you are asked again: {folder}"))
 
 
 def read_schema(source: str) -> dict[str, Any]:

@@ -27,7 +27,8 @@ from crow_core.settings.config import (
     load_environment,
     load_project_config,
 )
-from crow_core.settings.trust import TrustedFolders, list_project_files
+from crow_core.settings.project_files import list_settings
+from crow_core.settings.trust import TrustedFolders
 
 Verdict = Literal["ok", "partly", "no"]
 
@@ -271,10 +272,10 @@ def find_filesystem(path: Path) -> str:
 
 
 def check_trust(machine: Machine) -> Iterator[tuple[Verdict, str]]:
-    files = list_project_files(machine.folder)
+    files = list_settings(machine.folder)
     if not files:
         return
-    names = ", ".join(str(file.relative_to(machine.folder)) for file in files[:3])
+    names = ", ".join(files[:3])
     more = f" and {len(files) - 3} more" if len(files) > 3 else ""
     if not TrustedFolders(machine.home.data).is_trusted(machine.folder):
         yield "partly", f"{machine.folder} has settings that are not used: {names}{more}. Read and use them: crow trust"

@@ -1,7 +1,6 @@
 """`crow mcp`: list, add, remove and test MCP servers, and log in to them."""
 
 import asyncio
-import fcntl
 import json
 import os
 import re
@@ -32,7 +31,7 @@ from crow_core.settings.config import (
     read_toml,
     to_server,
 )
-from crow_core.settings.trust import TrustedFolders
+from crow_core.settings.trust import TrustedFolders, lock_folder
 
 from crow_cli.console import AS_JSON, escape_controls, escape_line, print_json, print_note, print_table, shorten_path
 from crow_cli.process import fail, run_to_end
@@ -254,8 +253,8 @@ def list_servers() -> list[ConfiguredServer]:
         }
         settings = folder / ".crow" / "config.toml"
         theirs = {
-            settings: (read_toml(settings, ProjectConfig, env) or ProjectConfig()).mcp.servers,
-            folder / ".mcp.json": read_servers(folder / ".mcp.json", env),
+            settings: (read_toml(settings, ProjectConfig, env, folder) or ProjectConfig()).mcp.servers,
+            folder / ".mcp.json": read_servers(folder / ".mcp.json", env, folder),
         }
         projects = [
             ConfiguredServer(name, each, path, trusted)
@@ -265,18 +264,6 @@ def list_servers() -> list[ConfiguredServer]:
     except ConfigError as error:
         fail(escape_controls(str(error)))
     return [*(configured for found in own.values() for configured in found), *projects]
-
-
-@contextmanager
-def lock_folder(folder: Path) -> Generator[None]:
-    """Lock a folder, so that only one command at a time changes the files in it."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

@@ -130,6 +130,8 @@ def print_outcome(client: TerminalClient, outcome: dict[str, Any], style: Format
     """Print how the prompt ended: a JSON object, or in the style `text` a message unless it ended normally."""
     if style != "text":
         outcome["text"] = client.text
+        if client.denied:
+            outcome["denied"] = client.denied
         if client.usage:
             outcome["usage"] = {"used": client.usage.used, "size": client.usage.size}
         click.echo(escape_controls(msgspec.json.encode(outcome).decode()))

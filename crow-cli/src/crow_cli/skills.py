@@ -9,6 +9,7 @@ from shlex import quote
 import click
 from crow_core.errors import ConfigError
 from crow_core.settings.config import Home, load_config, parse_options
+from crow_core.settings.project_files import list_settings
 from crow_core.settings.trust import TrustedFolders
 
 from crow_cli.console import AS_JSON, escape_controls, escape_line, print_json, print_note, print_table, shorten_path
@@ -42,7 +43,7 @@ def skills() -> None:
 def list_(as_json: bool) -> None:
     """List the skills of this folder and their problems. Skills of MCP servers are added in a session."""
     from crow_skills.files import find_project_folders, get_user_folders
-    from crow_skills.skill_file import SKILL_FOLDERS, SkillFolder, find_skill_files, find_skills
+    from crow_skills.skill_file import SKILL_FOLDERS, find_skills
     from crow_skills.skills import list_skill_folders  # imported here because only these commands need it
     from crow_skills.skills import skills as extension
 
@@ -59,8 +60,7 @@ def list_(as_json: bool) -> None:
     untrusted = [
         folder
         for folder in find_project_folders(cwd)
-        if not trust.is_trusted(folder)
-        and any(find_skill_files(SkillFolder(folder / name, "").folder) for name in SKILL_FOLDERS)
+        if not trust.is_trusted(folder) and list_settings(folder, SKILL_FOLDERS)
     ]
     if as_json:
         keys = ("name", "description", "source", "origin", "triggers", "problems")

@@ -14,7 +14,8 @@ from crow_core.models.chat import ChatModel, get_window
 from crow_core.models.window import find_window
 from crow_core.settings.config import Config, Home, get_database_url, load_config, load_environment
 from crow_core.settings.discovery import search_models
-from crow_core.settings.trust import TrustedFolders, list_project_files
+from crow_core.settings.project_files import list_settings as list_project_settings
+from crow_core.settings.trust import TrustedFolders
 
 from crow_cli.config import DEFAULT, list_settings
 from crow_cli.console import escape_line, print_json, shorten_path
@@ -74,7 +75,8 @@ def list_files(home: Home, folder: Path, trust: TrustedFolders) -> list[dict[str
     files: list[dict[str, Any]] = [{"path": str(path), "read": path.is_file()} for path in own]
     trusted = trust.is_trusted(folder)
     with suppress(OSError):
-        files += [{"path": str(path), "read": trusted, "of_project": True} for path in list_project_files(folder)]
+        project = list_project_settings(folder)
+        files += [{"path": str(folder / path), "read": trusted, "of_project": True} for path in project]
     return files
 
 

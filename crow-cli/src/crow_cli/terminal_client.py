@@ -4,6 +4,7 @@ import asyncio
 import difflib
 import os
 import sys
+from collections.abc import Sequence
 from typing import IO
 
 import click
@@ -16,6 +17,7 @@ from crow_core.acp.schema import (
     CancelledOutcome,
     DiffContent,
     NoticeUpdate,
+    PermissionOption,
     RequestPermissionRequest,
     RequestPermissionResponse,
     SelectedOutcome,
@@ -34,7 +36,11 @@ from msgspec import UNSET
 from crow_cli.console import MAX_OUTPUT_LINES, remove_controls
 
 ANSWER_LETTERS = {"allow_once": "y", "allow_always": "a", "reject_once": "n"}
-"""The letter to type for each kind of answer; any other input means no."""
+"""The letter to type for the first answer of each kind."""
+WORDS = {"y": "yes", "n": "no", "a": "always", "o": "other"}
+"""The word that may be typed in place of each letter."""
+LINE_BYTES = 4096
+"""The longest line that a terminal passes on."""
 
 
 class TerminalClient(AcpClient):
@@ -52,6 +58,10 @@ class TerminalClient(AcpClient):
         self.text = ""
         """The text of all messages of the agent."""
         self.usage: UsageUpdate | None = None
+        self.calls: dict[str, dict[str, str]] = {}
+        """Names and titles of the tool calls, by their ids."""
+        self.denied: list[dict[str, str]] = []
+        """The tool calls that were denied a permission: id, tool, title and reason."""
         self.previewed_calls: set[str] = set()
         """The ids of the tool calls whose diff was printed with the question for permission."""
         self.message_id = ""
@@ -70,7 +80,23 @@ class TerminalClient(AcpClient):
             self.output_closed = error
             await self.cancel(notification.session_id)
 
+    def note_call(self, update: SessionUpdate) -> None:
+        """Keep what a tool call is, and that it was denied."""
+        match update:
+            case ToolCall(tool_call_id=id) | ToolCallUpdate(tool_call_id=id):
+                known = self.calls.setdefault(id, {"id": id, "tool": "", "title": ""})
+                known |= {"tool": str(update.name)} if update.name else {}
+                known |= {"title": str(update.title)} if update.title else {}
+            case _:
+                return
+        match update.meta:
+            case {"crow": {"denied": str(reason)}}:
+                self.denied.append({**known, "reason": reason})
+            case _:
+                pass
+
     def show(self, update: SessionUpdate) -> None:
+        self.note_call(update)
         match update:
             case AgentMessageChunk(content=TextBlock(text=text), message_id=message_id):
                 answers = sys.stderr if self.answer_apart else sys.stdout
@@ -105,16 +131,60 @@ class TerminalClient(AcpClient):
                 self.print_line(command)  # the whole command: the title has only one line of it
             case _:
                 pass
-        offered = {ANSWER_LETTERS[option.kind]: option for option in question.options if option.kind in ANSWER_LETTERS}
+        offered: dict[str, PermissionOption] = {}
+        for option in question.options:
+            if letter := ANSWER_LETTERS.get(option.kind):
+                offered.setdefault(letter, option)
+        others = [option for option in question.options if option.kind.endswith("_always")]
+        may_edit = call.kind == "execute" and "y" in offered
+        hints = ["[y]es", "[n]o (and why)" if "n" in offered else "[n]o"]
+        hints += ["[o]ther answers"] if others or may_edit else []
+        hints += ["[a]lways in this session"] if "a" in offered else []
+        while True:
+            typed = await self.ask_line(f"Allow {call.title}? {', '.join(hints)}: ")
+            word, _, rest = (typed or "").partition(" ")
+            letter = word[:1].lower() or "n"
+            if typed is None:
+                return RequestPermissionResponse(outcome=CancelledOutcome())
+            if word and word.lower() not in (letter, WORDS.get(letter)):
+                continue
+            if letter == "o" and (others or may_edit):
+                answer = await self.ask_other_answer(others, offered.get("y") if may_edit else None)
+            elif letter in offered and (letter == "n" or not rest.strip()):
+                answer = choose(offered[letter], reason=rest.strip())
+            elif letter == "n":
+                return RequestPermissionResponse(outcome=CancelledOutcome())
+            else:
+                continue
+            if answer:
+                return answer
+
+    async def ask_other_answer(
+        self, options: Sequence[PermissionOption], edits: PermissionOption | None
+    ) -> RequestPermissionResponse | None:
+        """Ask for an answer that lasts, of a list, or for another command to run; None for none of these.
+
+        `edits` is the option that allows the changed command.
+        """
+        for number, option in enumerate(options, 1):
+            self.print_line(f"  {number}  {option.name}")
+        if edits:
+            self.print_line("  e  Change the command, and run it once")
+        typed = await self.ask_line("Which one? ")
+        if edits and typed == "e":
+            command = await self.ask_line("Run instead: ")
+            return choose(edits, command=command) if command else None
+        if typed and typed.isdecimal() and 0 < int(typed) <= len(options):
+            return choose(options[int(typed) - 1])
+        return None
+
+    async def ask_line(self, question: str) -> str | None:
+        """Ask for a line, and return it without blanks around it; None at the end of the input."""
         self.end_line()
-        always = ", [a]lways in this session" if "a" in offered else ""
-        self.print(f"Allow {call.title}? [y]es, [n]o{always}: ", sys.stderr, fg="yellow")
-        answer = await read_answer()
+        self.print(question, sys.stderr, fg="yellow")
+        typed = await read_line()
         self.open_line = None
-        chosen = offered.get(answer or "", offered.get("n"))
-        if chosen is None or answer is None:
-            return RequestPermissionResponse(outcome=CancelledOutcome())
-        return RequestPermissionResponse(outcome=SelectedOutcome(option_id=chosen.option_id))
+        return typed
 
     def print_result(self, parts: list[ToolCallContent], *, failed: bool) -> None:
         """Print the result of a tool call: its diffs, or the last lines of its output."""
@@ -156,8 +226,15 @@ class TerminalClient(AcpClient):
         self.open_line = None if text.endswith("\n") else file
 
 
-async def read_answer() -> str | None:
-    """Read a line and return its first letter in lower case; return None at the end of input.
+def choose(option: PermissionOption, *, reason: str = "", command: str = "") -> RequestPermissionResponse:
+    """Make the answer that chooses an option, with what crow also takes (`agentCapabilities._meta.crow`)."""
+    own = {name: text for name, text in (("reason", reason), ("command", command)) if text}
+    outcome = SelectedOutcome(option_id=option.option_id)
+    return RequestPermissionResponse(outcome=outcome, meta={"crow": own} if own else UNSET)
+
+
+async def read_line() -> str | None:
+    """Read a line and return it without blanks around it; return None at the end of input.
 
     This does not call `input` in a thread, which would keep the process alive after the question was cancelled.
     """
@@ -165,7 +242,7 @@ async def read_answer() -> str | None:
     loop.add_reader(sys.stdin, line.set)
     try:
         await line.wait()
-        typed = os.read(sys.stdin.fileno(), 1024)
-        return typed.decode(errors="replace").strip().lower()[:1] if typed else None
+        typed = os.read(sys.stdin.fileno(), LINE_BYTES)
+        return typed.decode(errors="replace").strip() if typed else None
     finally:
         loop.remove_reader(sys.stdin)

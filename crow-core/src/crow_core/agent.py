@@ -146,6 +146,8 @@ class Announced:
     login: Sequence[str] = ()
     """The command line that logs the user in on a terminal; its last item is what the client has to add to the command
     line with which it starts the agent. Empty for none."""
+    permission_answers: bool = False
+    """Whether an answer to a permission question may hold a reason, or another command."""
 
 
 class AppSource(Protocol):
@@ -215,7 +217,13 @@ class LazyApp:
 def announce(crow: Crow) -> Announced:
     """Find out what an app has to announce."""
     audio = any(isinstance(model, ChatModel) and model.quirks.audio for model in crow.models.values())
-    return Announced(bool(crow.load_session), list(crow.methods), audio, crow.takes_output_schema)
+    return Announced(
+        bool(crow.load_session),
+        list(crow.methods),
+        audio,
+        crow.takes_output_schema,
+        permission_answers=bool(crow.permission),
+    )
 
 
 class AcpAgent:
@@ -806,6 +814,7 @@ def check_prompt(blocks: Sequence[ContentBlock], *, audio: bool) -> None:
 def to_own_capabilities(announced: Announced) -> dict[str, Any]:
     """Convert the abilities beyond ACP to `agentCapabilities._meta.crow`."""
     methods = {"methods": [*announced.methods]} if announced.methods else {}
+    methods |= {"permissionAnswers": ["reason", "command"]} if announced.permission_answers else {}
     return methods | ({"outputSchema": True} if announced.output_schema else {})
 
 

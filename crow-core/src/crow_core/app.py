@@ -49,7 +49,7 @@ class Crow(Hooks):
         self.models: dict[str, Model] = dict(model) if isinstance(model, Mapping) else {model.name: model}
         """By the name that the user chooses; the first is the default."""
         self.servers = list(servers)
-        """MCP servers that all sessions share."""
+        """MCP servers that all sessions share; other apps in this process may use them, too."""
         self.servers_wait = SERVERS_WAIT
         """Seconds for which prompts wait for the tools of an MCP server, from the start of its process or connection.
         The tools of a server that takes longer join at the start of a later turn. A server that the client names is
@@ -130,9 +130,6 @@ class Crow(Hooks):
             commands = [command for more in await self.commands.run(session) for command in more]
             session.commands = {command.name: command for command in commands}
             own = [*(server for more in await self.mcp_servers.run(session) for server in more), *servers]
-            for server in own:
-                if not (server.shared or server.hosts):  # else it works for another session, too
-                    server.folder = session.folders.scratch
             session.toolbox.add([*self.servers, *own])
             await self.session_start.run(session)
             for use in find_unanswered(session.log):
@@ -327,7 +324,8 @@ class Crow(Hooks):
         """Close every session, then everything that sessions share."""
         await asyncio.gather(*(self.close(session) for session in list(self.sessions.values())), *self.closing.values())
         await self.app_end.run()
-        await asyncio.gather(*(server.close() for server in self.servers))
+        # Sessions of another app may use the same servers.
+        await asyncio.gather(*(server.close() for server in self.servers if not server.hosts))
         for model in self.models.values():
             if isinstance(model, ChatModel):
                 await model.close()

@@ -27,7 +27,7 @@ from crow_core.acp.schema import (
     ToolCallUpdate,
     Unknown,
 )
-from crow_core.client import PermissionAnswer
+from crow_core.client import PermissionAnswer, offer_for_session
 from crow_core.content import to_audio_part, to_image_part, to_text_part
 from crow_core.elicitation import FormAnswer, can_ask, check_form
 from crow_core.errors import ElicitationError, EndTurn, ModelError
@@ -96,6 +96,9 @@ class Bridge:
 
     def roots(self) -> list[str]:
         return [Path(root).as_uri() for root in self.session.folders.roots]
+
+    def folder(self) -> Path:
+        return self.session.folders.scratch()
 
     async def progress(
         self, server: Server, done: float, total: float | None, message: str, running: RunningCall
@@ -238,7 +241,7 @@ class Bridge:
         more = f"\n[{len(whole) - TEXT_LIMIT:,} characters more]" if len(whole) > TEXT_LIMIT else ""
         question = to_question(running, f"{name} wants to ask the model", fence(whole[:TEXT_LIMIT] + more))
         try:
-            answer = await self.session.user.ask_allowed(question, name)
+            answer = await self.session.user.ask_allowed(question, offer_for_session(name))
         except EndTurn:
             return PermissionAnswer(False, "the turn was cancelled")
         await self._restore_tool_call(running)

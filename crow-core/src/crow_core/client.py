@@ -31,7 +31,7 @@ from crow_core.acp.schema import (
 from crow_core.elicitation import FormAnswer, can_ask, check_form, check_page, check_values
 from crow_core.errors import ElicitationError, EndTurn
 from crow_core.log import SessionLog, new_id
-from crow_core.text import clean_json
+from crow_core.text import clean_json, clean_lines
 
 
 class Client(Protocol):
@@ -48,6 +48,24 @@ class Client(Protocol):
         ...
 
 
+REASON_LIMIT = 2_000
+"""Characters of a user's reason that are passed on."""
+COMMAND_LIMIT = 100_000
+"""Characters of a command that the user has changed."""
+
+
+@dataclass(frozen=True)
+class PermissionChoice:
+    """The option that the user chose, and what a client may add to it in `_meta.crow` of its answer."""
+
+    option_id: str
+    """"" for an unknown outcome."""
+    reason: str = ""
+    """The user's words."""
+    command: str = ""
+    """The command as the user changed it."""
+
+
 @dataclass(frozen=True)
 class PermissionAnswer:
     """The answer to a question whether something is allowed."""
@@ -56,7 +74,8 @@ class PermissionAnswer:
     reason: str
     """The person or the rule that decided, in words that complete "denied: …"."""
     lasts: bool = False
-    """Whether it holds for the rest of the session."""
+    """Whether it holds for longer than this question."""
+    choice: PermissionChoice = PermissionChoice("")
 
 
 class User:
@@ -113,8 +132,8 @@ class User:
         done = CompleteElicitationNotification(elicitation_id=elicitation_id)
         await self._client.notify("elicitation/complete", done)
 
-    async def ask_permission(self, about: ToolCallFields, options: Sequence[PermissionOption]) -> str:
-        """Ask the user to choose one of these options; return its id, or "" for an unknown outcome.
+    async def ask_permission(self, about: ToolCallFields, options: Sequence[PermissionOption]) -> PermissionChoice:
+        """Ask the user to choose one of these options.
 
         Raises ElicitationError if the client does not ask, EndTurn if it answers that the turn is cancelled.
         """
@@ -128,30 +147,31 @@ class User:
         match response.outcome:
             case CancelledOutcome():
                 raise EndTurn("cancelled")
-            case SelectedOutcome(option_id=id):
-                return id
+            case SelectedOutcome(option_id=id, meta=meta):
+                return to_choice(id, meta if isinstance(meta, dict) and "crow" in meta else response.meta)
             case _:
-                return ""
+                return PermissionChoice("")
 
-    async def ask_allowed(self, about: ToolCallFields, what: str, *, may_last: bool = True) -> PermissionAnswer:
+    async def ask_allowed(self, about: ToolCallFields, lasting: Sequence[PermissionOption] = ()) -> PermissionAnswer:
         """Ask the user whether something is allowed; without an answer it is denied.
 
-        `may_last` also offers answers for the rest of the session, which cover `what`. Raises EndTurn if the client
-        answers that the turn is cancelled.
+        `lasting` are options for longer than once, of the kinds `allow_always` and `reject_always`. Raises EndTurn if
+        the client answers that the turn is cancelled.
         """
         options = [
             PermissionOption(option_id="allow", name="Allow", kind="allow_once"),
-            PermissionOption(option_id="always", name=f"Allow {what} for this session", kind="allow_always"),
+            *(option for option in lasting if option.kind == "allow_always"),
             PermissionOption(option_id="reject", name="Reject", kind="reject_once"),
-            PermissionOption(option_id="never", name=f"Reject {what} for this session", kind="reject_always"),
+            *(option for option in lasting if option.kind == "reject_always"),
         ]
-        offered = options if may_last else [option for option in options if option.kind.endswith("_once")]
         try:
-            answer = await self.ask_permission(about, offered)
+            choice = await self.ask_permission(about, options)
         except ElicitationError:
             return PermissionAnswer(False, "it needs a permission, and nobody is there to give it")
-        allowed, lasts = answer in ("allow", "always"), answer in ("always", "never")
-        return PermissionAnswer(allowed, "the user" if allowed else "the user rejected it", lasts)
+        kind = next((option.kind for option in options if option.option_id == choice.option_id), "")
+        allowed, lasts = kind.startswith("allow"), kind.endswith("_always")
+        rejection = f"the user rejected it: {choice.reason}" if choice.reason else "the user rejected it"
+        return PermissionAnswer(allowed, "the user" if allowed else rejection, lasts, choice)
 
     async def confirm(self, question: str, yes: str = "Go on", no: str = "Stop") -> bool:
         """Ask a question that no tool call is about, by any means the client has; no answer means no.
@@ -178,7 +198,7 @@ class User:
         await self._log.written()
         await self._send(start)
         try:
-            return await self.ask_permission(ToolCallFields(**asdict(start)), options) == "yes"
+            return (await self.ask_permission(ToolCallFields(**asdict(start)), options)).option_id == "yes"
         finally:
             await self._send(ToolCallUpdate(tool_call_id=start.tool_call_id, status="completed"))
 
@@ -193,5 +213,30 @@ class User:
         """
         options = [PermissionOption(option_id=str(n), name=name, kind="allow_once") for n, name in enumerate(choices)]
         options.append(PermissionOption(option_id="none", name="None of these", kind="reject_once"))
-        id = await self.ask_permission(about, options)
+        id = (await self.ask_permission(about, options)).option_id
         return int(id) if id.isdecimal() and int(id) < len(choices) else None
+
+
+def to_choice(option_id: str, meta: Any) -> PermissionChoice:
+    """Convert the answer to a permission question, with the `_meta` of the answer or of its outcome.
+
+    What is no text in it counts as not given.
+    """
+    match meta:
+        case {"crow": {**given}}:
+            reason, command = given.get("reason"), given.get("command")
+        case _:
+            reason = command = None
+    return PermissionChoice(
+        option_id,
+        clean_lines(reason).strip()[:REASON_LIMIT] if isinstance(reason, str) else "",
+        command if isinstance(command, str) and command.strip() and len(command) <= COMMAND_LIMIT else "",
+    )
+
+
+def offer_for_session(what: str) -> list[PermissionOption]:
+    """Make the options that answer for the rest of the session."""
+    return [
+        PermissionOption(option_id="allow-session", name=f"Allow for this session: {what}", kind="allow_always"),
+        PermissionOption(option_id="reject-session", name=f"Reject for this session: {what}", kind="reject_always"),
+    ]

@@ -16,6 +16,9 @@ MASK = "[secret]"
 MIN_SECRET_LENGTH = 8
 """The least characters of a secret: a shorter text occurs inside other words too often."""
 
+MIN_PARTIAL = 4
+"""The least characters of the beginning of a secret that a text is cut for."""
+
 SECRET_NAMES = re.compile(r"((api|access|secret)[_-]?key|token|secret|password|passwd|passphrase|authorization)$", re.I)
 """Matches names of settings whose values are always secrets."""
 LIKELY_SECRET_NAMES = re.compile(r"key|token|secret|passw|passphrase|credential|cookie|auth(?!or)|authori[sz]", re.I)
@@ -106,6 +109,15 @@ def mask(value: Any, secrets: Collection[str]) -> Any:
     spellings |= {json.dumps(secret, ensure_ascii=False)[1:-1] for secret in secrets}
     spellings |= {secret.replace("/", "\\/") for secret in secrets}  # PHP's JSON
     return replace_secrets(value, sorted(spellings, key=len, reverse=True))
+
+
+def drop_partial_secret(text: str, secrets: Collection[str]) -> str:
+    """Drop the end of a text that is still arriving where it may be the beginning of a secret."""
+    for secret in secrets:
+        for length in range(min(len(secret) - 1, len(text)), MIN_PARTIAL - 1, -1):
+            if text.endswith(secret[:length]):
+                return text[:-length]
+    return text
 
 
 def replace_secrets(value: Any, secrets: Sequence[str]) -> Any:

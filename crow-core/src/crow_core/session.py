@@ -483,6 +483,17 @@ class Hooks:
                 return ToolResult.error("No servers today.") if tool_call.kind == "fetch" else None
         """)
 
+    must_ask: Collect[[Session, ToolCall], str] = Collect("""
+        Returns why the user must be asked about a tool call, whatever allows it; the question shows the text.
+
+        `permissions` calls it for each call that it does not deny, in every mode but yolo, and asks one question with
+        all texts. It may be called more than once for a call, and must not wait for anybody.
+
+            @crow.must_ask
+            def guard(session: Session, tool_call: ToolCall) -> str | None:
+                return "It is late." if tool_call.name == "deploy" else None
+        """)
+
     after_tool: Pipe[ToolResult, [Session, ToolCall]] = Pipe("""
         Receives the result of a tool call before the client and the model do; may return another.
 

@@ -5,6 +5,7 @@ import os
 import signal
 import tempfile
 from asyncio.subprocess import DEVNULL, PIPE
+from collections.abc import Collection
 from contextlib import suppress
 
 OUTPUT_LIMIT = 4_000
@@ -12,9 +13,16 @@ OUTPUT_LIMIT = 4_000
 
 
 async def run_command(
-    command: str | list[str], cwd: str, timeout: float, stdin: bytes = b"", *, with_stdout: bool = False
+    command: str | list[str],
+    cwd: str,
+    timeout: float,
+    stdin: bytes = b"",
+    *,
+    with_stdout: bool = False,
+    hidden: Collection[str] = (),
 ) -> tuple[int, str]:
-    """Run a shell command, or a program with its arguments, for at most `timeout` seconds.
+    """Run a shell command, or a program with its arguments, for at most `timeout` seconds. It does not inherit the
+    environment variables that `hidden` names.
 
     Returns the exit code and the end of the standard error, together with the standard output if that is wanted.
     Raises OSError; TimeoutError with the end of the output so far.
@@ -26,6 +34,7 @@ async def run_command(
             program,
             *args,
             cwd=cwd,
+            env={name: value for name, value in os.environ.items() if name not in hidden},
             stdin=PIPE,
             stdout=output if with_stdout else DEVNULL,
             stderr=output,

@@ -1,35 +1,42 @@
 """The audit log: permission decisions and tool results, as a chain of rows that each hold the hash of the row before.
 
-Rows are only added. Because whoever can write the database can also write a new chain, the head of the chain is also
-stored in a separate file, `audit.head`, which only moves forward along the chain. A row that was changed, moved or
-removed no longer fits the rows after it or the file. The next head is announced in the file before the commit, so that
-a process killed at any moment leaves nothing that looks like tampering.
+Rows are only added. Because whoever can write the database can also write a new chain, each row is signed with a key
+that is not in the database, and the head of the chain is also stored in a separate file, `audit.head`, which only moves
+forward along the chain. A row that was changed, moved or removed no longer fits its signature, the rows after it or the
+file. The next head is announced in the file before the commit, so that a process killed at any moment leaves nothing
+that looks like tampering.
 """
 
-import fcntl
-import hashlib
-import json
-import os
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import cache
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from crow_core.errors import StoreError
 from crow_core.messages import Message
-from sqlalchemy import URL, Connection, bindparam, func, insert, select
+from sqlalchemy import Connection, bindparam, func, insert, select
 
-from crow_persistence import leases
+from crow_persistence import audit_key, leases
+from crow_persistence.audit_key import AuditKey
 from crow_persistence.database import Database
+from crow_persistence.heads import (
+    HEAD_FILE,
+    AnchoredHead,
+    ChainHead,
+    SignedHead,
+    digest,
+    get_key,
+    lock_file,
+    read_file,
+    replace_head,
+    to_canonical_json,
+    update_file,
+)
 from crow_persistence.tables import decisions
 
 AuditRow = dict[str, Any]
 """A row of the table `decisions`, by column."""
 
-HEAD_FILE = "audit.head"
-"""Name of the file with the chain heads, in crow's data folder."""
 HASHED_COLUMNS = (
     *("number", "at", "session", "call", "tool", "kind", "verdict"),
     *("by", "scope", "arguments", "result", "files", "previous"),
@@ -104,17 +111,19 @@ def to_result_row(decision: AuditRow, answer: Message) -> AuditRow:
     return {**decision, **outcome}
 
 
-def append_rows(connection: Connection, rows: Sequence[AuditRow]) -> "AnchoredHead":
-    """Append rows to the chain. Return the head before, with the new head as `next`, to `announce`.
+def append_rows(connection: Connection, database: Database, rows: Sequence[AuditRow]) -> AnchoredHead:
+    """Append rows to the chain, signed. Return the head before, with the new head as `next`, to `announce`.
 
     Call it last in a transaction: on PostgreSQL it holds a lock that other writers of decisions wait for.
     """
+    key = get_key(database)
     lock_chain(connection)
     end = read_head(connection)
     previous = end.hash
     for number, row in enumerate(rows, end.count + 1):
         row.update(number=number, previous=previous)
         previous = row["hash"] = hash_row(row)
+        row.update(key_id=key.id if key else None, mac=key.sign("row", previous) if key else None)
     connection.execute(INSERT_DECISIONS, rows)
     return AnchoredHead(end.count, end.hash, ChainHead(end.count + len(rows), previous))
 
@@ -136,34 +145,9 @@ def hash_row(row: Mapping[str, Any]) -> str:
     return digest({name: row[name] for name in HASHED_COLUMNS})
 
 
-def digest(value: Any) -> str:
-    """Return the SHA-256 digest of a value as canonical JSON, in hexadecimal."""
-    return hashlib.sha256(to_canonical_json(value).encode()).hexdigest()
-
-
-def to_canonical_json(value: Any) -> str:
-    """Encode a value as ASCII JSON with sorted keys and no white space. Bytes, as in a damaged row, become their
-    `repr`."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), default=repr)
-
-
 def escape_text(value: Any) -> str:
     """Return text that every database accepts: unpaired surrogates and NUL characters become backslash escapes."""
     return str(value).encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")
-
-
-class ChainHead(msgspec.Struct, frozen=True):
-    """The last row of a chain; `count` is its number, 0 for an empty chain."""
-
-    count: int = 0
-    hash: str = ""
-
-
-class AnchoredHead(ChainHead, frozen=True, omit_defaults=True):
-    """The head of a chain as the file records it."""
-
-    next: ChainHead | None = None
-    """The head after a transaction that was announced; it may be in progress, or may never have been committed."""
 
 
 def read_head(connection: Connection) -> ChainHead:
@@ -201,113 +185,159 @@ def anchor(database: Database, announced: AnchoredHead | None = None) -> None:
         update_file(database, advance)
 
 
-def update_file(database: Database, change: Callable[[AnchoredHead], AnchoredHead | None]) -> bool:
-    """Change a database's head in the file; `change` returns None to leave it. Return whether it was changed. A damaged
-    file is left for `verify` to report. Raises StoreError."""
-    file = database.folder / HEAD_FILE
-    try:
-        with lock_file(file):
-            heads, name = read_file(file), database_key(database.url)
-            if changed := change(heads.get(name, AnchoredHead())):
-                write_file(file, {**heads, name: changed}, is_durable=database.is_durable)
-            return changed is not None
-    except msgspec.DecodeError:
-        return False
-    except OSError as error:
-        raise StoreError(f"{file} cannot be written ({error.strerror}). Make it writable, or make room.") from error
-
-
 def is_in_chain(connection: Connection, anchored: AnchoredHead) -> bool:
     """Test whether the chain in the database has the head that the file records. If not, the file is left for `verify`
     to report."""
     return (connection.scalar(SELECT_HASH, {"count": anchored.count}) or "") == anchored.hash
 
 
-@cache
-def database_key(url: URL) -> str:
-    """Return the key of a database in the file; one folder may serve several databases."""
-    return url.render_as_string(hide_password=True)
+class Examination(msgspec.Struct):
+    """Findings about a chain."""
 
-
-def read_file(file: Path) -> dict[str, AnchoredHead]:
-    """Return the recorded heads by database. Raises OSError, msgspec.DecodeError."""
-    return msgspec.json.decode(file.read_bytes(), type=dict[str, AnchoredHead]) if file.exists() else {}
-
-
-def write_file(file: Path, heads: Mapping[str, AnchoredHead], *, is_durable: bool = False) -> None:
-    """Replace the contents of the file in one write, so that a killed process leaves the old or the new. With
-    `is_durable`, wait until the disk has it. Raises OSError."""
-    begun = file if file.exists() else file.with_suffix(".new")
-    with open(os.open(begun, os.O_WRONLY | os.O_CREAT, 0o600), "wb", buffering=0) as opened:
-        opened.write(msgspec.json.encode(heads).ljust(os.fstat(opened.fileno()).st_size))
-        if is_durable:
-            os.fsync(opened.fileno())
-    if begun != file:
-        begun.replace(file)
-
-
-@contextmanager
-def lock_file(file: Path, *, needed: bool = True) -> Generator[None]:
-    """Hold a lock that keeps other processes from writing the file; no lock if it cannot be made and is not `needed`.
-    Raises OSError."""
-    try:
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        opened = os.open(file.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
-    except OSError:
-        if needed:
-            raise
-        yield
-        return
-    with open(opened, "rb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+    faults: list[str] = []
+    """A sentence for each fault since the last repair."""
+    signed: int = 0
+    """Number of rows whose signature with this machine's key fits."""
+    unsigned: int = 0
+    """Number of rows from before the first signed one."""
+    elsewhere: dict[str, int] = {}
+    """Number of rows by the id of a key that this machine does not have: their signatures cannot be checked here."""
+    key: str = ""
+    """Id of this machine's key; "" if there is none."""
 
 
 def verify(database: Database) -> list[str]:
-    """Check the chain against its hashes and the file. Return one sentence for each fault since the last repair. Raises
-    StoreError when the database cannot be read."""
-    file = database.folder / HEAD_FILE
-    wrong: list[str] = []
-    end, anchored, hashes, seal = ChainHead(), None, {0: ""}, ""
+    """Return one sentence for each fault of the chain since its last repair; see `examine`."""
+    return examine(database).faults
+
+
+def examine(database: Database) -> Examination:
+    """Check the chain against its hashes, its signatures and the file. Raises StoreError when the database cannot be
+    read. No key is made.
+
+    The signature of a row vouches for all rows before it, whoever wrote them. Rows at the end that another machine
+    signed are believed; it can check them.
+    """
+    file, name = database.folder / HEAD_FILE, database.address
+    key, faults = None, audit_key.find_faults_of_mode(database.folder)
     every = select(decisions).order_by(decisions.c.number).execution_options(yield_per=1000)
     with database.begin_read() as connection:
         try:
             with lock_file(file, needed=False):  # so that the snapshot and the file belong together
-                anchored = read_file(file).get(database_key(database.url))
+                head = read_file(file).get(name)
+                try:
+                    key = audit_key.load(database.folder)
+                except StoreError as error:
+                    faults.append(str(error))
+                else:
+                    faults += find_faults_of_key(database, head, key)
                 read_head(connection)
         except (OSError, msgspec.DecodeError) as error:
-            return [f"{file} cannot be read ({error}). `crow audit repair` makes a new one."]
-        marks = {head.count for head in (anchored, anchored and anchored.next) if head}
+            return Examination([f"{file} cannot be read ({error}). `crow audit repair` makes a new one."])
+        check = ChainCheck(key, head)
         for row in map(dict, connection.execute(every).mappings()):
-            hash = hash_row(row)
-            if row["kind"] == REPAIR and hash == row["hash"] and row["arguments"] == seal:
-                wrong.clear()
-            seal = extend_seal(seal, row)
-            if row["number"] < 1:
-                wrong.append(f"Decision {row['number']} was inserted by hand: decisions are numbered from 1.")
-                continue
-            if row["number"] > end.count + 1:
-                wrong.append(f"{describe_range(end.count + 1, row['number'] - 1)} removed.")
-            elif row["previous"] != end.hash:
-                wrong.append(f"Decision {row['number']} does not follow the one before: one of the two was replaced.")
-            if hash != row["hash"]:
-                wrong.append(f"Decision {row['number']} was changed or moved after it was written.")
-            end = ChainHead(row["number"], row["hash"])
-            if end.count in marks:
-                hashes[end.count] = end.hash
-    if anchored is None:
-        unknown = f"whether decisions after {end.count} were removed is unknown"
-        return [*wrong, f"{file} has no record of {database_key(database.url)}: {unknown}."] if end.count else wrong
-    if end.count < anchored.count:
-        why = "a power failure or an older copy of the database has the same effect"
-        wrong.append(f"{describe_range(end.count + 1, anchored.count)} removed from the end, as {file} shows ({why}).")
-    elif hashes.get(anchored.count) != anchored.hash:
-        wrong.append(f"Decision {anchored.count} is not the one recorded in {file}: the chain was rewritten.")
-    known = anchored.next if anchored.next and hashes.get(anchored.next.count) == anchored.next.hash else anchored
-    if end.count > known.count:
-        why = "a process with another such file wrote them, or they were inserted by hand"
-        wrong.append(f"{describe_range(known.count + 1, end.count)} not in {file}: {why}.")
-    return wrong
+            check.add(row)
+    check.found.faults = [*faults, *check.list_faults(file, name)]
+    return check.found
+
+
+def find_faults_of_key(database: Database, head: SignedHead | None, key: AuditKey | None) -> list[str]:
+    """Return a sentence if a head was not signed with this key."""
+    if head is None or head.is_trusted(database, key):
+        return []
+    file, go_on = database.folder / audit_key.KEY_FILE, "put that back, or go on with a new one by `crow audit repair`"
+    if key is None:
+        return [f"{file} is missing, and what its key {head.key} signed cannot be checked: {go_on}."]
+    if head.key not in ("", key.id):
+        return [f"{file} was replaced: it holds the key {key.id}, and the key was {head.key} before; {go_on}."]
+    return [f"The record of {database.address} in {database.folder / HEAD_FILE} was changed by hand."]
+
+
+class ChainCheck:
+    """The rows of a chain, checked one after the other."""
+
+    def __init__(self, key: AuditKey | None, head: SignedHead | None) -> None:
+        self.found = Examination(key=key.id if key else "")
+        self._key, self._head = key, head
+        self._end, self._seal = ChainHead(), ""
+        self._hashes = {0: ""}
+        """Hashes of the rows that the file names."""
+        self._marks = {mark.count for mark in (head, head and head.next) if mark}
+        self._wrong: list[str] = []
+        self._forged: list[int] = []
+        self._unsigned: list[int] = []
+        """Rows without a signature that follow a signed one."""
+        self._recent: list[int] = []
+        """Other rows without a signature that follow the one in the file."""
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Check the next row."""
+        number, hash, id = row["number"], hash_row(row), row["key_id"]
+        is_old = not id and not (self.found.signed or self.found.elsewhere or self._forged)
+        is_ours = self._key is not None and id == self._key.id
+        is_signed = self._key is not None and is_ours and row["mac"] == self._key.sign("row", row["hash"])
+        if row["kind"] == REPAIR and hash == row["hash"] and row["arguments"] == self._seal and (is_old or is_signed):
+            for faults in (self._wrong, self._forged, self._unsigned, self._recent):
+                faults.clear()
+        self._seal = extend_seal(self._seal, row)
+        if number < 1:
+            self._wrong.append(f"Decision {number} was inserted by hand: decisions are numbered from 1.")
+            return
+        if number > self._end.count + 1:
+            self._wrong.append(f"{describe_range(self._end.count + 1, number - 1)} removed.")
+        elif row["previous"] != self._end.hash:
+            self._wrong.append(f"Decision {number} does not follow the one before: one of the two was replaced.")
+        if hash != row["hash"]:
+            self._wrong.append(f"Decision {number} was changed or moved after it was written.")
+        self._end = ChainHead(number, row["hash"])
+        if number in self._marks:
+            self._hashes[number] = row["hash"]
+        if is_signed:
+            self.found.signed += 1
+        elif is_ours:
+            self._forged.append(number)
+        elif id:
+            self.found.elsewhere[str(id)] = self.found.elsewhere.get(str(id), 0) + 1
+        elif is_old:
+            self.found.unsigned += 1
+            if self._head is not None and number > self._head.count:
+                self._recent.append(number)
+        else:
+            self._unsigned.append(number)
+
+    def list_faults(self, file: Path, name: str) -> list[str]:
+        """Return a sentence for each fault of the rows, and of the head that the file records for them."""
+        end, head, wrong = self._end, self._head, list(self._wrong)
+        for first, last in to_ranges(self._forged):
+            why = "somebody without this machine's key wrote it"
+            wrong.append(f"{describe_range(first, last)} not signed by this machine, as it says: {why}.")
+        for first, last in to_ranges(self._unsigned):
+            why = "inserted by hand, or written while the key could not be read, or by an earlier crow"
+            wrong.append(f"{describe_range(first, last)} not signed, although one before is: {why}.")
+        if head is None:
+            unknown = f"whether decisions after {end.count} were removed is unknown"
+            return [*wrong, f"{file} has no record of {name}: {unknown}."] if end.count else wrong
+        if end.count < head.count:
+            why = "a power failure or an older copy of the database has the same effect"
+            wrong.append(f"{describe_range(end.count + 1, head.count)} removed from the end, as {file} shows ({why}).")
+        elif self._hashes.get(head.count) != head.hash:
+            wrong.append(f"Decision {head.count} is not the one recorded in {file}: the chain was rewritten.")
+        known = head.next if head.next and self._hashes.get(head.next.count) == head.next.hash else head
+        for first, last in to_ranges([number for number in self._recent if number > known.count]):
+            why = "a process with another such file wrote them, or they were inserted by hand"
+            wrong.append(f"{describe_range(first, last)} not in {file}: {why}.")
+        return wrong
+
+
+def to_ranges(numbers: Sequence[int]) -> list[tuple[int, int]]:
+    """Convert ascending numbers to ranges, each by its first and its last number."""
+    ranges: list[tuple[int, int]] = []
+    for number in numbers:
+        if ranges and ranges[-1][1] == number - 1:
+            ranges[-1] = ranges[-1][0], number
+        else:
+            ranges.append((number, number))
+    return ranges
 
 
 def extend_seal(seal: str, row: Mapping[str, Any]) -> str:
@@ -324,6 +354,7 @@ def repair(database: Database) -> list[str]:
     faults = verify(database)
     if not faults:
         return []
+    audit_key.mend(database.folder)
     with database.begin_write() as connection:
         lock_chain(connection)
         seal = ""
@@ -332,26 +363,10 @@ def repair(database: Database) -> list[str]:
         row = dict.fromkeys(("session", "call", "scope", "result"), "")
         row |= {"tool": "crow audit repair", "kind": REPAIR, "verdict": "repaired", "files": "[]"}
         row |= {"at": leases.now(), "by": escape_text(" ".join(faults)), "arguments": seal}
-        head = append_rows(connection, [row]).next
+        head = append_rows(connection, database, [row]).next
     assert head is not None
     replace_head(database, AnchoredHead(head.count, head.hash))
     return faults
-
-
-def replace_head(database: Database, head: AnchoredHead) -> None:
-    """Write a database's head to the file, whatever it holds; a damaged file is kept under another name. Raises
-    StoreError."""
-    file = database.folder / HEAD_FILE
-    try:
-        with lock_file(file):
-            try:
-                heads = read_file(file)
-            except msgspec.DecodeError:
-                file.replace(file.with_suffix(".damaged"))
-                heads = {}
-            write_file(file, {**heads, database_key(database.url): head})
-    except OSError as error:
-        raise StoreError(f"{file} cannot be written ({error.strerror}). Make it writable, or make room.") from error
 
 
 def describe_range(first: int, last: int) -> str:

@@ -38,9 +38,9 @@ from crow_persistence import search
 from crow_persistence.queue import QueueStuck, wait_in_queue
 from crow_persistence.tables import metadata
 
-LATEST_REVISION = "0003"
+LATEST_REVISION = "0004"
 """The newest revision in `migrations`. A test compares the two."""
-OLDEST_READER = "0003"
+OLDEST_READER = "0004"
 """The oldest revision whose crow may read and write tables of LATEST_REVISION: what was added since may be left out."""
 URL_DEFAULTS: dict[str, dict[str, str]] = {
     "sqlite": {"timeout": "30"},
@@ -80,8 +80,10 @@ class Database:
         self.url, self.is_durable = parse_url(url)
         self.file = Path(self.url.database or "") if self.url.drivername == "sqlite" else None
         """The SQLite file; None for PostgreSQL."""
+        self.address = self.url.render_as_string(hide_password=True)
+        """The URL without its password, which names the database in the audit chain's files."""
         self.folder = folder or (self.file or Path("unknown")).parent
-        """crow's data folder, for backups made before an update and for the audit chain's head."""
+        """crow's data folder, for backups made before an update and for the audit chain's key and head."""
         self._lock_timeout = float(str(self.url.query["timeout"])) if self.file else 0.0
         self._lock = Lock()
         self._engine: Engine | None = None

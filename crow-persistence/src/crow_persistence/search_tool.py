@@ -2,14 +2,16 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from crow_core.errors import StoreError
 from crow_core.mcp.server import Server
 
 if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
     from crow_persistence.database import Database
 
 NAME = "search_sessions"
@@ -19,6 +21,8 @@ A message must contain all words; "words in quotes" must follow each other; word
 Returns the best matches: session, date, role, and a line with ⟦the match⟧."""
 WORDS = "a few words that the messages certainly contain"
 EVERYWHERE = "search all folders; only if the user wants it"
+MARKS = ("private", "untrusted")
+"""Kinds of markers, of the extension `taint`, that hold for what is quoted from a session, too."""
 
 DEFINITION: dict[str, Any] = {
     "name": NAME,
@@ -49,6 +53,7 @@ def make_mcp_server(open_database: "Callable[[], Database]") -> Any:
     """Return the FastMCP server with the tool."""
     from fastmcp import Context, FastMCP  # FastMCP takes most of a second to import
     from fastmcp.exceptions import ToolError
+    from fastmcp.tools.base import ToolResult
     from mcp_types import ToolAnnotations
     from pydantic import Field
 
@@ -58,14 +63,15 @@ def make_mcp_server(open_database: "Callable[[], Database]") -> Any:
         context: Context,
         words: Annotated[str, Field(description=WORDS)],
         everywhere: Annotated[bool, Field(description=EVERYWHERE)] = False,
-    ) -> str:
+    ) -> ToolResult:
         request = context.request_context
         meta = dict((request and request.meta) or {})
         cwd = "" if everywhere else str(meta.get("crow/cwd", ""))
         try:
-            return await asyncio.to_thread(look_up, open_database, words, cwd, str(meta.get("crow/session", "")))
+            found = await asyncio.to_thread(look_up, open_database, words, cwd, str(meta.get("crow/session", "")))
         except StoreError as error:
             raise ToolError(str(error), log_level=logging.DEBUG) from error
+        return ToolResult(found.text, meta={f"crow/{kind}": ids for kind, ids in found.marked.items()} or None)
 
     mcp.tool(
         search_sessions,
@@ -77,9 +83,17 @@ def make_mcp_server(open_database: "Callable[[], Database]") -> Any:
     return mcp
 
 
-def look_up(open_database: "Callable[[], Database]", words: str, cwd: str, session_id: str) -> str:
-    """Return the hits as text for the model. Hits from the current turn of the session `session_id` are left out.
-    Raises StoreError."""
+class Found(NamedTuple):
+    """The answer to a search."""
+
+    text: str
+    """The hits, for the model."""
+    marked: dict[str, list[str]]
+    """The other sessions among them that have markers of MARKS, by the markers' kind."""
+
+
+def look_up(open_database: "Callable[[], Database]", words: str, cwd: str, session_id: str) -> Found:
+    """Return the hits. Those from the current turn of the session `session_id` are left out. Raises StoreError."""
     from sqlalchemy import func, select  # imported by the first search
 
     from crow_persistence.search import search
@@ -89,12 +103,32 @@ def look_up(open_database: "Callable[[], Database]", words: str, cwd: str, sessi
     with open_database().begin_read() as connection:
         begun = connection.scalar(asked)
         hits = search(connection, words, cwd=cwd)
-    earlier = [hit for hit in hits if begun is None or hit.session != session_id or hit.row < begun]
+        earlier = [hit for hit in hits if begun is None or hit.session != session_id or hit.row < begun]
+        marked = find_marks(connection, {hit.session for hit in earlier} - {session_id})
     where = f"in the sessions of {cwd}" if cwd else "in any session"
-    return (
-        "\n".join(format_hits(earlier, with_folder=not cwd))
-        or f"Nothing {where} holds all of these words. Try fewer, or others."
-    )
+    text = "\n".join(format_hits(earlier, with_folder=not cwd))
+    return Found(text or f"Nothing {where} holds all of these words. Try fewer, or others.", marked)
+
+
+def find_marks(connection: "Connection", ids: Collection[str]) -> dict[str, list[str]]:
+    """Return those of these sessions that have markers of MARKS, or were forked from one that has, by the markers'
+    kind."""
+    from sqlalchemy import select
+
+    from crow_persistence.tables import messages, sessions
+
+    found: dict[str, list[str]] = {}
+    for id in sorted(ids):
+        line, origin = list[int](), id
+        while origin and (row := connection.execute(select(sessions).where(sessions.c.id == origin)).one_or_none()):
+            if row.number in line:
+                break
+            line.append(row.number)
+            origin = row.origin
+        its = select(messages.c.kind).where(messages.c.session.in_(line), messages.c.kind.in_(MARKS)).distinct()
+        for kind in connection.scalars(its):
+            found.setdefault(kind, []).append(f"session {id[:8]}")
+    return found
 
 
 def format_hits(hits: Any, *, with_folder: bool) -> Iterator[str]:

@@ -17,6 +17,7 @@ from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, InterfaceError
 from crow_persistence import audit, forks, leases, loader, requests, search, writer
 from crow_persistence.batch import Batch, OutOfStep
 from crow_persistence.database import Database
+from crow_persistence.heads import AnchoredHead, read_secrets
 from crow_persistence.progress import Progress
 from crow_persistence.requests import RequestEncoder
 from crow_persistence.writes import SessionWrite
@@ -47,6 +48,8 @@ class Store:
         writes = sorted(filter(self.has_news, writes), key=lambda write: write.session.id)
         if not writes:
             return {}
+        for write in writes:
+            write.secrets = {*write.secrets, *read_secrets(self.database)}
         errors: dict[str, Exception] = {}
         try:
             head = self.write_transaction(self.write_together, writes, errors, briefly=briefly)
@@ -65,7 +68,7 @@ class Store:
         errors: Collection[str],
         *,
         briefly: bool,
-    ) -> audit.AnchoredHead | None:
+    ) -> AnchoredHead | None:
         """Run a function in a transaction, and append the rows that it returns to the audit chain. Return the chain's
         head if it grows. Raises StoreError.
 
@@ -75,7 +78,7 @@ class Store:
         with self.database.begin_write(briefly=briefly) as connection:
             engine = connection.engine
             if rows := write_all(connection, writes):
-                head = audit.append_rows(connection, rows)
+                head = audit.append_rows(connection, self.database, rows)
                 audit.announce(connection, self.database, head)
         for write in writes:
             if write.session.id not in errors and (progress := self.get_progress(write.session)).number:

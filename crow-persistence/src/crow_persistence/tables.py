@@ -187,5 +187,7 @@ decisions = Table(
     ),  # JSON list of {path, before, after}: digests of the files' contents, null for no file
     Column("previous", Digest, nullable=False),
     Column("hash", Digest, nullable=False),
+    Column("key_id", String(16)),  # of the key that signed the row; null in rows from before there were keys
+    Column("mac", Digest),  # HMAC-SHA256 of the hash with that key
 )
 Index("ix_decisions_session", decisions.c.session)

@@ -1,5 +1,6 @@
 """Add AGENTS.md files to the system prompt, and those of nested folders to tool results: `crow.use(agents)`."""
 
+import asyncio
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -8,11 +9,14 @@ from pathlib import Path
 from crow_core.app import Crow
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.tool import ToolCall
+from crow_core.messages import Message
 from crow_core.prompts import Prompt
 from crow_core.session import Session
+from crow_core.settings.project_files import UnusableFile, is_inside
+from crow_core.text import to_line
 
 from crow_skills.entries import find_rendered
-from crow_skills.files import UnusableFile, find_project_folders, read_text
+from crow_skills.files import find_project_folders, read_text
 
 
 def agents(
@@ -27,6 +31,9 @@ def agents(
     Of each folder, use the first file of `names` that exists; with no names, add nothing. The system prompt has the
     files of the `user` folders and those from the project's root down to the session's folder. The file of a nested
     folder follows the first tool result about a file below that folder. Add at most `limit` characters at once.
+
+    A file may be a link to a file below its own folder, or to another of these `names` in the same git repository.
+    Any other link of a project is left out, with a notice.
     """
     crow.prompts |= {name: Prompt.from_package(name, "crow_skills") for name in ("agents", "nested")}
 
@@ -42,10 +49,18 @@ def agents(
         files = [{"path": str(path), "text": text} for path, text in instructions]
         return session.prompts.render(session.prompts.templates["agents"], "agents", files=files) if files else None
 
+    @crow.before_prompt
+    async def name_left_out(message: Message, session: Session) -> None:
+        if not session.state.setdefault("instructions checked", False):
+            session.state["instructions checked"] = True
+            folders = await asyncio.to_thread(find_project_folders, Path(session.cwd))
+            await report_left_out(session, [(folder, folders[0]) for folder in folders], names)
+
     @crow.after_tool
-    def add_to_result(result: ToolResult, session: Session, tool_call: ToolCall) -> ToolResult | None:
+    async def add_to_result(result: ToolResult, session: Session, tool_call: ToolCall) -> ToolResult | None:
         roots = {folder: root for path in get_paths(result) for folder, root in find_nested_folders(path, session)}
-        files = [path for path in (find_file(folder, names) for folder in roots) if path]
+        files = [path for path in (find_file(folder, names, root) for folder, root in roots.items()) if path]
+        await report_left_out(session, roots.items(), names)
         if not files or result.is_error:
             return None
         known = find_rendered(session, "nested", "path", "shrink")  # a shrink marker cuts the results before it
@@ -73,7 +88,7 @@ def read_instructions(
     Each folder comes with the root that its file may not lead out of, or None. Skip empty and unusable files.
     """
     for folder, root in folders:
-        if (path := find_file(folder, names)) and room > 0:
+        if (path := find_file(folder, names, root)) and room > 0:
             with suppress(UnusableFile):
                 text = read_text(path, room, root)
                 room -= len(text)
@@ -81,11 +96,38 @@ def read_instructions(
                     yield path, text
 
 
-def find_file(folder: Path, names: Sequence[str]) -> Path | None:
-    """Return the first file of `names` that exists in a folder, or None."""
+def find_file(folder: Path, names: Sequence[str], root: Path | None) -> Path | None:
+    """Return the first file of `names` in a folder that may be read, or None. `root` is None for a user's folder."""
     with suppress(OSError, ValueError):
-        return next((path for name in names if (path := folder / name).is_file()), None)
+        paths = (folder / name for name in names)
+        return next((path for path in paths if (not root or is_own(path, names, root)) and path.is_file()), None)
     return None
+
+
+def is_own(path: Path, names: Sequence[str], root: Path) -> bool:
+    """Test whether a path is no link, or one to a file below its folder or to one of `names` in its git repository."""
+    if not path.is_symlink() or is_inside(path, path.parent):
+        return True
+    return path.resolve().name in names and (root / ".git").exists() and is_inside(path, root)
+
+
+async def report_left_out(session: Session, folders: Iterable[tuple[Path, Path]], names: Sequence[str]) -> None:
+    """Tell the user, once for each, about files of `names` that are not read."""
+    reported: set[Path] = session.state.setdefault("instructions left out", set[Path]())
+    for path, reason in await asyncio.to_thread(lambda: list(find_left_out(folders, names))):
+        if path not in reported:
+            reported.add(path)
+            await session.notice(f"{to_line(str(path))} was left out: it is {reason}.", "warning")
+
+
+def find_left_out(folders: Iterable[tuple[Path, Path]], names: Sequence[str]) -> Iterator[tuple[Path, str]]:
+    """Yield the paths of `names` that are no files of the project, with the reason."""
+    for path, root in ((folder / name, root) for folder, root in folders for name in names):
+        with suppress(OSError, ValueError):
+            if not is_own(path, names, root):
+                yield path, "a link to a file that is not the project's"
+            elif path.exists() and not path.is_file() and not path.is_dir():
+                yield path, "no regular file"
 
 
 def get_paths(result: ToolResult) -> list[str]:

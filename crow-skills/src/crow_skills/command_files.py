@@ -12,9 +12,10 @@ from crow_core.app import Crow
 from crow_core.messages import Message
 from crow_core.prompts import Prompt
 from crow_core.session import Command, Session
+from crow_core.settings.project_files import UnusableFile, is_inside
 from crow_core.text import to_line
 
-from crow_skills.files import UnusableFile, find_project_folders, read_text, split_frontmatter, trust_nothing
+from crow_skills.files import find_project_folders, read_text, split_frontmatter, trust_nothing
 
 COMMAND_FOLDERS = (".crow/commands", ".claude/commands")
 """Folders of a project that hold command files; the first has priority."""
@@ -94,7 +95,7 @@ def read_templates(folder: Path, root: Path | None) -> Iterator[CommandTemplate]
     Skip files whose name cannot be a command's, that cannot be read, or that lead out of `root`.
     """
     try:
-        paths = sorted(folder.glob("**/*.md"))[:MAX_COMMANDS]
+        paths = sorted(folder.glob("**/*.md"))[:MAX_COMMANDS] if not root or is_inside(folder, root) else []
     except OSError:
         return
     for path in paths:

@@ -7,15 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
+from crow_core.settings.project_files import UnusableFile, open_file
+
 MAX_FRONTMATTER = 20_000
 """Characters that the frontmatter of a file may have."""
 FRONTMATTER = re.compile(r"\A---[ \t]*\r?\n(.*?)^---[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.MULTILINE)
 UNQUOTED_VALUE = re.compile(r"^([\w-]+):[ \t]+(?![\"'|>\[{&*!#])(.*(?:: |:[ \t\r]*$| #).*)$", re.MULTILINE)
 """A field whose value has a colon or a hash sign in it, which YAML wants quoted and people often do not quote."""
-
-
-class UnusableFile(Exception):
-    """A file cannot be used. The text is the end of a sentence that begins with the file's path."""
 
 
 def trust_nothing(folder: Path) -> bool:
@@ -29,16 +27,10 @@ def read_text(path: Path, limit: int, root: Path | None = None) -> str:
     Raises UnusableFile, also if links lead the path out of `root`.
     """
     try:
-        real = path.resolve(strict=True)
-        if root and not real.is_relative_to(root.resolve()):
-            raise UnusableFile(f"leads out of {root}")
-        opened = os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a named pipe must not block
-        with open(opened, "rb") as file:
-            if not stat.S_ISREG(os.fstat(opened).st_mode):
-                raise UnusableFile("is not a file")
+        with open_file(path, root) as file:
             data = file.read(4 * limit + 4)
-    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: a loop of links; ValueError: a NUL character
-        raise UnusableFile(f"cannot be read ({getattr(error, 'strerror', None) or error})") from error
+    except OSError as error:
+        raise UnusableFile(f"cannot be read ({error.strerror})") from error
     text = data.decode("utf-8-sig", "replace")
     if len(text) <= limit:
         return text

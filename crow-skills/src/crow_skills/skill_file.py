@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from crow_core.mcp.server import Server
+from crow_core.settings.project_files import UnusableFile, is_inside
 from crow_core.text import to_line
 
-from crow_skills.files import UnusableFile, read_text, split_frontmatter
+from crow_skills.files import read_text, split_frontmatter
 
 SKILL_FOLDERS = (".crow/skills", ".agents/skills", ".claude/skills")
 """Folders of a project, or of the user's home, that hold skills; the first has priority."""
@@ -73,7 +74,7 @@ def find_skills(folders: Iterable[SkillFolder]) -> SkillIndex:
     """Read the skills in these folders; of several with one name, use the first."""
     index = SkillIndex()
     for place in folders:
-        for file in find_skill_files(place.folder):
+        for file in find_skill_files(place.folder, place.root):
             try:
                 skill = parse_skill(read_text(file, MAX_CHARACTERS, place.root), str(file), place.origin)
             except UnusableFile as error:
@@ -84,8 +85,10 @@ def find_skills(folders: Iterable[SkillFolder]) -> SkillIndex:
     return index
 
 
-def find_skill_files(folder: Path) -> list[Path]:
-    """Return the SKILL.md files of a folder's subfolders."""
+def find_skill_files(folder: Path, root: Path | None = None) -> list[Path]:
+    """Return the SKILL.md files of a folder's subfolders; none if a link leads the folder out of `root`."""
+    if root and not is_inside(folder, root):
+        return []
     try:
         folders = sorted(folder.iterdir())[:MAX_SKILLS]
     except (OSError, ValueError):

@@ -19,10 +19,11 @@ from crow_core.mcp.tool import ToolCall
 from crow_core.messages import Message
 from crow_core.prompts import Prompt
 from crow_core.session import Command, Session
+from crow_core.settings.project_files import UnusableFile
 from crow_core.text import to_line
 
 from crow_skills.entries import find_rendered, get_user_text
-from crow_skills.files import UnusableFile, find_project_folders, split_frontmatter, trust_nothing
+from crow_skills.files import find_project_folders, split_frontmatter, trust_nothing
 from crow_skills.skill_file import MAX_CHARACTERS, SKILL_FOLDERS, Skill, SkillFolder, SkillIndex, find_skills
 
 MAX_SKILLS_PER_PROMPT = 10

@@ -4,6 +4,7 @@ The client sees through the call what the program does. Each call starts the pro
 """
 
 import asyncio
+import hashlib
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -32,10 +33,11 @@ from crow_core.acp.schema import (
     SelectedOutcome,
     SessionNotification,
     ToolCallUpdate,
+    WriteTextFileRequest,
 )
 from crow_core.agent_process import START_TIMEOUT, AgentProcess, start_agent_process
 from crow_core.app import Crow
-from crow_core.masking import find_secrets
+from crow_core.masking import find_secrets, mask
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Server
 from crow_core.mcp.tool import ToolCall
@@ -61,7 +63,18 @@ CANCEL_GRACE = 3.0
 """Seconds that an agent may take to end a turn that was cancelled, before its process is ended."""
 TITLE_LIMIT = 80
 """Characters of a call's title."""
+FILE_LIMIT = 10_000_000
+"""Bytes of a file whose changes can be undone."""
 ENDED = ("completed", "failed")
+
+
+class FileVersion(NamedTuple):
+    """The content of a file at a time."""
+
+    digest: str | None
+    """Its SHA-256; None if there was no file."""
+    data: bytes | None
+    """None if there was no file, or if it was too long to keep."""
 
 
 class AgentTool(NamedTuple):
@@ -137,6 +150,34 @@ def to_definition(name: str, tool: AgentTool) -> dict[str, Any]:
     }
 
 
+def read_version(path: str) -> FileVersion:
+    """Read a file as it is now."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(FILE_LIMIT + 1)
+            if len(data) <= FILE_LIMIT:
+                return FileVersion(hashlib.sha256(data).hexdigest(), data)
+            file.seek(0)
+            return FileVersion(hashlib.file_digest(file, "sha256").hexdigest(), None)
+    except FileNotFoundError:
+        return FileVersion(None, None)
+    except OSError:
+        return FileVersion("unreadable", None)
+
+
+def to_change(path: str, before: FileVersion, after: FileVersion) -> dict[str, Any]:
+    """Convert two versions of a file to a change, as the log has it; without the texts if one was too long."""
+    change: dict[str, Any] = {"path": path, "before": before.digest, "after": after.digest}
+    if any(version.digest and version.data is None for version in (before, after)):
+        return change
+    try:
+        old, new = (version.data and version.data.decode() for version in (before, after))
+    except UnicodeDecodeError:
+        change["encoding"] = "latin-1"  # which has a character for every byte
+        old, new = (version.data and version.data.decode("latin-1") for version in (before, after))
+    return {**change, "old": old if before.digest is None else old or "", "new": new or ""}
+
+
 class OtherAgentTask:
     """A task that another agent works on for a tool call."""
 
@@ -154,6 +195,8 @@ class OtherAgentTask:
         """The permissions that the user is asked for."""
         self.terminals: set[str] = set()
         """The ids of the client's terminals that the agent has created and not released."""
+        self.writing = asyncio.Lock()
+        """Held while the client writes a file."""
 
     async def run(self, env: Mapping[str, str]) -> ToolResult:
         """Start the agent, let it work, and end it. Returns its last message, or why there is none."""
@@ -229,7 +272,7 @@ class OtherAgentTask:
         if self.record.cost is not None:
             model_call.cost = self.record.cost, self.record.currency
         model_call.ended, model_call.error = monotonic(), str(failed or "")
-        model_call.reply = {"role": "assistant", "content": self.record.text}
+        model_call.reply = {"role": "assistant", "content": mask(self.record.text, self.session.secrets)}
         self.session.log.record(model_call)
 
     def fail(self, reason: str) -> ToolResult:
@@ -260,11 +303,13 @@ class OtherAgentTask:
         methods = [
             method for method in CLIENT_METHODS if any(method.startswith(start) for start in offered if offered[start])
         ]
-        passing = {
+        passing: dict[str, Callable[[Any], Any]] = {
             method: partial(self.client.request, method) for method in methods if method != "elicitation/complete"
         }
         if capabilities.terminal:
             passing |= {"terminal/create": self.create_terminal, "terminal/release": self.release_terminal}
+        if capabilities.fs.write_text_file:
+            passing["fs/write_text_file"] = self.write
         return {
             **passing,
             "session/update": self.on_update,
@@ -295,6 +340,22 @@ class OtherAgentTask:
             return RequestPermissionResponse(outcome=CancelledOutcome())
         finally:
             self.questions.discard(asking)
+
+    async def write(self, request: WriteTextFileRequest) -> Any:
+        """Let the client write a file, and append to the log what that has changed, so that it can be undone."""
+        path = await asyncio.to_thread(os.path.realpath, request.path)
+        async with self.writing:
+            before = await asyncio.to_thread(read_version, path)
+            try:
+                return await self.client.request("fs/write_text_file", request)
+            finally:
+                after = await asyncio.to_thread(read_version, path)
+                if after.digest != before.digest:
+                    change = mask(to_change(path, before, after), self.session.secrets)
+                    self.session.log.append(
+                        {"crow": {"kind": "changes", "call": self.tool_call.id, "changes": [change]}}
+                    )
+                    await self.session.log.written()
 
     async def create_terminal(self, request: CreateTerminalRequest) -> CreateTerminalResponse:
         created: CreateTerminalResponse = await self.client.request("terminal/create", request)

@@ -1,8 +1,9 @@
 """Run the user's own commands as hooks; they can refuse a tool call, or end a turn before it starts."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
@@ -46,42 +47,45 @@ def shell_hooks(
     after_tool: ShellHooks = (),
     turn_end: ShellHooks = (),
     session_end: ShellHooks = (),
+    hidden: Collection[str] = (),
 ) -> None:
     """Run commands; each reads what happens as one JSON object from its standard input.
 
     Exit code 2 objects, with the text of standard error: the tool call does not run, the turn does not start, or the
-    text is added to the tool's result. Any other failure is a warning to the user.
+    text is added to the tool's result. Any other failure is a warning to the user. The commands do not inherit the
+    environment variables that `hidden` names.
     """
+    run = partial(run_hooks, hidden)
 
     @crow.session_start
     async def start(session: Session) -> None:
-        await run_hooks(session_start, session, "session_start")
+        await run(session_start, session, "session_start")
 
     @crow.before_prompt
     async def prompt(message: Message, session: Session) -> None:
-        if objection := await run_hooks(before_prompt, session, "before_prompt", prompt=find_first_text(message)):
+        if objection := await run(before_prompt, session, "before_prompt", prompt=find_first_text(message)):
             raise EndTurn("end_turn", objection)
 
     @crow.before_tool
     @crow.permission
     async def before(session: Session, tool_call: ToolCall) -> ToolResult | None:
-        objection = await run_hooks(before_tool, session, "before_tool", **describe_call(tool_call))
+        objection = await run(before_tool, session, "before_tool", **describe_call(tool_call))
         return ToolResult.error(f"This was not run: {objection}") if objection else None
 
     @crow.after_tool
     async def after(result: ToolResult, session: Session, tool_call: ToolCall) -> ToolResult | None:
         outcome = {"result": "\n\n".join(map(to_text, result.content)), "is_error": result.is_error}
-        if objection := await run_hooks(after_tool, session, "after_tool", **describe_call(tool_call), **outcome):
+        if objection := await run(after_tool, session, "after_tool", **describe_call(tool_call), **outcome):
             return ToolResult([*result.content, {"type": "text", "text": objection}], result.is_error, result.meta)
         return None
 
     @crow.turn_end
     async def turn(session: Session, outcome: StopReason | Exception) -> None:
-        await run_hooks(turn_end, session, "turn_end", outcome=str(outcome))
+        await run(turn_end, session, "turn_end", outcome=str(outcome))
 
     @crow.session_end
     async def end(session: Session) -> None:
-        await run_hooks(session_end, session, "session_end")
+        await run(session_end, session, "session_end")
 
 
 def describe_call(tool_call: ToolCall) -> dict[str, Any]:
@@ -90,7 +94,7 @@ def describe_call(tool_call: ToolCall) -> dict[str, Any]:
     return {"tool": tool_call.name, "arguments": arguments, "call": tool_call.id}
 
 
-async def run_hooks(hooks: ShellHooks, session: Session, moment: str, **more: Any) -> str:
+async def run_hooks(hidden: Collection[str], hooks: ShellHooks, session: Session, moment: str, **more: Any) -> str:
     """Run commands one after the other until one objects; return its objection, or "".
 
     For a sub-agent, only commands about tool calls run.
@@ -102,7 +106,7 @@ async def run_hooks(hooks: ShellHooks, session: Session, moment: str, **more: An
         if not fnmatchcase(more.get("tool", ""), hook.tool):
             continue
         try:
-            code, said = await run_command(hook.command, session.cwd, hook.timeout, stdin)
+            code, said = await run_command(hook.command, session.cwd, hook.timeout, stdin, hidden=hidden)
         except TimeoutError:
             code, said = 1, f"it took more than {hook.timeout:g} seconds"
         except OSError as error:

@@ -55,6 +55,8 @@ class RequestedOutput:
     """The name of the tool that takes the result; empty where the endpoint's own structured output is used."""
     faults: list[str] = field(default_factory=list[str])
     """The faults of each attempt."""
+    misfits: dict[str, str] = field(default_factory=dict[str, str])
+    """The fault of each call whose arguments do not fit, by the call's id, without advice for the model."""
     value: Any = UNSET
     """The result; UNSET until there is one."""
 
@@ -126,6 +128,7 @@ def structured_output(crow: Crow) -> None:
             requested.value = accept_arguments(requested.schema, tool_call)
         except ValueError as error:
             instruction = f"Call {requested.tool_name} again, with arguments that fit."
+            requested.misfits[tool_call.id] = str(error)
             return ToolResult.error(MISFIT.format(faults=error, instruction=instruction))
         return ToolResult.text(GIVEN)
 
@@ -133,7 +136,8 @@ def structured_output(crow: Crow) -> None:
     def count_faults(result: ToolResult, session: Session, tool_call: ToolCall) -> None:
         requested = get_requested(session)
         if requested and tool_call.name == requested.tool_name and result.is_error:
-            requested.faults.append("\n".join(str(block.get("text", "")) for block in result.content))
+            text = "\n".join(str(block.get("text", "")) for block in result.content)
+            requested.faults.append(requested.misfits.get(tool_call.id, text))
 
     @crow.after_model
     async def end(session: Session, model_call: ModelCall) -> None:

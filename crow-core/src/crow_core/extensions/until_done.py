@@ -1,5 +1,6 @@
 """Let a turn go on until a command succeeds, or until the model has checked its own work."""
 
+from collections.abc import Collection
 from typing import Annotated
 
 from msgspec import Meta
@@ -29,11 +30,14 @@ NO_OUTPUT = "It printed no text."
 AboveZero = Annotated[float, Meta(gt=0)]
 
 
-def until_done(crow: Crow, *, check: str = "", times: int = 5, timeout: AboveZero = 600.0) -> None:
+def until_done(
+    crow: Crow, *, check: str = "", times: int = 5, timeout: AboveZero = 600.0, hidden: Collection[str] = ()
+) -> None:
     """Let a turn in which tools were called go on until it is done, at most `times` times.
 
     It is done when the shell command `check` succeeds in the working directory within `timeout` seconds. Without a
-    command, the model is asked whether it is done. Adds the session option `until_done`, on or off.
+    command, the model is asked whether it is done. The command does not inherit the environment variables that
+    `hidden` names. Adds the session option `until_done`, on or off.
     """
 
     @crow.options
@@ -75,7 +79,7 @@ def until_done(crow: Crow, *, check: str = "", times: int = 5, timeout: AboveZer
     async def run_check(session: Session) -> str:
         """Run the check; return the message to the model if it fails, or "" if it succeeds."""
         try:
-            code, said = await run_command(check, session.cwd, timeout, with_stdout=True)
+            code, said = await run_command(check, session.cwd, timeout, with_stdout=True, hidden=hidden)
             why = f"exit code {code}"
         except TimeoutError as error:
             code, said, why = 1, str(error), f"it took more than {timeout:g} seconds"

@@ -50,7 +50,8 @@ class ToolResult:
     """Facts that only built-in tools may report: `crow/changes` [{path, old, new}], `crow/locations` [{path, line}],
     `crow/plan` [{content, priority, status}], `crow/shell` {folder, variables, sessions} (the state in which the next
     command starts), `crow/terminal` (the id of the client's terminal with the output), `crow/title` (the call's title
-    for the client), `crow/exit` {exitCode, signal} of a command that failed, `crow/denied` (why it was not allowed)."""
+    for the client), `crow/exit` {exitCode, signal} of a command that failed, `crow/denied` (why it was not allowed),
+    `crow/private` and `crow/untrusted` (sources of private data and of untrusted content in it)."""
 
     @classmethod
     def text(cls, text: str, *, is_error: bool = False) -> "ToolResult":

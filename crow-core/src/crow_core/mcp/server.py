@@ -9,7 +9,7 @@ import logging
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Hashable, Sequence
 from contextlib import suppress
 from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass, field
@@ -18,6 +18,7 @@ from pathlib import Path
 from time import monotonic, process_time
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, cast
 from uuid import uuid4
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import msgspec
 from msgspec import UNSET
@@ -90,6 +91,10 @@ class Host(Protocol):
 
     def roots(self) -> Sequence[str]:
         """Return the folders to work in, as `file:` URIs."""
+        ...
+
+    def folder(self) -> Path:
+        """Return the folder for answers that are too long."""
         ...
 
     async def elicit(
@@ -186,14 +191,17 @@ class Server:
     """The value of the environment variable MARK in its processes, if it is a command."""
     secrets: Collection[str] = field(default=(), repr=False)
     """Secret values that it was given: variables, headers, parts of its URL, tokens."""
-    folder: Callable[[], Path | None] = lambda: None
-    """Returns the folder for answers that are too long; None discards them."""
     error: str = ""
     """The reason why it did not start, as a sentence."""
     warning: str = ""
     """The tools that were left out of its list, and why, as a sentence."""
     hosts: set[Host] = field(default_factory=set[Host], repr=False)
     """The hosts of the sessions that use it."""
+    asks: bool = False
+    """Whether it has asked its user or the model something without saying for which call, while several sessions used
+    it. Then the calls of different sessions take turns, and no further session joins."""
+    closed: bool = False
+    """Whether its last session has left it: no further session joins. It would still be connected when needed."""
     changes: Counter[str] = field(default_factory=Counter[str], repr=False)
     """The number of times that its list of `tools`, `prompts` or `resources` may have changed."""
     listeners: list[Callable[[str], None]] = field(default_factory=list[Callable[[str], None]], repr=False)
@@ -208,6 +216,10 @@ class Server:
     _watchdog: ProcessWatchdog | None = field(default=None, repr=False)
     _preloading: asyncio.TimerHandle | None = field(default=None, repr=False)
     _running: set[RunningCall] = field(default_factory=set[RunningCall], repr=False)
+    _unclear: int = 0
+    """The questions of the server that more than one session could be meant with."""
+    _news: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
+    """Set when a call has ended, or such a question has come; a new event replaces it then."""
     _tasks: "set[asyncio.Task[Any]]" = field(default_factory=set["asyncio.Task[Any]"], repr=False)
     """Background tasks: abandoned calls, notifications, subscriptions."""
     _listed: "tuple[int, list[dict[str, Any]]] | None" = field(default=None, repr=False)
@@ -373,6 +385,8 @@ class Server:
         # Only built-in tools get the session's id and folder; other servers get the trace context alone.
         sent_meta = meta if self.built_in else {key: meta[key] for key in TRACE_KEYS if key in meta} or None
         running = running or RunningCall()
+        while self.asks and any(other.host is not running.host for other in self._running):
+            await self._news.wait()
         self._running.add(running)
         try:
             try:
@@ -388,6 +402,7 @@ class Server:
             return ToolResult.error(f"The tool failed: {mask(describe_error(error), self.secrets)}.")
         finally:
             self._running.discard(running)
+            self._announce_news()
             for task in running.tasks.values():
                 task.cancel()
         content: list[dict[str, Any]] = dump.get("content") or []
@@ -476,14 +491,40 @@ class Server:
         running = next(iter(self._running)) if len(self._running) == 1 else None
         return (next(iter(hosts)), running) if len(hosts) == 1 else (None, None)
 
+    def find_folder(self) -> Path | None:
+        """Return the folder of the only session that an answer can be for, or None."""
+        host, _ = self.find_host()
+        return host.folder() if host else None
+
+    def _announce_news(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+
+    async def _wait_until_clear(self) -> None:
+        """Wait, where calls of several sessions are in progress, until those of one are left: the one that has asked
+        is waiting. Returns early if each of the calls waits for an answer, so that none can end."""
+        if RUNNING_CALL.get() is not None or len(self.hosts) < 2:
+            return
+        self.asks = True
+        self._unclear += 1
+        self._announce_news()
+        try:
+            while len({running.host for running in self._running}) > 1:
+                if self._unclear + sum(running.open_questions for running in self._running) >= len(self._running):
+                    return
+                await self._news.wait()
+        finally:
+            self._unclear -= 1
+
     async def _ask_host(self, question: Callable[[Host, RunningCall | None], Coroutine[Any, Any, T]]) -> T:
         """Pass a request of the server to its host and return the answer. The clock of the tool call stops meanwhile.
 
         Raises LookupError if the host is unknown, and TimeoutError if the call ends before the answer.
         """
+        await self._wait_until_clear()
         host, running = self.find_host()
         if host is None:
-            raise LookupError("There is nobody to ask, or more than one that could be meant.")
+            raise LookupError("There is nobody to ask, or more than one that could be meant: call again.")
         task = asyncio.get_running_loop().create_task(
             question(host, running), context=running.context.copy() if running else copy_context()
         )
@@ -506,7 +547,8 @@ class Server:
 
     def _roots(self, context: Any) -> "list[str]":
         host, _ = self.find_host()
-        return [*host.roots()] if host else []
+        known = {tuple(each.roots()) for each in ({host} if host else self.hosts)}
+        return [*known.pop()] if len(known) == 1 else []
 
     async def _elicit(
         self, message: str, type: Any, params: "ElicitRequestParams", context: "ClientRequestContext"
@@ -521,6 +563,9 @@ class Server:
     async def _log(self, params: "LoggingMessageNotificationParams") -> None:
         if (host := self.find_host()[0]) is not None:
             await host.log(self, params)
+        elif params.level not in ("debug", "info", "notice"):
+            text = params.data if isinstance(params.data, str) else repr(params.data)
+            logger.warning("MCP server %s: %s", to_line(self.name), to_line(mask(text, self.secrets))[:REASON_LIMIT])
 
     async def _handle_notification(self, message: "ServerNotification | Exception") -> None:
         """Record that a list has changed; tell the hosts that a page has been completed."""
@@ -556,6 +601,21 @@ class Server:
             self._connection = None
             self._ending = asyncio.ensure_future(end_connection(connection, self._watchdog, self._ending))
 
+    def leave(self, host: Host | None) -> None:
+        """Note that a session no longer uses it. The last one leaves it closed, unless it is `shared`."""
+        if host:
+            self.hosts.discard(host)
+        self.closed = not (self.shared or self.hosts)
+
+    @property
+    def names_calls(self) -> bool:
+        """Whether its requests are known to come with the call that they belong to, as they do in MCP since 2026."""
+        if self._connection is None or not self.connected:
+            return False
+        from mcp_types.version import MODERN_PROTOCOL_VERSIONS  # imported already
+
+        return self._connection.result().protocol_version in MODERN_PROTOCOL_VERSIONS
+
     async def close(self) -> None:
         """Disconnect. All processes of a command are ended."""
         if self._preloading is not None:
@@ -565,6 +625,22 @@ class Server:
         if (ending := self._ending) is not None:
             await asyncio.shield(ending)
             self._ending = None if self._ending is ending else self._ending
+
+
+SHARED: WeakKeyDictionary[asyncio.AbstractEventLoop, WeakValueDictionary[Hashable, Server]] = WeakKeyDictionary()
+"""The servers that sessions of an event loop may share, by their definitions."""
+
+
+def share_server(definition: Hashable, make: Callable[[], Server], *, must_name_calls: bool = False) -> Server:
+    """Return the server with this definition that other sessions of the event loop use, or make it.
+
+    `must_name_calls` refuses one of which it is not known that its questions reach the session that they are for.
+    """
+    servers = SHARED.setdefault(asyncio.get_running_loop(), WeakValueDictionary())
+    server = servers.get(definition)
+    if server is None or server.closed or server.asks or (must_name_calls and not server.names_calls):
+        servers[definition] = server = make()
+    return server
 
 
 async def end_connection(
@@ -696,16 +772,16 @@ class ServerSource:
             env = {} if config.env is UNSET else {variable.name: variable.value for variable in config.env or ()}
             env[MARK] = f"{os.environ.get(MARK, '')}:{self.server.mark}"
             args = () if config.args is UNSET else config.args or ()
-            return CommandTransport(str(config.command), args, env, self.cwd, self._folder)
+            return CommandTransport(str(config.command), args, env, self.cwd, self.server.find_folder)
         headers = {} if config.headers is UNSET else {header.name: header.value for header in config.headers or ()}
-        http, auth = HttpClientFactory(self._folder, self._add_secret), self.auth() if self.auth else NoLogin()
+        http, auth = (
+            HttpClientFactory(self.server.find_folder, self._add_secret),
+            self.auth() if self.auth else NoLogin(),
+        )
         if config.type != "sse":
             return UrlTransport(str(config.url), headers, auth, http)
         http.limit = EVENT_LIMIT
         return SSETransport(str(config.url), headers, auth, httpx_client_factory=http)
-
-    def _folder(self) -> Path | None:
-        return self.server.folder()
 
     def _add_secret(self, authorization: str) -> None:
         """Mask the value of an `Authorization` header from now on."""

@@ -149,6 +149,15 @@ class ToolCall:
     original: dict[str, Any] = field(default_factory=dict[str, Any])
     """The arguments as the reply has them."""
 
+    is_changed: bool = field(default=False, init=False)
+    """Whether the user has changed the arguments."""
+
+    def change_arguments(self, **arguments: Any) -> None:
+        """Give the call other values of arguments, which the user wrote. `use` and `original` stay the model's."""
+        self.arguments.update(arguments)
+        object.__setattr__(self, "is_changed", True)
+        self.__dict__.pop("title", None)  # it is made of the arguments
+
     @property
     def id(self) -> str:
         return self.use["id"]

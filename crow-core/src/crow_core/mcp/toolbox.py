@@ -274,9 +274,8 @@ class Toolbox:
             task.cancel()
         await asyncio.gather(*self._starting.values(), return_exceptions=True)
         for server in self.servers:
-            if self.host:
-                server.hosts.discard(self.host)
-        await asyncio.gather(*(server.close() for server in self.servers if not (server.shared or server.hosts)))
+            server.leave(self.host)
+        await asyncio.gather(*(server.close() for server in self.servers if server.closed))
 
 
 async def wait_for_tools(server: Server, listing: "asyncio.Task[list[dict[str, Any]]]", seconds: float) -> None:

@@ -1,24 +1,34 @@
 """The decision about a tool call, by the mode, the rules and the answers that hold for the session."""
 
 import asyncio
-import re
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from crow_core.mcp.tool import ToolCall
 from crow_core.options import Choice
+from crow_core.permission.command_files import (
+    find_protection_of_files,
+    find_rule_for_files,
+    find_rule_for_unknown_files,
+    may_write,
+)
+from crow_core.permission.compositions import Composition, read_composition
+from crow_core.permission.kept_answers import AnswerRule, KeptAnswer, KeptAnswers, find_answer
+from crow_core.permission.lasting import get_folder, list_covering_rules
 from crow_core.permission.protected import find_protection
-from crow_core.permission.rules import Rules, Verdict
-from crow_core.permission.simple_commands import CommandLine, read_command_line
+from crow_core.permission.rules import COMMAND_TOOL, Rule, Rules, Verdict
+from crow_core.permission.simple_commands import PLAIN_COMMAND, CommandLine, read_command_line
 from crow_core.permission.subjects import (
-    find_scope,
     find_spellings,
     find_subject,
+    has_posix_shell,
     is_for_terminal_session,
     is_inside,
     only_polls_terminal,
     path_from_root,
+    resolve,
 )
 from crow_core.session import Session
 from crow_core.text import to_line
@@ -34,8 +44,8 @@ MODES = (
     Choice("yolo", "Yolo", "Asks nothing", fleeting=True),
 )
 
-PLAIN_COMMAND = re.compile(r"(?!\w+\+?=)[\w ./:=@,+%-]*", re.ASCII)
-"""A command of these characters alone that sets no variable: the shell runs it as it is written."""
+
+STRICTNESS: dict[Verdict, int] = {"deny": 0, "ask": 1, "allow": 2}
 
 
 @dataclass(frozen=True)
@@ -45,16 +55,24 @@ class Judgement:
     verdict: Verdict
     reason: str = ""
     """The source of the decision, as a text that completes "This was not run: …"; not used with the verdict "ask"."""
-    may_last: bool = False
-    """With the verdict "ask": whether the user may answer for the rest of the session."""
-    lasts: bool = False
-    """Whether it comes from an answer for the rest of the session."""
+    rules: Sequence[AnswerRule] = ()
+    """With the verdict "ask": the rules that an answer for longer may store, the narrowest first."""
+    answer: KeptAnswer | None = None
+    """The answer for longer than once that decided."""
     by_pattern: bool = False
     """Whether a rule with a pattern allows it."""
+    command: str = ""
+    """The command that the user wrote in place of the model's, and allowed."""
+    advises: bool = False
+    """With the verdict "deny": whether the user said why."""
     remark: str = ""
     """With the verdict "ask": a text that the question shows."""
+    because: str = ""
+    """With the verdict "ask": a sentence that a denial adds to its reason."""
     runs_edits: bool = False
     """With the verdict "ask": whether it is about a command that runs code which the session may have changed."""
+    writes: bool = False
+    """With the verdict "allow": whether it is about a command that is known to write files."""
 
 
 @dataclass
@@ -71,21 +89,38 @@ class SessionPermissions:
     """Whether the session has changed files."""
     runs_edits: bool = False
     """Whether the user has allowed a command that runs the folder's code after such a change."""
-    answers: dict[tuple[str, str, str], bool] = field(default_factory=dict[tuple[str, str, str], bool])
-    """Answers for the rest of the session: (tool, digest of its definition, scope) to allowed or not."""
+    answers: list[KeptAnswer] = field(default_factory=list[KeptAnswer])
+    """Answers for the rest of the session."""
+    kept: KeptAnswers | None = None
+    """Answers for longer; None if there are none."""
+    changed: set[str] = field(default_factory=set[str])
+    """The ids of the tool calls whose command the user has changed and allowed."""
     queue: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while a call is asked about: one at a time, in the order of the calls."""
+
+    def find_answer(self, rules: Sequence[AnswerRule], folder: str) -> KeptAnswer | None:
+        """Find the answer that decides a call which these rules cover; a rejection beats a permission."""
+        if not rules:
+            return None
+        return find_answer([*self.answers, *(self.kept.list_all() if self.kept else ())], rules, folder)
 
 
 def judge(session: Session, permissions: SessionPermissions, tool_call: ToolCall) -> Judgement:
     """Judge a tool call by the rules, the mode and the answers that hold for the session."""
     subject, kind, mode = find_subject(session, tool_call), tool_call.kind, permissions.mode
+    rules, start = permissions.rules, find_start(session, tool_call)
     to_terminal = kind == "execute" and is_for_terminal_session(tool_call)
-    simple = kind != "execute" or (not to_terminal and PLAIN_COMMAND.fullmatch(subject) is not None)
+    one_line = kind == "execute" and not to_terminal and has_posix_shell(tool_call)
+    simple = kind != "execute" or (one_line and PLAIN_COMMAND.fullmatch(subject) is not None)
     spellings = find_spellings(session, tool_call, subject)
-    strict = [rule for rule in (*permissions.rules.deny, *permissions.rules.ask) if rule.covers(tool_call.name)]
-    line = read_command_line(subject) if kind == "execute" and strict else CommandLine()
-    match = permissions.rules.find(tool_call.name, subject, [*spellings, *line.commands], simple=simple)
+    line = read_command_line(subject) if kind == "execute" else CommandLine()
+    match = rules.find(tool_call.name, subject, [*spellings, *line.commands], simple=simple)
+    about_file = find_rule_for_files(session, rules, line, start)
+    match = min(filter(None, (match, about_file)), key=lambda found: STRICTNESS[found[0]], default=None)
+    covering = list_covering_rules(session, tool_call)
+    answer = permissions.find_answer(covering, get_folder(session))
+    if answer and not answer.allows and not (match and match[0] == "deny"):
+        return to_judgement(answer)
     if match and match[0] != "allow":
         return Judgement(match[0], f"the rule {str(match[1])!r} says {match[0]}")
     if kind == "execute" and only_polls_terminal(tool_call):
@@ -94,40 +129,98 @@ def judge(session: Session, permissions: SessionPermissions, tool_call: ToolCall
         return Judgement("deny", "plan mode only reads. Describe the change instead")
     if mode == "yolo":
         return Judgement("allow", "mode yolo")
-    if rule := next((rule for rule in strict if line.may_match(rule.pattern)), None):
-        return Judgement("ask", remark=f"What this runs cannot be known, and the rule {str(rule)!r} may be about it.")
+    if remark := find_doubt(rules, tool_call.name, line, start):
+        return Judgement("ask", remark=remark)
     if kind == "edit" and is_inside(session, subject, permissions.own_folders):
         return Judgement("ask", remark="These are crow's own files.")
     if kind == "edit" and (protection := find_protection(path_from_root(session, subject), permissions.protected)):
-        return Judgement("ask", remark=f"{to_line(protection.pattern)}: {protection.reason}.")
-    if match and (program := find_runner_after_edits(permissions, tool_call, subject)):
-        why = f"{to_line(program)} runs code of this folder, where this session has changed files."
-        return Judgement("ask", remark=f"{why} This is asked once in a session.", runs_edits=True)
-    if match:
-        return Judgement("allow", f"the rule {str(match[1])!r}", by_pattern=match[1].pattern is not None)
+        paths = [rule for rule in covering if rule.kind == "path"]
+        if found := permissions.find_answer(paths, get_folder(session)):
+            return to_judgement(found)
+        return Judgement("ask", remark=f"{to_line(protection.pattern)}: {protection.reason}.", rules=paths)
+    own_folders, protected = permissions.own_folders, permissions.protected
+    if remark := find_protection_of_files(session, line, start, own_folders, protected):
+        return Judgement("ask", remark=remark)
+    allowing = [match[1]] if match else []
+    if not match and one_line and not simple and (composition := find_composition(session, tool_call)):
+        allowing = find_allowing(session, permissions, tool_call.name, composition)
+    if allowing and (program := find_runner_after_edits(permissions, tool_call, line)):
+        return ask_about_runner(program)
+    if allowing:
+        names = " and ".join(repr(str(rule)) for rule in allowing)
+        reason = f"the rule {names}" if len(allowing) == 1 else f"the rules {names}"
+        by_pattern = any(rule.pattern is not None for rule in allowing)
+        return Judgement("allow", reason, by_pattern=by_pattern, writes=bool(line.writes))
     if tool_call.tool and tool_call.tool.destroys:
         return Judgement("ask")
     if to_terminal:  # what a running terminal session makes of it depends on what happened there
         return Judgement("ask")
-    if (answer := permissions.answers.get(answer_key(session, tool_call))) is not None:
-        return Judgement("allow" if answer else "deny", "the user answered so for this session", lasts=True)
+    if answer and (answer.scope == "session" or mode != "plan"):
+        if answer.scope != "session" and (program := find_runner_after_edits(permissions, tool_call, line)):
+            return ask_about_runner(program)
+        return replace(to_judgement(answer), writes=answer.allows and bool(line.writes))
     if kind in ("read", "search", "think"):
         return Judgement("allow", "reading is allowed")
     if kind == "edit" and mode == "accept-edits" and is_inside(session, subject, session.folders.roots):
         return Judgement("allow", "mode accept-edits")
-    return Judgement("ask", may_last=True)
+    return Judgement("ask", rules=covering)
 
 
-def find_runner_after_edits(permissions: SessionPermissions, tool_call: ToolCall, subject: str) -> str:
+def find_doubt(rules: Rules, tool: str, line: CommandLine, start: str) -> str:
+    """Find the sentence about a rule that may be about a part of a command that is not known; "" if there is none."""
+    strict = [rule for rule in (*rules.deny, *rules.ask) if rule.covers(tool)]
+    if rule := next((rule for rule in strict if line.may_match(rule.pattern)), None):
+        return f"What this runs cannot be known, and the rule {str(rule)!r} may be about it."
+    if rule := find_rule_for_unknown_files(rules, line, start):
+        return f"Which files this changes cannot be known, and the rule {str(rule)!r} may be about them."
+    return ""
+
+
+def find_start(session: Session, tool_call: ToolCall) -> str:
+    """Find the folder in which a command starts."""
+    start = str(tool_call.arguments.get("cwd") or session.folders.starts.get(tool_call.id, session.cwd))
+    return os.path.join(session.cwd, os.path.expanduser(start.replace("\0", "?")))
+
+
+def find_composition(session: Session, tool_call: ToolCall) -> Composition | None:
+    """Read a command as a composition of simple ones, if it starts in the working directory and stays there."""
+    command, cwd = tool_call.arguments.get("command"), os.path.realpath(session.cwd)
+    if tool_call.name != COMMAND_TOOL or not isinstance(command, str):
+        return None
+    if os.path.realpath(find_start(session, tool_call)) != cwd:
+        return None
+    composition = read_composition(command)
+    if composition is None or (composition.folder and resolve(session, composition.folder) != cwd):
+        return None
+    return composition
+
+
+def find_allowing(session: Session, permissions: SessionPermissions, tool: str, composition: Composition) -> list[Rule]:
+    """Find the rules that together allow a composition, with the files that it writes; none if they do not."""
+    rules = permissions.rules.find_for_composition(tool, composition)
+    accept_edits = permissions.mode == "accept-edits"
+    return rules if rules and may_write(session, permissions.rules, composition, accept_edits=accept_edits) else []
+
+
+def find_runner_after_edits(permissions: SessionPermissions, tool_call: ToolCall, line: CommandLine) -> str:
     """Find the program in an allowed command that runs the folder's code, in a session that has changed files without a
     question and was not asked about that yet; "" if there is none."""
     if tool_call.kind != "execute" or permissions.mode != "accept-edits":
         return ""
-    if not permissions.has_edits or permissions.runs_edits:
+    if not (permissions.has_edits or line.writes) or permissions.runs_edits:
         return ""
-    return read_command_line(subject).find_project_runner()
+    return line.find_project_runner()
 
 
-def answer_key(session: Session, tool_call: ToolCall) -> tuple[str, str, str]:
-    """Make the key of an answer for the session. A tool whose definition changes counts as another tool."""
-    return tool_call.name, tool_call.tool.digest if tool_call.tool else "", find_scope(session, tool_call)
+def ask_about_runner(program: str) -> Judgement:
+    """Ask about a program that runs code which the session may have changed."""
+    why = f"{to_line(program)} runs code of this folder, where this session has changed files."
+    return Judgement("ask", remark=f"{why} This is asked once in a session.", runs_edits=True)
+
+
+def to_judgement(answer: KeptAnswer) -> Judgement:
+    """Convert an answer for longer than once to a judgement. A command that it allows in every session runs git without
+    the programs of the folder, as one that a rule allows."""
+    reason = f"the user answered so {answer.place}"
+    by_pattern = answer.allows and answer.scope != "session"
+    return Judgement("allow" if answer.allows else "deny", reason, answer=answer, by_pattern=by_pattern)

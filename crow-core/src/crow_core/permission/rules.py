@@ -9,15 +9,24 @@ covers all that a server can be asked.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Literal
+
+from crow_core.permission.compositions import Composition, SimpleCommand
 
 Verdict = Literal["allow", "ask", "deny"]
 
 TOOL_NAME = re.compile(r"[\w*?\[\]!-]+")
 """The name of a tool, or a pattern of names."""
+COMMAND_TOOL = "terminal"
+PATH_TOOLS = {"file_editor", "grep", "glob", "tree"}
+"""Tools whose subject is a path."""
+RELATIVE_START = re.compile(r"\.\.?/|~")
+"""The beginning of a path as no subject is written."""
+OPERATOR = re.compile(r"(^|\s)(&&|\|\|?|;|&|>>?|<)(\s|$)|\$\(|`|;\s|;$")
+"""An operator of the shell in a pattern."""
 
 
 @dataclass(frozen=True)
@@ -35,21 +44,52 @@ class Rule:
     def matches(self, tool: str, subject: str) -> bool:
         return self.covers(tool) and (self.pattern is None or fnmatchcase(subject, self.pattern))
 
+    def allows(self, tool: str, command: SimpleCommand) -> bool:
+        """Test whether it allows a simple command that is part of a longer command line, or that has quotes.
+
+        A rule that begins with a wildcard does not: it names no program.
+        """
+        if self.pattern is None or self.pattern[:1] in ("", *"*?["):
+            return False
+        return self.matches(tool, command.text) and self.matches(tool, command.masked_text)
+
     def __str__(self) -> str:
         return self.tool if self.pattern is None else f"{self.tool}:{self.pattern}"
 
 
-def parse_rule(text: str) -> Rule:
-    """Parse a rule. Raises ValueError for one that could never match, as it would only seem to forbid something."""
-    tool, colon, pattern = text.partition(":")
-    if not TOOL_NAME.fullmatch(tool.strip()):
+def parse_rule(text: str, *, allows: bool = False) -> Rule:
+    """Parse a rule, also one that `allows`.
+
+    Raises ValueError for one that could never match, as it would only seem to forbid or to allow something.
+    """
+    tool, colon, pattern = (part.strip() for part in text.partition(":"))
+    if not TOOL_NAME.fullmatch(tool):
         raise ValueError(f"{text!r} is no rule: write TOOL or TOOL:PATTERN, such as 'terminal:rm *'")
-    return Rule(tool.strip(), pattern.strip() if colon else None)
+    if not colon:
+        return Rule(tool, None)
+    if not pattern:
+        raise ValueError(f"{text!r} can never match: its pattern is empty. Write {tool!r} for all calls")
+    if (tool in PATH_TOOLS or "*" in tool) and (start := RELATIVE_START.match(pattern)):
+        how = "without './'" if start[0] == "./" else "from the root of the file system"
+        raise ValueError(f"{text!r} can never match: write the path {how}")
+    if allows and tool == COMMAND_TOOL and (operator := OPERATOR.search(pattern)):
+        how = f"the commands around {operator[0].strip()!r} are compared one by one. Write a rule for each"
+        raise ValueError(f"{text!r} can never match: {how}")
+    return Rule(tool, pattern)
 
 
-def parse_rules(texts: Sequence[str]) -> list[Rule]:
+def parse_rules(texts: Sequence[str], *, allows: bool = False) -> list[Rule]:
     """Parse several rules. Raises ValueError."""
-    return [parse_rule(text) for text in texts]
+    return [parse_rule(text, allows=allows) for text in texts]
+
+
+def suggest_tool(rule: Rule, tools: Collection[str]) -> str:
+    """Find the tool that a rule probably means, if there is none of its name; "" if that is not known."""
+    if rule.tool in tools or set(rule.tool) & set("*?["):
+        return ""
+    import difflib  # imported here: only a rule for a tool that is not known needs it
+
+    return next(iter(difflib.get_close_matches(rule.tool, sorted(tools), 1, 0.8)), "")
 
 
 @dataclass
@@ -76,4 +116,25 @@ class Rules:
         for rule in self.allow:
             if rule.matches(tool, subject) and (simple or rule.pattern is None):
                 return "allow", rule
+        return None
+
+    def find_for_composition(self, tool: str, composition: Composition) -> list[Rule] | None:
+        """Find the rules that together allow all commands of a command line; None if they do not."""
+        found: dict[Rule, None] = {}
+        for command in composition.commands:
+            rule = next((rule for rule in self.allow if rule.allows(tool, command)), None)
+            if rule is None:
+                return None
+            found[rule] = None
+        return list(found)
+
+    def find_for_file(self, tool: str, forms: Sequence[str], *, writes: bool) -> tuple[Verdict, Rule] | None:
+        """Find the rule that denies or asks about a file that a command reads or writes, as a call of `tool` would."""
+        strict: list[tuple[Verdict, Rule]] = [
+            *(("deny", rule) for rule in self.deny),
+            *(("ask", rule) for rule in self.ask),
+        ]
+        for verdict, rule in strict:
+            if (rule.pattern is not None or writes) and any(rule.matches(tool, form) for form in forms):
+                return verdict, rule
         return None

@@ -5,13 +5,15 @@ command may differ from the shell's own, so it may only make a decision stricter
 """
 
 import os
+import re
 import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
-from typing import TYPE_CHECKING
+from itertools import takewhile
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -20,15 +22,29 @@ if TYPE_CHECKING:
 
 UNKNOWN = "\0"
 """Stands in a word for what only the shell can know: the value of a variable, the output of a command, a file name."""
-LENGTH_LIMIT = 50_000
+LENGTH_LIMIT = 20_000
 """Bytes of a command line that are read; a longer one is not known."""
-NODES_LIMIT = 20_000
+NODES_LIMIT = 10_000
 """Nodes of the tree that are read; a command line with more is not known."""
 DEPTH_LIMIT = 10
 """Command lines inside command lines that are read, as in `sh -c "sh -c …"`; deeper ones are not known."""
 
+WORDS_LIMIT = 200
+"""Words of a command inside another that are read; a longer one is not known."""
+COMMANDS_LIMIT = 5_000
+"""Spellings of commands that are listed; of a command line with more, the rest is not known."""
+CODE_LIMIT = 2_000
+"""Characters of code in another language that are looked at; longer code may run anything."""
+ANYWHERE_LIMIT = 40
+"""Words among which a command is looked for that may begin at any; with more, it is not known."""
+
 SHELLS = {"sh", "bash", "dash", "zsh", "ksh", "mksh", "ash", "rbash", "fish"}
+PLAIN_COMMAND = re.compile(r"(?!\w+\+?=)[\w ./:=@,+%-]*", re.ASCII)
+"""A command of these characters alone that sets no variable: the shell runs it as it is written."""
 KEYWORDS = {"!", "{", "}", "if", "then", "elif", "else", "fi", "while", "until", "do", "done", "for", "case", "esac"}
+FOLDER_OPTIONS = ("-C", "--chdir", "--directory", "--prefix", "--cwd")
+HARMLESS_FILES = {"/dev/null", "/dev/stdout", "/dev/stderr", "/dev/tty"}
+OTHER_KEYWORDS = {"function", "select", "in"}
 FIND_ACTIONS = {
     "find": ("-exec", "-execdir", "-ok", "-okdir"),
     "fd": ("-x", "-X", "--exec", "--exec-batch"),
@@ -42,20 +58,52 @@ class Wrapper(msgspec.Struct, forbid_unknown_fields=True):
 
     values: list[str] = []
     operands: int = 0
+    scripts: list[str] = []
+    joins: bool = False
+    anywhere: bool = False
+    appends: bool = False
+    command: bool = True
+
+
+class Code(msgspec.Struct, forbid_unknown_fields=True):
+    """A program that runs commands which its arguments describe in another language."""
+
+    options: list[str] = []
+    markers: list[str] = []
 
 
 class Subcommands(msgspec.Struct, forbid_unknown_fields=True):
     """A program whose subcommand may stand behind options."""
 
     values: list[str] = []
+    unclear: list[str] = []
     flags: list[str] = []
     same: dict[str, str] = {}
+
+
+class Writer(msgspec.Struct, forbid_unknown_fields=True):
+    """A program whose arguments name files that it changes."""
+
+    operands: Literal["all", "last", "none"] = "all"
+    skip: int = 0
+    unless: list[str] = []
+    when: list[str] = []
+    values: list[str] = []
+    writes: list[str] = []
+    keys: list[str] = []
+    content: bool = True
+    sources: bool = False
 
 
 class CommandTables(msgspec.Struct, forbid_unknown_fields=True):
     """The content of simple_commands.toml, where each field is explained."""
 
     project_runners: list[str]
+    data_commands: list[str]
+    quotable_commands: list[str]
+    shell_builtins: list[str]
+    writers: dict[str, Writer]
+    code: dict[str, Code]
     wrappers: dict[str, Wrapper]
     subcommands: dict[str, Subcommands]
 
@@ -68,6 +116,16 @@ class CommandLine:
     """Each in all its spellings, with UNKNOWN for what only the shell can know."""
     unclear: set[str] = field(default_factory=set[str])
     """The beginnings of those of which more is not known; "" if something cannot be read at all."""
+    writes: set[str] = field(default_factory=set[str])
+    """Paths of files that it writes, by redirection or by programs of which that is known."""
+    changes: set[str] = field(default_factory=set[str])
+    """Paths of files that it removes, or changes in other ways."""
+    reads: set[str] = field(default_factory=set[str])
+    """Paths of files that redirections read."""
+    moves: list[str] = field(default_factory=list[str])
+    """Folders into which it changes, in order."""
+    texts: set[str] = field(default_factory=set[str], compare=False)
+    """The command lines that were read, this one and those inside it."""
 
     def may_match(self, pattern: str | None) -> bool:
         """Test whether something that is not known may be what a rule's pattern describes."""
@@ -103,36 +161,92 @@ def get_parser() -> "Parser":
     return tree_sitter.Parser(tree_sitter.Language(tree_sitter_bash.language()))
 
 
+@lru_cache(maxsize=32)
 def read_command_line(text: str) -> CommandLine:
-    """Find the simple commands in a command line, also those inside others."""
+    """Find the simple commands in a command line, also those inside others. The parser reads only what is not plain."""
     found = CommandLine()
+    if len(text) <= LENGTH_LIMIT and PLAIN_COMMAND.fullmatch(text):
+        words = text.split()
+        if words and words[0] not in KEYWORDS | OTHER_KEYWORDS:
+            add_words(found, words, 0)
+            return found
     read_into(found, text, 0)
     return found
 
 
 def read_into(found: CommandLine, text: str, depth: int) -> None:
     """Add the simple commands of a text."""
+    if text in found.texts:
+        return
+    found.texts.add(text)
     data = text.encode(errors="replace")
-    if depth > DEPTH_LIMIT or len(data) > LENGTH_LIMIT:
+    if depth > DEPTH_LIMIT or len(data) > LENGTH_LIMIT or sum(map(len, found.texts)) > 2 * LENGTH_LIMIT:
         found.unclear.add("")
         return
     root = get_parser().parse(data).root_node
     if root.has_error:
         found.unclear.add("")
     todo, count = [root], 0
+    arguments: dict[int, list[Node]] = {}
     while todo:
         node = todo.pop()
         count += 1
         if count > NODES_LIMIT:
             found.unclear.add("")
             return
-        if node.type in ("command", "declaration_command", "unset_command", "ERROR"):
-            read_command(found, node, depth)
-        todo += node.named_children
+        if node.type == "redirected_statement" and (more := list_redirected_arguments(node)):
+            if command := find_last_command(node):
+                arguments.setdefault(command.id, []).extend(more)
+            else:
+                found.unclear.add("")
+        elif node.type == "file_redirect":
+            read_redirection(found, node)
+        elif node.type in ("command", "declaration_command", "unset_command", "ERROR"):
+            read_command(found, node, arguments.get(node.id, ()), depth)
+        todo += reversed(node.named_children)  # the first comes first: a folder changes before the commands behind it
 
 
-def read_command(found: CommandLine, node: "Node", depth: int) -> None:
-    """Add the command of a node of the tree."""
+def list_redirected_arguments(node: "Node") -> "list[Node]":
+    """List the words that the grammar takes for part of a redirection, but the shell for arguments of the command."""
+    found: list[Node] = []
+    for child in node.named_children:
+        if child.type == "file_redirect":
+            target_is_inside = any(part.type in (">&-", "<&-") for part in child.children)
+            words = [part for part in child.named_children if part.type != "file_descriptor"]
+            found += words if target_is_inside else words[1:]
+        elif child.type == "heredoc_redirect":
+            outside = ("file_redirect", "heredoc_start", "heredoc_body", "heredoc_end", "file_descriptor", "pipeline")
+            found += [part for part in child.named_children if part.type not in outside]
+            found += list_redirected_arguments(child)
+    return found
+
+
+def find_last_command(node: "Node") -> "Node | None":
+    """Find the command to which the redirections of a statement belong."""
+    while node.type in ("redirected_statement", "pipeline", "list", "negated_command"):
+        redirects = ("file_redirect", "heredoc_redirect", "herestring_redirect")
+        bodies = [child for child in node.named_children if child.type not in redirects]
+        if not bodies:
+            return None
+        node = bodies[-1]
+    return node if node.type == "command" else None
+
+
+def read_redirection(found: CommandLine, node: "Node") -> None:
+    """Add the file of a redirection."""
+    operators = [child.type for child in node.children if not child.is_named]
+    words = [child for child in node.named_children if child.type != "file_descriptor"]
+    if not words or not operators:
+        return
+    path = to_word(words[0])
+    if operators[0].endswith("-") or (operators[0] in (">&", "<&") and path.isdecimal()):
+        return
+    if path not in HARMLESS_FILES:
+        (found.reads if operators[0] == "<" else found.writes).add(path)
+
+
+def read_command(found: CommandLine, node: "Node", more: "Sequence[Node]", depth: int) -> None:
+    """Add the command of a node of the tree, with `more` words."""
     words: list[str] = []
     text, start, end = node.text or b"", node.start_byte, -1
     for child in node.children:
@@ -147,7 +261,7 @@ def read_command(found: CommandLine, node: "Node", depth: int) -> None:
         else:
             words.append((after or "") + to_word(child))
         end = child.end_byte
-    add_words(found, words, depth)
+    add_words(found, [*words, *map(to_word, more)], depth)
 
 
 def split_gap(gap: bytes) -> tuple[str, str | None]:
@@ -223,15 +337,14 @@ def add_words(found: CommandLine, words: Sequence[str], depth: int) -> None:
         words = words[1:]
     if not words:
         return
-    if depth > DEPTH_LIMIT:
+    if depth > DEPTH_LIMIT or len(found.commands) > COMMANDS_LIMIT or (depth and len(words) > WORDS_LIMIT):
         found.unclear.add("")
+        return
+    if " ".join(words) in found.commands and depth:
         return
     name = os.path.basename(words[0])
     for first in {words[0], name}:
         add_spelling(found, [first, *words[1:]])
-    tables = get_tables()
-    if subcommands := tables.subcommands.get(name):
-        add_subcommand(found, name, words[1:], subcommands)
     if name == "env" and (script := find_value(words, ("-S", "--split-string"))) is not None:
         read_into(found, script, depth + 1)
     if name in SHELLS:
@@ -240,16 +353,61 @@ def add_words(found: CommandLine, words: Sequence[str], depth: int) -> None:
         read_into(found, " ".join(words[1:]), depth + 1)
     elif name == "trap" and len(words) > 1:
         read_into(found, words[1], depth + 1)
-    elif name in ("su", "script") and (script := find_value(words, ("-c", "--command"))) is not None:
-        read_into(found, script, depth + 1)
     elif name in FIND_ACTIONS:
         for inner in list_actions(words, FIND_ACTIONS[name]):
             add_words(found, inner, depth + 1)
+    if name in ("cd", "pushd"):
+        found.moves.append(next((word for word in words[1:] if not word.startswith("-")), UNKNOWN))
+    found.moves.extend(words[at + 1] for at, word in enumerate(words[:-1]) if word in FOLDER_OPTIONS)
+    for known in {name, to_known_name(name)}:
+        add_arguments(found, known, words[1:], depth)
+
+
+def to_known_name(name: str) -> str:
+    """Convert a program's name to the one of the tables: without a version, or the `g` of GNU programs on macOS."""
+    tables = get_tables()
+    if name.startswith(("ld-linux", "ld-musl", "ld.so", "ld64.so")):
+        return "ld.so"
+    plain = name.rstrip("0123456789.-")
+    is_gnu = plain.startswith("g") and (plain[1:] in tables.wrappers or plain[1:] in tables.writers)
+    return plain[1:] if is_gnu and plain not in tables.subcommands else plain
+
+
+def add_arguments(found: CommandLine, name: str, words: Sequence[str], depth: int) -> None:
+    """Add the commands and the files that the arguments of a program, or of its subcommand, name."""
+    tables = get_tables()
+    if subcommands := tables.subcommands.get(name) or list_programs_with_subcommands().get(name):
+        add_subcommand(found, name, words, subcommands, depth)
+    if writer := tables.writers.get(name):
+        add_writes(found, words, writer)
+    if (code := tables.code.get(name)) and may_run_commands(words, code):
+        found.unclear.add("")
     if wrapper := tables.wrappers.get(name):
-        for inner in unwrap(words[1:], wrapper):
-            if inner[0] in ("-c", "--command"):
-                read_into(found, " ".join(inner[1:]), depth + 1)
+        if wrapper.scripts and (script := find_value(words, wrapper.scripts)) is not None:
+            read_into(found, script, depth + 1)
+        for inner in unwrap(words, wrapper) if wrapper.command else ():
+            if wrapper.joins and not PLAIN_COMMAND.fullmatch(" ".join(inner)):
+                read_into(found, " ".join(inner), depth + 1)
+            if wrapper.appends:
+                inner = [*takewhile(lambda word: not word.startswith(":::"), inner), UNKNOWN]
             add_words(found, inner, depth + 1)
+
+
+@cache
+def list_programs_with_subcommands() -> dict[str, Subcommands]:
+    """List the programs of which a subcommand runs a command, with no options."""
+    tables = get_tables()
+    return {key.rpartition(" ")[0]: Subcommands() for key in (*tables.wrappers, *tables.code) if " " in key}
+
+
+def may_run_commands(words: Sequence[str], code: Code) -> bool:
+    """Test whether arguments are code in another language that may run commands."""
+    if any(len(word) > CODE_LIMIT for word in words):
+        return True
+    if code.options:
+        options = tuple(code.options)
+        return any(word.startswith(options) for word in words)
+    return not code.markers or any(re.search(marker, word) for marker in code.markers for word in words)
 
 
 def add_spelling(found: CommandLine, words: Sequence[str]) -> None:
@@ -260,13 +418,14 @@ def add_spelling(found: CommandLine, words: Sequence[str]) -> None:
         found.unclear.add(spelling.partition(UNKNOWN)[0])
 
 
-def add_subcommand(found: CommandLine, name: str, words: Sequence[str], table: Subcommands) -> None:
+def add_subcommand(found: CommandLine, name: str, words: Sequence[str], table: Subcommands, depth: int) -> None:
     """Add a command without the options before its subcommand."""
-    while words and words[0].startswith("-"):
+    while words and (words[0].startswith("-") or (name == "cargo" and words[0].startswith("+"))):
         option = words[0].partition("=")[0]
-        if option in table.values:
+        if option in table.values or option in table.unclear:
+            found.unclear.update([f"{name} "] if option in table.unclear else ())
             words = words[1:] if "=" in words[0] else words[2:]
-        elif option in table.flags:
+        elif option in table.flags or option.startswith("+"):
             words = words[1:]
         else:
             found.unclear.add(f"{name} ")
@@ -274,6 +433,7 @@ def add_subcommand(found: CommandLine, name: str, words: Sequence[str], table: S
     if words:
         for subcommand in {words[0], table.same.get(words[0], words[0])}:
             add_spelling(found, [name, subcommand, *words[1:]])
+            add_arguments(found, f"{name} {subcommand}", words[1:], depth)
 
 
 def add_script(found: CommandLine, words: Sequence[str], depth: int) -> None:
@@ -286,6 +446,50 @@ def add_script(found: CommandLine, words: Sequence[str], depth: int) -> None:
             return
     if not any(not word.startswith("-") for word in words):  # it reads its input
         found.unclear.add("")
+
+
+def add_writes(found: CommandLine, words: Sequence[str], writer: Writer) -> None:
+    """Add the files that the arguments of a program name."""
+    operands: list[str] = []
+    values: list[str] = []
+    is_active = not writer.when
+    skip = 0 if any(word.startswith(tuple(writer.unless)) for word in words if writer.unless) else writer.skip
+    rest = iter(words)
+    for word in rest:
+        name, equals, value = word.partition("=")
+        if f"{name}=" in writer.keys:
+            values.append(value)
+        elif word == "--":
+            operands += rest
+        elif not word.startswith("-") or word == "-":
+            operands.append(word)
+        elif word.startswith("--"):
+            is_active |= any(option.startswith(name) for option in writer.when)
+            if any(option.startswith(name) for option in writer.writes):  # options may be abbreviated
+                values.append(value if equals else next(rest, ""))
+            elif name in writer.values and not equals:
+                next(rest, "")
+        else:
+            is_active |= any(option in (f"-{letter}", word) for option in writer.when for letter in word[1:])
+            for index, letter in enumerate(word[1:], 2):  # several options in one word; the last may have a value
+                if f"-{letter}" in writer.writes:
+                    values.append(word[index:] or next(rest, ""))
+                    break
+                if f"-{letter}" in writer.values:
+                    if not word[index:]:
+                        next(rest, "")
+                    break
+    (found.writes if writer.content else found.changes).update(values)
+    operands = operands[skip:]
+    if not is_active or writer.operands == "none":
+        return
+    if writer.operands == "all":
+        (found.writes if writer.content else found.changes).update(operands)
+    else:  # the last one may be a folder, in which the files keep their names
+        last = values[-1] if values else operands.pop() if len(operands) > 1 else "."
+        found.writes.add(last)
+        found.writes.update(os.path.join(last, os.path.basename(source.rstrip("/"))) for source in operands)
+        found.changes.update(operands if writer.sources else ())
 
 
 def find_value(words: Sequence[str], options: Sequence[str]) -> str | None:
@@ -308,17 +512,28 @@ def list_actions(words: Sequence[str], actions: Sequence[str]) -> Iterator[Seque
 
 
 def unwrap(words: Sequence[str], wrapper: Wrapper) -> Iterator[Sequence[str]]:
-    """Yield the command behind a wrapper's options and operands."""
+    """Yield the command behind a wrapper's options and operands; all that it may be, if that cannot be known."""
+    if wrapper.anywhere:
+        for index, word in enumerate(words[:ANYWHERE_LIMIT]):
+            if not word.startswith("-") and not is_assignment(word):
+                yield words[index:]
+        if len(words) > ANYWHERE_LIMIT:
+            yield [UNKNOWN]
+        return
+    unknown = 0
     while words and (words[0].startswith("-") or is_assignment(words[0])):
         if words[0] == "--":
             words = words[1:]
             break
+        unknown += words[0].startswith("-") and words[0] not in wrapper.values and "=" not in words[0]
         words = words[2:] if words[0] in wrapper.values else words[1:]
     words = words[wrapper.operands :]
-    while words and is_assignment(words[0]):
-        words = words[1:]
-    if words:
-        yield words
+    for index in range(min(unknown, 3) + 1):  # an option that is not known may take the next word
+        inner = words[index:]
+        while inner and is_assignment(inner[0]):
+            inner = inner[1:]
+        if inner:
+            yield inner
 
 
 def is_assignment(word: str) -> bool:

@@ -27,6 +27,11 @@ COMMAND_PREFIXES = re.compile(
 """Words that may stand before the command that really runs."""
 
 
+POSIX_SHELLS = {"sh", "bash", "dash", "ash", "busybox", "ksh", "mksh"}
+EDITOR = "file_editor"
+"""The tool whose rules also hold for files that commands write."""
+
+
 def find_subject(session: Session, tool_call: ToolCall) -> str:
     """Find the text that the patterns of rules are matched against."""
     arguments, kind = tool_call.arguments, tool_call.kind
@@ -60,6 +65,16 @@ def only_polls_terminal(tool_call: ToolCall) -> bool:
     return is_for_terminal_session(tool_call) and given <= {"session", "wait"}
 
 
+def has_posix_shell(tool_call: ToolCall) -> bool:
+    """Whether the tool's commands are read by a shell of the POSIX kind.
+
+    `terminal` uses bash or /bin/sh, also in an editor's terminals. Another tool says in the `_meta` of its definition
+    which shell it uses: `"crow/shell": "pwsh"`.
+    """
+    shell = tool_call.tool.own_meta.get("crow/shell", "sh") if tool_call.tool else "sh"
+    return isinstance(shell, str) and os.path.basename(shell) in POSIX_SHELLS
+
+
 def find_spellings(session: Session, tool_call: ToolCall, subject: str) -> list[str]:
     """Find further forms of a call's subject, for rules that deny or ask.
 
@@ -74,12 +89,17 @@ def find_spellings(session: Session, tool_call: ToolCall, subject: str) -> list[
                 path = path_from_uri(uri.partition("#")[0])
             case _:
                 return []
-        paths = relative_path(session, path), resolve(session, path)
-        return [*paths, *(f"{path}/" for path in paths)]
+        return spell_path(session, path)
     # Coarser than `read_command_line`, and needed where that cannot read a command and nobody is asked (mode yolo).
     pieces = [piece for text in (subject, SHELL_QUOTES.sub("", subject)) for piece in OPERATORS.split(text)]
     commands = [" ".join(piece.split()) for piece in pieces]
     return [*commands, *(COMMAND_PREFIXES.sub("", command, count=1) for command in commands)]
+
+
+def spell_path(session: Session, path: str) -> list[str]:
+    """Spell a path as rules may name it: relative, absolute, and each as a folder."""
+    paths = relative_path(session, path), resolve(session, path)
+    return [*paths, *(f"{path}/" for path in paths)]
 
 
 def resolve(session: Session, path: str) -> str:
@@ -115,19 +135,3 @@ def parse_url(url: str) -> tuple[str, str]:
     except (httpx2.InvalidURL, ValueError):
         return url, url
     return str(parsed), parsed.netloc.decode("ascii", "replace")
-
-
-def find_scope(session: Session, tool_call: ToolCall) -> str:
-    """Find what an answer for the session covers: this command, all edits, a host, or the kind of the tool."""
-    kind = tool_call.kind
-    if kind == "fetch" and isinstance(url := tool_call.arguments.get("url"), str):
-        return parse_url(url)[1]
-    return find_subject(session, tool_call) if kind == "execute" else kind
-
-
-def describe_scope(session: Session, tool_call: ToolCall) -> str:
-    """Describe what an answer for the session covers."""
-    name, kind = tool_call.name, tool_call.kind
-    if kind == "fetch" and (scope := find_scope(session, tool_call)) != kind:
-        return f"{name} from {scope}"
-    return {"execute": "this command", "edit": "changes to files here"}.get(kind, name)

@@ -39,6 +39,7 @@ from crow_core.masking import find_secrets
 from crow_core.mcp.server import Server, from_acp
 from crow_core.models.chat import Prices
 from crow_core.permission.rules import parse_rules
+from crow_core.settings.project_files import is_inside
 
 if TYPE_CHECKING:
     from crow_core.mcp.oauth import Visit
@@ -123,9 +124,17 @@ class ServerSettings(Struct, kw_only=True):
     auth: Literal["", "oauth", "client_credentials"] = ""
     oauth: OAuthSettings | None = None
     disabled: bool = False
+    shared: bool = True
+    """Whether sessions in the same folder may use one connection. A server that keeps something for one conversation,
+    such as the page of a browser, should not be shared."""
 
     def __post_init__(self) -> None:
         self.timeout, self.start_timeout = to_seconds(self.timeout), to_seconds(self.start_timeout)
+
+    @property
+    def wants_login(self) -> bool:
+        """Whether the user has to log in to it."""
+        return self.auth != "client_credentials" and (self.auth == "oauth" or self.oauth is not None)
 
 
 class UnusableServer(ServerSettings, kw_only=True):
@@ -163,9 +172,14 @@ class PermissionSettings(Struct, kw_only=True, forbid_unknown_fields=True):
     deny: list[str] = field(default_factory=list[str])
     protected: list[str] = field(default_factory=list[str])
     """Patterns of files, such as `deploy/**`, whose changes are asked about, beside those that crow knows."""
+    private: list[str] = field(default_factory=list[str])
+    """Patterns of files, such as `customers/**`, that hold private data, beside those that crow knows."""
+    taint: bool = True
+    """Whether a session that has read private data and untrusted content asks before data can leave."""
 
     def __post_init__(self) -> None:
-        parse_rules([*self.allow, *self.ask, *self.deny])
+        parse_rules(self.allow, allows=True)
+        parse_rules([*self.ask, *self.deny])
 
 
 class AgentSettings(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -236,7 +250,7 @@ class Config(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ProjectPermissions(Struct, kw_only=True):
-    """The rules of a project: `[permissions]`. Keys that would loosen permissions are ignored."""
+    """The rules of a project: `[permissions]`. Other keys are ignored, and named to the user."""
 
     ask: list[str] = field(default_factory=list[str])
     deny: list[str] = field(default_factory=list[str])
@@ -349,13 +363,23 @@ def get_database_url(config: Config, home: Home) -> str:
 
 
 def load_project_config(folder: Path, env: Mapping[str, str]) -> ProjectConfig:
-    """Read the settings of a trusted folder. Raises ConfigError."""
-    config = read_toml(folder / ".crow" / "config.toml", ProjectConfig, env) or ProjectConfig()
-    for name, server in read_servers(folder / ".mcp.json", env).items():
+    """Read the settings of a trusted folder; leave out a file that a link leads out of it. Raises ConfigError."""
+    config = read_toml(folder / ".crow" / "config.toml", ProjectConfig, env, folder) or ProjectConfig()
+    for name, server in read_servers(folder / ".mcp.json", env, folder).items():
         config.mcp.servers.setdefault(name, server)
     for server in config.mcp.servers.values():
         server.trust = False
     return config
+
+
+def find_ignored_permissions(folder: Path) -> list[str]:
+    """Find the keys of `[permissions]` in a folder's settings that a project cannot set."""
+    try:
+        settings = tomllib.loads((folder / ".crow" / "config.toml").read_text("utf-8-sig"))
+    except (OSError, ValueError):
+        return []  # `load_project_config` reports it
+    given: Any = settings.get("permissions")
+    return sorted(set(cast(dict[str, Any], given)) - {"ask", "deny"}) if isinstance(given, dict) else []
 
 
 def to_server(name: str, settings: ServerSettings, cwd: str, *, tokens: Path, visit: "Visit") -> Server:
@@ -392,8 +416,7 @@ def to_server(name: str, settings: ServerSettings, cwd: str, *, tokens: Path, vi
         check_credentials(settings)
     except ConfigError as error:
         return Server(name, partial(raise_error, error))
-    has_credentials = settings.auth == "client_credentials"
-    wants_login = not has_credentials and (settings.auth == "oauth" or settings.oauth is not None)
+    has_credentials, wants_login = settings.auth == "client_credentials", settings.wants_login
     auth = present_credentials if has_credentials else login if wants_login else None
     server = from_acp(config, os.path.join(cwd, os.path.expanduser(settings.cwd)), auth)
     server.secrets = find_secrets(settings)
@@ -485,14 +508,14 @@ def to_read_error(path: Path, error: OSError | UnicodeDecodeError) -> ConfigErro
     return ConfigError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.")
 
 
-def read_toml(path: Path, kind: type[T], env: Mapping[str, str]) -> T | None:
-    """Read a TOML file as settings; return None if there is no such file. Raises ConfigError."""
-    return read_file(path, kind, env, tomllib.loads, tomllib.TOMLDecodeError)
+def read_toml(path: Path, kind: type[T], env: Mapping[str, str], root: Path | None = None) -> T | None:
+    """Read a TOML file as settings, as `read_file` does. Raises ConfigError."""
+    return read_file(path, kind, env, tomllib.loads, tomllib.TOMLDecodeError, root)
 
 
-def read_servers(path: Path, env: Mapping[str, str]) -> dict[str, ServerSettings]:
-    """Read the servers of an mcp.json. Raises ConfigError."""
-    file = read_file(path, McpFile, env, parse_mcp_json, json.JSONDecodeError)
+def read_servers(path: Path, env: Mapping[str, str], root: Path | None = None) -> dict[str, ServerSettings]:
+    """Read the servers of an mcp.json, as `read_file` does. Raises ConfigError."""
+    file = read_file(path, McpFile, env, parse_mcp_json, json.JSONDecodeError, root)
     return file.servers if file else {}
 
 
@@ -507,13 +530,21 @@ def parse_mcp_json(text: str) -> Any:
 
 
 def read_file(
-    path: Path, kind: type[T], env: Mapping[str, str], parse: Callable[[str], Any], parse_error: type[Exception]
+    path: Path,
+    kind: type[T],
+    env: Mapping[str, str],
+    parse: Callable[[str], Any],
+    parse_error: type[Exception],
+    root: Path | None = None,
 ) -> T | None:
     """Read a file as settings of a kind; return None if there is no such file. Raises ConfigError.
 
-    A variable that is not set makes only the server unusable whose settings use it.
+    There is none in `root`, either, if a link leads the path out of there, or if it is a pipe or a device. A variable
+    that is not set makes only the server unusable whose settings use it.
     """
     try:
+        if root and not (is_inside(path, root) and path.is_file()):
+            return None
         text = path.read_text("utf-8-sig")  # some editors begin a file with a byte order mark
     except FileNotFoundError:
         return None

@@ -1,6 +1,6 @@
 """An ACP agent without a model: `python -m crow_core.testing.agents` does what the lines of a prompt say.
 
-`say TEXT`, `think TEXT`, `call ID`, `diff PATH`, `done ID`, `ask ID`, `form`, `read PATH`, `write PATH TEXT`,
+`say TEXT`, `think TEXT`, `call ID`, `diff PATH`, `done ID`, `ask ID`, `form NAME`, `read PATH`, `write PATH TEXT`,
 `run COMMAND`, `open COMMAND` (a terminal that is not released), `cost AMOUNT`, `spawn` (a process in a session of its
 own, whose id it says), `wait` (until the turn is cancelled), `deaf` (ignores a cancel), `refuse TEXT`, `die CODE TEXT`,
 `stop REASON`, `print TEXT` (beside the protocol), `env NAME`, `cwd`.
@@ -183,15 +183,17 @@ class PuppetAgent:
             PermissionOption(option_id="go", name="Go", kind="allow_once"),
             PermissionOption(option_id="no", name="No", kind="reject_once"),
         ]
-        about = ToolCallFields(tool_call_id=call, title=f"Call {call}", kind="edit")
+        about = ToolCallFields(tool_call_id=call, title=f"Call {call}", kind="edit", raw_input={"path": call})
         request = RequestPermissionRequest(session_id=id, tool_call=about, options=options)
         answer = await self.ask_client("session/request_permission", request)
         self.outcome = getattr(answer.outcome, "option_id", "cancelled")
         await self.do_say(id, f"{call}: {self.outcome}. ")
 
     async def do_form(self, id: str, rest: str) -> None:
-        schema = ElicitationSchema(properties={"name": StringPropertySchema(title="Name")})
-        request = CreateElicitationRequest(message="Your name?", mode="form", session_id=id, requested_schema=schema)
+        name, schema = f", {rest}" if rest else "", ElicitationSchema(properties={"name": StringPropertySchema()})
+        request = CreateElicitationRequest(
+            message=f"Your name{name}?", mode="form", session_id=id, requested_schema=schema
+        )
         try:
             answer = await self.ask_client("elicitation/create", request)
         except RpcError as error:

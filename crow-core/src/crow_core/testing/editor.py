@@ -2,11 +2,8 @@
 
 import asyncio
 import os
-import signal
-from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,7 +21,6 @@ from crow_core.acp.schema import (
     CreateElicitationResponse,
     CreateTerminalRequest,
     CreateTerminalResponse,
-    KillTerminalRequest,
     ReadTextFileRequest,
     ReadTextFileResponse,
     ReleaseTerminalRequest,
@@ -34,58 +30,17 @@ from crow_core.acp.schema import (
     SessionNotification,
     SessionUpdate,
     TerminalContent,
-    TerminalOutputRequest,
-    TerminalOutputResponse,
     TextBlock,
     ToolCall,
     ToolCallUpdate,
-    WaitForTerminalExitRequest,
-    WaitForTerminalExitResponse,
     WriteTextFileRequest,
 )
 from crow_core.acp.transports import Transport, memory_pair
 from crow_core.agent import AcpAgent
 from crow_core.app import Crow
+from crow_core.client_terminals import ClientTerminal, ClientTerminals
 
 T = TypeVar("T")
-
-
-@dataclass(eq=False)
-class EditorTerminal:
-    """A command that an agent runs in the client's terminal."""
-
-    process: Process
-    limit: int | None
-    """The most bytes of the output to keep; None means all."""
-    output: bytearray = field(default_factory=bytearray)
-    truncated: bool = False
-
-    def __post_init__(self) -> None:
-        self.reading = asyncio.ensure_future(self.read())
-
-    async def read(self) -> None:
-        assert self.process.stdout
-        while data := await self.process.stdout.read(65536):
-            self.output += data
-            if self.limit is not None and len(self.output) > self.limit:
-                self.truncated = True
-                del self.output[: -self.limit]
-
-    async def wait(self) -> WaitForTerminalExitResponse:
-        code = await self.process.wait()
-        await self.reading
-        if code < 0:
-            return WaitForTerminalExitResponse(signal=signal.Signals(-code).name)
-        return WaitForTerminalExitResponse(exit_code=code)
-
-    def kill(self) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-
-    async def close(self) -> None:
-        """Kill the command and wait for its end."""
-        self.kill()
-        await self.wait()
 
 
 class Editor(AcpClient):
@@ -95,6 +50,7 @@ class Editor(AcpClient):
     """
 
     def __init__(self, transport: Transport, *, permit: str | None = "allow_once") -> None:
+        self._terminals = terminals = ClientTerminals(os.environ)
         super().__init__(
             transport,
             {
@@ -105,9 +61,9 @@ class Editor(AcpClient):
                 "fs/read_text_file": self.record_requests("fs/read_text_file", self.on_read),
                 "fs/write_text_file": self.record_requests("fs/write_text_file", self.on_write),
                 "terminal/create": self.record_requests("terminal/create", self.on_create),
-                "terminal/output": self.record_requests("terminal/output", self.on_output),
-                "terminal/wait_for_exit": self.record_requests("terminal/wait_for_exit", self.on_wait),
-                "terminal/kill": self.record_requests("terminal/kill", self.on_kill),
+                "terminal/output": self.record_requests("terminal/output", terminals.output),
+                "terminal/wait_for_exit": self.record_requests("terminal/wait_for_exit", terminals.wait_for_exit),
+                "terminal/kill": self.record_requests("terminal/kill", terminals.kill),
                 "terminal/release": self.record_requests("terminal/release", self.on_release),
             },
         )
@@ -136,7 +92,7 @@ class Editor(AcpClient):
         """Unsaved texts, by path; other files are read from the disk."""
         self.on_save: Callable[[str], str] = str
         """Converts a text when it is saved."""
-        self.terminals: dict[str, EditorTerminal] = {}
+        self.terminals: dict[str, ClientTerminal] = terminals.opened
         """The terminals that are not released, by id."""
         self.opened_terminals = 0
         """The number of terminals created so far."""
@@ -219,41 +175,12 @@ class Editor(AcpClient):
         self.buffers.pop(request.path, None)
 
     async def on_create(self, request: CreateTerminalRequest) -> CreateTerminalResponse:
-        process = await asyncio.create_subprocess_exec(
-            request.command,
-            *request.args,
-            env=os.environ | {variable.name: variable.value for variable in request.env},
-            cwd=request.cwd or None,
-            stdin=DEVNULL,
-            stdout=PIPE,
-            stderr=STDOUT,
-            start_new_session=True,
-        )
         self.opened_terminals += 1
-        terminal_id = f"terminal-{self.opened_terminals}"
-        self.terminals[terminal_id] = EditorTerminal(process, request.output_byte_limit or None)
-        return CreateTerminalResponse(terminal_id=terminal_id)
-
-    async def on_output(self, request: TerminalOutputRequest) -> TerminalOutputResponse:
-        terminal = self.terminal(request.terminal_id)
-        return TerminalOutputResponse(output=terminal.output.decode(errors="replace"), truncated=terminal.truncated)
-
-    async def on_wait(self, request: WaitForTerminalExitRequest) -> WaitForTerminalExitResponse:
-        return await self.terminal(request.terminal_id).wait()
-
-    async def on_kill(self, request: KillTerminalRequest) -> None:
-        self.terminal(request.terminal_id).kill()
+        return await self._terminals.create(request)
 
     async def on_release(self, request: ReleaseTerminalRequest) -> None:
-        await self.terminal(request.terminal_id).close()
-        del self.terminals[request.terminal_id]
+        await self._terminals.release(request)
         await self.notify_waiters()
-
-    def terminal(self, id: str) -> EditorTerminal:
-        try:
-            return self.terminals[id]
-        except KeyError:
-            raise RpcError(NOT_FOUND, "Not found", details=f"There is no terminal {id!r}.") from None
 
     def list_requested_methods(self) -> list[str]:
         """Return the methods of `requests`."""

@@ -1,0 +1,162 @@
+"""Wrong arguments of programs, and functions that misbehave: one sentence each, and nothing hangs."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import crow_agent
+import pytest
+from crow_agent import Agent, AgentClosed, AgentError, Budget, BudgetSpent, OutputError, tool
+from crow_core.testing import Reply
+
+Make = Callable[..., Agent]
+pytestmark = pytest.mark.anyio
+
+
+@dataclass
+class City:
+    name: str
+    people: int
+
+
+def add(a: int, b: int) -> int:
+    """Add."""
+    return a + b
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"tools": "builtin:read"}, r"tools is a list: \['builtin:read'\]"),
+        ({"tools": [None]}, "None cannot be a tool. Give a Python function"),
+        ({"tools": [partial(add, b=1)]}, "it has no name. Write a function"),
+        ({"permissions": "alow"}, "permissions is 'allow', 'deny' or a function, not 'alow'"),
+        ({"mcp_servers": ["npx birds"]}, "mcp_servers is a dict"),
+        ({"mcp_servers": {"birds": 3}}, "The MCP server 'birds' cannot be used: 3 is no command"),
+        ({"mcp_servers": {"birds": {"comand": "birds"}}}, "neither command nor url"),
+    ],
+)
+def test_wrong_argument_of_an_agent_is_a_sentence(options: dict[str, Any], words: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=words):
+        Agent(**options)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"prompt": None}, "None cannot be part of a prompt. Give a text"),
+        ({"prompt": ["Hi", 3]}, "3 cannot be part of a prompt"),
+        (
+            {"prompt": "Hi", "output": City("Rome", 1)},
+            r"City\(.*\) cannot be the type of an output: it is no type\. Give a pydantic",
+        ),
+        ({"prompt": "Hi", "output": add}, "cannot be the type of an output"),
+        ({"prompt": "Hi", "output": "City"}, "'City' cannot be the type of an output"),
+        ({"prompt": "Hi", "output": City, "retries": -1}, "retries is -1"),
+    ],
+)
+async def test_wrong_argument_of_a_prompt_is_a_sentence(make_agent: Make, arguments: Any, words: str) -> None:
+    async with make_agent(Reply("Hello.")) as agent:
+        with pytest.raises((TypeError, ValueError), match=words):
+            await agent.prompt(**arguments)
+
+
+async def test_other_wrong_arguments(make_agent: Make) -> None:
+    with pytest.raises(AgentError, match=r"There is no mode 'yol'. Give one of: ask, accept-edits, plan, yolo"):
+        await make_agent(mode="yol").prompt("Hi")
+    with pytest.raises(ValueError, match="The limit of money is -1"):
+        Budget(money=-1)
+    with pytest.raises(ValueError, match=r"not the address of an agent. Give one with ws://"):
+        Agent.connect("http://localhost:8000")
+    async with make_agent() as agent:
+        with pytest.raises(TypeError, match="map takes a list of prompts"):
+            await agent.map("abc")
+
+
+async def test_budget_of_nothing_is_spent_before_the_first_request(make_agent: Make) -> None:
+    async with make_agent(budget=Budget(money=0)) as agent:
+        with pytest.raises(BudgetSpent, match="0 of 0 money"):
+            await agent.prompt("Hi")
+
+
+async def test_error_of_a_result_that_never_fits_is_for_a_person(make_agent: Make) -> None:
+    given = Reply(tool_calls=[{"name": "give_result", "arguments": {"name": "Rome"}}])
+    async with make_agent(lambda request: given) as agent:
+        with pytest.raises(OutputError) as caught:
+            await agent.prompt("Hi", output=City)
+    assert str(caught.value) == (
+        "The answer did not fit City in 3 attempts: the result: 'people' is a required property"
+    )
+
+
+async def test_closed_session_says_so_whatever_it_is_asked_for(make_agent: Make) -> None:
+    async with make_agent() as agent:
+        session = await agent.session()
+        await session.close()
+        for attempt in (session.prompt("Hi"), session.fork(), session.set_mode("plan"), session.set_option("a", "b")):
+            with pytest.raises(AgentClosed, match=r"is closed. Open it again"):
+                await attempt
+
+
+async def test_sessions_that_are_not_stored_cannot_be_opened_again(make_agent: Make) -> None:
+    async with make_agent(store=False) as agent:
+        with pytest.raises(AgentError, match=r"it stores none \(store=False\)"):
+            await agent.session("some-id")
+
+
+def leave() -> int:
+    """Leave."""
+    raise SystemExit(3)
+
+
+async def leave_later() -> int:
+    """Leave."""
+    raise SystemExit("bye")
+
+
+async def give_up() -> int:
+    """Give up."""
+    raise asyncio.CancelledError
+
+
+def give_up_at_once() -> int:
+    """Give up."""
+    raise asyncio.CancelledError
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (leave, "it wanted to exit with 3"),
+        (leave_later, "it wanted to exit with 'bye'"),
+        (give_up, "what it waited for was cancelled"),
+        (give_up_at_once, "what it waited for was cancelled"),
+    ],
+)
+async def test_function_that_would_end_the_program_is_an_error_for_the_model(
+    make_agent: Make, function: Any, words: str
+) -> None:
+    def act(request: Any) -> Reply:
+        last = request["messages"][-1]
+        use = {"name": "act", "arguments": {}}
+        return Reply(last["content"]) if last["role"] == "tool" else Reply(tool_calls=[use])  # pyright: ignore
+
+    async with make_agent(act, tools=[tool(name="act")(function)]) as agent:
+        assert words in (await agent.prompt("Go.")).text
+
+
+async def test_warning_is_logged_once_for_all_sessions(make_agent: Make, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "crow_agent")
+    async with make_agent(Reply("One."), Reply("Two."), mcp_servers={"birds": "no-such-birds"}) as agent:
+        await agent.map(["1", "2"])
+    (record,) = [record for record in caplog.records if record.name == "crow_agent"]
+    assert "MCP server 'birds' did not start: the command 'no-such-birds' was not found" in record.message
+
+
+def test_public_names_are_listed_and_imported_by_a_star() -> None:
+    names: dict[str, Any] = {}
+    exec("from crow_agent import *", names)
+    assert {"Agent", "Budget", "tool", "sync", "OutputError"} <= names.keys() & {*dir(crow_agent)}

@@ -1,0 +1,76 @@
+"""Connections to agents: to a command, which is started, and to an address."""
+
+import os
+import shlex
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from crow_core.acp.transports import Transport
+from crow_core.agent_process import start_agent_process
+
+
+class NoAgent(Exception):
+    """An agent that cannot be used; the text is a sentence for the user."""
+
+
+@dataclass(frozen=True)
+class AgentAddress:
+    """An agent to connect to."""
+
+    name: str
+    """The agent for people."""
+    command: Sequence[str] = ()
+    """Its command; empty for an address."""
+    url: str = ""
+    token: str = ""
+
+
+@dataclass
+class AgentLink:
+    """An open connection to an agent."""
+
+    transport: Transport
+    describe_end: Callable[[], Awaitable[str]]
+    """Makes the sentence for a connection that has ended."""
+
+
+def parse_command(command: str) -> AgentAddress:
+    """Return the agent of a command line. Raises NoAgent."""
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise NoAgent(f"{command} cannot be started: {error}.") from error
+    if not words:
+        raise NoAgent("The agent's command is empty.")
+    return AgentAddress(command, words)
+
+
+async def connect(agent: AgentAddress, cwd: str) -> AgentLink:
+    """Start an agent's command, or connect to its address. Raises NoAgent."""
+    return await (connect_address(agent) if agent.url else connect_command(agent, cwd))
+
+
+async def connect_command(agent: AgentAddress, cwd: str) -> AgentLink:
+    try:
+        process = await start_agent_process(agent.command, os.environ, cwd)
+    except OSError as error:
+        raise NoAgent(f"{agent.name} cannot be started: {error.strerror}.") from error
+    process.name = agent.name
+    return AgentLink(process, process.describe_end)
+
+
+async def connect_address(agent: AgentAddress) -> AgentLink:
+    from crow_core.acp.websocket import connect  # imported here because few connect to an address
+    from websockets.exceptions import InvalidStatus, WebSocketException
+
+    async def describe_end() -> str:
+        return f"The connection to {agent.url} has ended."
+
+    try:
+        return AgentLink(await connect(agent.url, agent.token), describe_end)
+    except InvalidStatus as error:
+        status = error.response.status_code
+        advice = " Check the token." if status in (401, 403) else ""
+        raise NoAgent(f"{agent.url} refused the connection with the status {status}.{advice}") from error
+    except (OSError, WebSocketException, ValueError) as error:
+        raise NoAgent(f"{agent.url} cannot be reached: {error or type(error).__name__}.") from error

@@ -1,0 +1,262 @@
+"""Turn the updates of a session into blocks: finished ones, which never change, and what is still open."""
+
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from crow_core.acp.schema import (
+    AgentMessageChunk,
+    AgentThoughtChunk,
+    CompactionUpdate,
+    ContentBlock,
+    DiffContent,
+    NoticeUpdate,
+    PlanEntry,
+    PlanUpdate,
+    ResourceBlock,
+    ResourceLinkBlock,
+    SessionUpdate,
+    TextBlock,
+    ToolCall,
+    ToolCallFields,
+    ToolCallUpdate,
+    UserMessageChunk,
+)
+from msgspec import UNSET
+from msgspec.structs import asdict, replace
+
+from crow_terminal.markdown import CodeLines, MarkdownSplitter, Prose
+
+FINAL = ("completed", "failed")
+"""The states in which a tool call has ended."""
+MAX_FINISHED = 500
+"""Tool calls that have ended and are remembered, to ignore what an agent repeats."""
+
+
+@dataclass(frozen=True)
+class UserPrompt:
+    """A prompt of the user."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Call:
+    """A tool call that has ended."""
+
+    call: ToolCall
+    seconds: float = 0.0
+    diffs_shown: bool = False
+    """Whether its diffs were printed before, with the question for permission."""
+    denied: bool = False
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """The changes of a tool call that waits for a permission."""
+
+    call: ToolCall
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The plan of the agent."""
+
+    entries: tuple[PlanEntry, ...]
+
+
+@dataclass(frozen=True)
+class Note:
+    """A sentence for the user, of the agent or of the terminal."""
+
+    text: str
+    severity: str = "info"
+    """`info`, `warning` or `error`; `done` for the line that ends a turn."""
+
+
+@dataclass(frozen=True)
+class CommandOutput:
+    """A command that the user ran, with its output."""
+
+    command: str
+    output: str
+    code: int | None
+
+
+Block: TypeAlias = Prose | CodeLines | UserPrompt | Call | Proposal | Plan | Note | CommandOutput
+
+
+@dataclass
+class OpenCall:
+    """A tool call that has not ended."""
+
+    call: ToolCall
+    since: float
+    """The time at which it began, in seconds of the clock that `BlockRecord.add` is given."""
+    lines: list[str] = field(default_factory=list[str])
+    """The last lines of its output so far."""
+
+
+class BlockRecord:
+    """The updates of a session as blocks."""
+
+    def __init__(self) -> None:
+        self.running: dict[str, OpenCall] = {}
+        """The tool calls that run, by id, in the order in which they began."""
+        self.plan: Plan | None = None
+        """The current plan, until it is printed."""
+        self.answer = ""
+        """The text of the last message of the agent."""
+        self.diffs: list[DiffContent] = []
+        """The changes of all tool calls that succeeded, in order."""
+        self._splitter: MarkdownSplitter | None = None
+        self._message: tuple[type[Any], object] | None = None
+        """The kind and the id of the message that is open."""
+        self._answer: list[str] = []
+        self._prompt: list[str] = []
+        self._finished: dict[str, None] = {}
+        self._proposed: set[str] = set()
+        """The ids of the tool calls whose changes were printed before they ran."""
+
+    @property
+    def open(self) -> Prose | CodeLines | None:
+        """The end of the text that arrives, which may still change."""
+        return self._splitter.open if self._splitter else None
+
+    def add(self, update: SessionUpdate, now: float) -> list[Block]:
+        """Take in an update at a time in seconds, and return the blocks that it finishes."""
+        match update:
+            case AgentMessageChunk() | AgentThoughtChunk() | UserMessageChunk():
+                return self._add_text(update)
+            case ToolCall() | ToolCallUpdate():
+                return self._add_call(update, now)
+            case PlanUpdate(entries=entries):
+                done = self.end_text()
+                self.plan = Plan(tuple(entries))
+                return done
+            case NoticeUpdate(title=title, description=description, severity=severity):
+                text = f"{title}: {description}" if description else title
+                return [*self.end_text(), Note(text, severity)]
+            case CompactionUpdate(status="completed"):
+                return [*self.end_text(), Note("The conversation so far was compacted.")]
+            case CompactionUpdate(status="failed", error=error):
+                return [
+                    *self.end_text(),
+                    Note(f"The conversation could not be compacted: {error or 'no reason'}", "error"),
+                ]
+            case _:
+                return []
+
+    def end_text(self) -> list[Block]:
+        """Return the rest of the open message, as another thing follows it."""
+        done: list[Block] = []
+        if self._prompt:
+            done.append(UserPrompt("".join(self._prompt)))
+        if self._splitter:
+            done += self._splitter.end()
+        if self._answer:
+            self.answer = "".join(self._answer)
+        self._splitter, self._message, self._prompt, self._answer = None, None, [], []
+        return done
+
+    def end_turn(self, now: float) -> list[Block]:
+        """Return what is still open, as the turn has ended."""
+        done = self.end_text()
+        done += [Call(running.call, now - running.since) for running in self.running.values()]
+        self.running.clear()
+        if self.plan:
+            done.append(self.plan)
+            self.plan = None
+        return done
+
+    def propose(self, fields: ToolCallFields, now: float) -> list[Block]:
+        """Take in the tool call that a permission is asked for; return its changes, to be read before the answer."""
+        known = {key: value for key, value in asdict(fields).items() if value is not UNSET and value is not None}
+        done = self.add(ToolCallUpdate(**known), now)
+        running = self.running.get(fields.tool_call_id)
+        if running and find_diffs(running.call) and fields.tool_call_id not in self._proposed:
+            self._proposed.add(fields.tool_call_id)
+            done.append(Proposal(running.call))
+        return done
+
+    def _add_text(self, update: AgentMessageChunk | AgentThoughtChunk | UserMessageChunk) -> list[Block]:
+        message = type(update), update.message_id
+        done: list[Block] = [] if message == self._message else self.end_text()
+        self._message = message
+        text = describe_content(update.content)
+        if isinstance(update, UserMessageChunk):
+            self._prompt.append(text)
+            return done
+        if isinstance(update, AgentMessageChunk):
+            self._answer.append(text)
+        if self._splitter is None:
+            self._splitter = MarkdownSplitter(thought=isinstance(update, AgentThoughtChunk))
+        return [*done, *self._splitter.feed(text)]
+
+    def _add_call(self, update: ToolCall | ToolCallUpdate, now: float) -> list[Block]:
+        id = update.tool_call_id
+        if id in self._finished:
+            return []
+        done: list[Block] = [] if id in self.running else self.end_text()
+        running = self.running.setdefault(id, OpenCall(ToolCall(tool_call_id=id, title=""), now))
+        if update.status == "in_progress" and running.call.status != "in_progress":
+            running.since = now
+        changed = {key: value for key, value in asdict(update).items() if value is not UNSET and value is not None}
+        running.call = replace(running.call, **changed)
+        if running.call.status not in FINAL:
+            running.lines = add_progress(running.lines, running.call)
+            return done
+        del self.running[id]
+        self._finished[id] = None
+        if len(self._finished) > MAX_FINISHED:
+            del self._finished[next(iter(self._finished))]
+        if running.call.status == "completed":
+            self.diffs += find_diffs(running.call)
+        match update.meta:
+            case {"crow": {"denied": _}}:
+                denied = True
+            case _:
+                denied = False
+        return [*done, Call(running.call, now - running.since, id in self._proposed, denied)]
+
+
+def find_diffs(call: ToolCall) -> list[DiffContent]:
+    """Return the changes of files in the content of a tool call."""
+    return [part for part in call.content or [] if isinstance(part, DiffContent)]
+
+
+def describe_content(content: ContentBlock) -> str:
+    """Return a content block as text: of what is not text, what it is."""
+    match content:
+        case TextBlock(text=text):
+            return text
+        case ResourceLinkBlock(name=name):
+            return f"[{name}]"
+        case ResourceBlock(resource=resource):
+            return resource.text if isinstance(resource.text, str) else f"[{resource.uri}]"
+        case _:
+            kind = getattr(content, "mime_type", None) or "content of an unknown type"
+            return f"[{kind}]"
+
+
+def find_output(call: ToolCall) -> str:
+    """Return the text in the content of a tool call, without the marks of a code block around it."""
+    texts: list[str] = []
+    for part in call.content or []:
+        content = getattr(part, "content", None)
+        if content is not None:
+            texts.append(strip_fence(describe_content(content)))
+    return "\n".join(texts).strip("\n")
+
+
+def strip_fence(text: str) -> str:
+    """Return the inside of a text that is one code block."""
+    lines = text.strip("\n").split("\n")
+    marks = lines[0][: len(lines[0]) - len(lines[0].lstrip("`"))]
+    if len(marks) >= 3 and len(lines) > 1 and lines[-1].strip() == marks:
+        return "\n".join(lines[1:-1])
+    return text
+
+
+def add_progress(lines: list[str], call: ToolCall) -> list[str]:
+    """Return the last lines of a running tool call's output, after an update."""
+    return find_output(call).split("\n")[-200:] if call.content else lines

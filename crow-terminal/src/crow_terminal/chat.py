@@ -1,0 +1,587 @@
+"""The terminal put together: the state between the agent and the screen. `run` starts it."""
+
+import asyncio
+import base64
+import os
+import re
+import signal
+import time
+from collections import deque
+from collections.abc import Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from crow_core import __version__
+from crow_core.acp.connection import ConnectionClosed, RpcError
+from crow_core.acp.schema import (
+    AvailableCommandsUpdate,
+    ListSessionsRequest,
+    LoadSessionRequest,
+    ResumeSessionRequest,
+    SessionNotification,
+    SetSessionConfigOptionRequest,
+)
+from msgspec import UNSET
+
+from crow_terminal import state as effects
+from crow_terminal.agents import AgentAddress, NoAgent, connect
+from crow_terminal.blocks import Block, CommandOutput, UserPrompt
+from crow_terminal.client import ChatClient, Question
+from crow_terminal.commands import find_command
+from crow_terminal.completion import ChatCompleter
+from crow_terminal.dialogs import ListDialog, TextDialog
+from crow_terminal.keys import make_bindings
+from crow_terminal.live import compose_above, compose_footer, compose_menu
+from crow_terminal.paint import Painter
+from crow_terminal.prompts import make_prompt
+from crow_terminal.shell import UserCommand
+from crow_terminal.state import Effect, State
+from crow_terminal.terminal import Terminal, restore
+from crow_terminal.text import clip, escape_line, measure
+from crow_terminal.theme import choose_theme
+
+PAINT_SECONDS = 0.04
+"""Seconds of a frame in which blocks are painted; the rest waits for the next frame, so that keys are heard."""
+START_TIMEOUT = 60.0
+"""Seconds that an agent may take to answer `initialize`."""
+CLOSE_TIMEOUT = 5.0
+"""Seconds to wait for the agent's end when leaving."""
+PASTE_LINES = 8
+"""Lines of a paste above which only its size is shown in the editor."""
+PASTE_LENGTH = 2_000
+"""The same in characters."""
+MAX_PENDING_LINES = 400
+"""Lines that are printed in one frame."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the terminal is started."""
+
+    agent: AgentAddress
+    cwd: str
+    theme: str = "dark"
+    history: str | None = None
+    """The file of earlier prompts; None for none."""
+    resume: str = ""
+    """The id of the session to load; empty for a new one."""
+    last: bool = False
+    """Whether to load the last session of the folder, if there is one."""
+    prompt: str = ""
+    """A prompt to begin with."""
+
+
+class Chat:
+    """An interactive terminal with one agent."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.state = State(agent=settings.agent.name, folder=settings.cwd)
+        self.painter = Painter(choose_theme(settings.theme, os.environ))
+        self.client: ChatClient | None = None
+        self.session_id = ""
+        self.pastes: dict[str, str] = {}
+        """The long pastes by the words that stand for them in the editor."""
+        self.shown: list[Block] = []
+        """Every block, for the export."""
+        self._pending: deque[tuple[Block, bool]] = deque()
+        """Blocks to print; with each whether to leave out nothing."""
+        self._lines: deque[str] = deque()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._session_task: asyncio.Task[None] | None = None
+        self._command: UserCommand | None = None
+        self._draft: str | None = None
+        """The text of the editor while the user writes an answer there."""
+        self._tail: tuple[Any, int, list[str]] = (None, 0, [])
+        self.completer = ChatCompleter(self.state)
+        self.terminal = Terminal(
+            above=self.compose_above,
+            below=self.compose_below,
+            label=self.make_label,
+            shows_editor=lambda: not isinstance(self.state.dialog, ListDialog),
+            take=self.take_lines,
+            is_moving=lambda: self.state.is_moving(time.monotonic()),
+            keys=make_bindings(self),
+            completer=self.completer,
+            history=settings.history,
+            no_color=bool(os.environ.get("NO_COLOR")),
+        )
+
+    async def run(self) -> int:
+        """Show the terminal until the user leaves, and return the exit code."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            with suppress(NotImplementedError):
+                loop.add_signal_handler(number, self.terminal.exit)
+        try:
+            await self.terminal.run(self.start)
+        finally:
+            restore()
+            await self.close()
+        return 0
+
+    def start(self) -> None:
+        """Start the agent, now that the first frame is shown."""
+        name = (
+            f"crow {__version__}"
+            if self.settings.agent.name == "crow"
+            else f"crow with {clip(escape_line(self.settings.agent.name), 24)}"
+        )
+        self.perform(self.state.remark(f"{name} · /help shows the keys and the commands", "done"))
+        if self.settings.prompt:
+            self.state.queue.append(self.settings.prompt)
+        self._open(self.settings.resume, last=self.settings.last)
+        self._start(self._find_branch())
+
+    async def close(self) -> None:
+        """End the connection, the agent and all tasks."""
+        if self._command:
+            self._command.stop()
+        tasks = [*self._tasks, *([self._session_task] if self._session_task else [])]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=CLOSE_TIMEOUT)
+
+    # What is shown
+
+    def compose_above(self, width: int, height: int) -> list[str]:
+        return compose_above(self.state, time.monotonic(), width, height, self.painter.theme, self.paint_tail(width))
+
+    def paint_tail(self, width: int) -> list[str]:
+        """Paint the open text, unless more of it waits to be printed than fits."""
+        block = None if self._pending or self._lines else self.state.transcript.open
+        if block is None or (self.painter.fold_thoughts and block.thought):
+            return []
+        if self._tail[0] != block or self._tail[1] != width:
+            lines = [clip_ansi(line, width) for line in self.painter.paint_alone(block, width)]
+            self._tail = block, width, lines
+        return self._tail[2]
+
+    def compose_below(self, width: int) -> list[str]:
+        theme = self.painter.theme
+        completions = self.terminal.editor.complete_state
+        if completions and completions.completions and not isinstance(self.state.dialog, ListDialog):
+            items = [(each.display_text, each.display_meta_text) for each in completions.completions]
+            return compose_menu(items, completions.complete_index, width, theme)
+        return [compose_footer(self.state, time.monotonic(), width, theme)]
+
+    def make_label(self) -> str:
+        return "❯ "
+
+    def take_lines(self, width: int) -> list[str]:
+        """Return the next lines to print."""
+        end = time.monotonic() + PAINT_SECONDS
+        while self._pending and len(self._lines) < MAX_PENDING_LINES and time.monotonic() < end:
+            block, whole = self._pending.popleft()
+            if whole:
+                self._lines.extend(["", *self.painter.paint_alone(block, width, whole=True)])
+            else:
+                self._lines.extend(self.painter.paint(block, width))
+        count = min(len(self._lines), MAX_PENDING_LINES)
+        return [self._lines.popleft() for _ in range(count)]
+
+    def perform(self, wanted: Sequence[Effect]) -> None:
+        """Carry out effects, and draw the state as it is now."""
+        is_entry = isinstance(self.state.dialog, TextDialog)
+        if is_entry and self._draft is None:
+            self._draft = self.terminal.editor.text
+        for effect in wanted:
+            self._perform(effect)
+        if not is_entry and self._draft is not None:
+            self.terminal.set_text(self._draft)
+            self._draft = None
+        self.terminal.update()
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case effects.Show(block=block, whole=whole):
+                self._pending.append((block, whole))
+                if not whole:
+                    self.shown.append(block)
+            case effects.Send(text=text, outputs=outputs):
+                self._start(self._prompt(text, outputs))
+            case effects.Cancel():
+                self._start(self._cancel())
+            case effects.Respond(id=id, response=response):
+                if self.client:
+                    self.client.answer(id, response)
+            case effects.Leave():
+                self.terminal.exit()
+            case effects.Edit(text=text):
+                self.terminal.set_text(text)
+            case effects.SetOption(id=id, value=value):
+                self._start(self._set_option(id, value))
+            case effects.Open(session=session, again=again):
+                self._open(self.session_id if again else session, again=again)
+            case effects.ListSessions():
+                self._start(self._list_sessions())
+            case effects.Run(command=command, shared=shared):
+                self._start(self._run_command(command, shared))
+            case effects.StopCommand():
+                if self._command:
+                    self._command.stop()
+            case effects.Ring(sentence=sentence):
+                self.terminal.write(make_notification(sentence))
+            case effects.TakeBack(turns=turns, confirmed=confirmed):
+                self._start(self._take_back(turns, confirmed))
+            case effects.Copy(text=text):
+                self.terminal.write(make_copy(text))
+                self.state.show_hint("Copied.", time.monotonic())
+            case effects.ExportSession(path=path):
+                self._start(self._export(path))
+            case effects.SetTheme(name=name):
+                self.painter.theme = choose_theme(name, os.environ)
+                self._tail = (None, 0, [])
+            case effects.Fold(thoughts=thoughts, output=output):
+                if thoughts is not None:
+                    self.painter.fold_thoughts = thoughts
+                if output is not None:
+                    self.painter.whole = not output
+
+    # The agent
+
+    def _open(self, session: str = "", *, last: bool = False, again: bool = False) -> None:
+        """Open a session, after the current one has been closed."""
+        before = self._session_task
+        self._session_task = asyncio.ensure_future(self._hold_session(before, session, last, again))
+
+    async def _hold_session(self, before: "asyncio.Task[None] | None", session: str, last: bool, again: bool) -> None:
+        """Connect to the agent and hold the connection until the session is left or the agent ends."""
+        if before:
+            before.cancel()
+            await asyncio.wait([before])
+            self.perform(self.state.leave_session(again=again and bool(session)))
+        try:
+            link = await connect(self.settings.agent, self.settings.cwd)
+        except NoAgent as error:
+            self.perform(self.state.end_agent(str(error), time.monotonic()))
+            return
+        self.client = client = ChatClient(link.transport, self._receive, self._ask, self._withdraw)
+        problem = ""
+        try:
+            async with client.serving():
+                try:
+                    await self._open_session(client, session, last)
+                except TimeoutError:
+                    problem = f"{self.settings.agent.name} did not answer within {START_TIMEOUT:g} seconds."
+                except RpcError as error:
+                    problem = client.describe_error(error)
+                except ConnectionClosed:
+                    pass
+                if not problem:
+                    await client.until_closed()
+                    problem = await link.describe_end()
+        finally:
+            self.client = None
+        self.perform(self.state.end_agent(problem, time.monotonic()))
+
+    async def _open_session(self, client: ChatClient, session: str, last: bool) -> None:
+        async with asyncio.timeout(START_TIMEOUT):
+            self.state.abilities = await client.start()
+        cwd = self.settings.cwd
+        if last and self.state.abilities.lists:
+            stored = await client.request("session/list", ListSessionsRequest(cwd=cwd))
+            session = stored.sessions[0].session_id if stored.sessions else ""
+        can = self.state.abilities
+        if session and not (can.loads or can.resumes):
+            self.perform(self.state.remark("This agent keeps no sessions: it has forgotten what was said.", "warning"))
+            session = ""
+        if session:
+            self.state.loading, self.session_id = not self.state.muted, session
+            if self.state.muted and can.resumes:
+                loaded = await client.request("session/resume", ResumeSessionRequest(session_id=session, cwd=cwd))
+            else:
+                loaded = await client.request("session/load", LoadSessionRequest(session_id=session, cwd=cwd))
+        else:
+            loaded = await client.new_session(cwd)
+            self.session_id = loaded.session_id
+        self.perform(self.state.open_session(loaded.modes or None, loaded.config_options or [], time.monotonic()))
+
+    def _receive(self, notification: SessionNotification) -> None:
+        if notification.session_id == self.session_id or not self.session_id:
+            self.perform(self.state.receive(notification.update, time.monotonic()))
+            if isinstance(notification.update, AvailableCommandsUpdate) and self.terminal.editor.text.startswith("/"):
+                self.terminal.editor.start_completion()  # of what was typed before they were known
+
+    def _ask(self, id: int, question: Question) -> None:
+        self.perform(self.state.ask(id, question, time.monotonic()))
+
+    def _withdraw(self, id: int) -> None:
+        self.perform(self.state.withdraw(id, time.monotonic()))
+
+    async def _prompt(self, text: str, outputs: Sequence[CommandOutput]) -> None:
+        client = self.client
+        if client is None:
+            return
+        blocks = await asyncio.to_thread(make_prompt, text, outputs, self.settings.cwd, self.state.abilities)
+        try:
+            response = await client.prompt(self.session_id, blocks)
+        except RpcError as error:
+            self.perform(self.state.fail_turn(client.describe_error(error), time.monotonic()))
+        except ConnectionClosed:
+            pass  # the end of the connection is told by its own task
+        else:
+            self.perform(self.state.end_turn(response, time.monotonic()))
+
+    async def _cancel(self) -> None:
+        if self.client:
+            await self.client.cancel(self.session_id)
+
+    async def _set_option(self, id: str, value: str | bool) -> None:
+        if not (client := self.client):
+            return
+        if not id:
+            await client.set_mode(self.session_id, str(value))
+            if self.state.modes:
+                self.state.modes = effects.replace_mode(self.state.modes, str(value))
+        else:
+            kind = "boolean" if isinstance(value, bool) else UNSET
+            request = SetSessionConfigOptionRequest(session_id=self.session_id, config_id=id, value=value, type=kind)
+            answer = await client.request("session/set_config_option", request)
+            self.state.options = list(answer.config_options)
+        self.terminal.update()
+
+    async def _list_sessions(self) -> None:
+        if self.client:
+            answer = await self.client.request("session/list", ListSessionsRequest(cwd=self.settings.cwd))
+            self.perform(self.state.pick_session([one for one in answer.sessions if one.session_id != self.session_id]))
+
+    async def _take_back(self, turns: int, confirmed: bool) -> None:
+        if not self.client:
+            return
+        params = {"sessionId": self.session_id, "turns": turns, "confirm": confirmed}
+        answer = await self.client.request("_crow/undo", params)
+        files = ", ".join(each["path"].removeprefix(f"{self.settings.cwd}/") for each in answer.get("files", []))
+        count = f"{turns} message{'' if turns == 1 else 's'}"
+        if confirmed:
+            what = f"files as before: {files}" if files else "no file had to change"
+            self.perform(self.state.take_back(turns, f"Took back {count}; {what}."))
+        else:
+            what = f"restores {files}" if files else "changes no file"
+            if stays := ", ".join(map(str, answer.get("stays", []))):
+                what += f"; what these did stays: {stays}"
+            self.perform(self.state.confirm_taking_back(turns, f"takes back {count}, {what}"))
+
+    # The user
+
+    async def _run_command(self, command: str, shared: bool) -> None:
+        self._command = UserCommand(command, self.settings.cwd)
+
+        def show(lines: Sequence[str]) -> None:
+            self.state.extend_command(lines)
+            self.terminal.update()
+
+        try:
+            output, code = await self._command.run(show)
+        finally:
+            self._command = None
+        self.perform(self.state.end_command(CommandOutput(command, output, code), shared, time.monotonic()))
+
+    async def _export(self, name: str) -> None:
+        from crow_terminal.export import write_export
+
+        name = name or f"crow-{time.strftime('%Y%m%d-%H%M%S')}.md"
+        try:
+            path = await asyncio.to_thread(write_export, self.settings.cwd, name, [*self.shown], self.state.title)
+        except OSError as error:
+            self.perform(self.state.remark(f"{error.filename} cannot be written: {error.strerror}.", "error"))
+        else:
+            self.perform(self.state.remark(f"Written to {path}."))
+
+    async def _find_branch(self) -> None:
+        """Find the branch that is checked out, for the footer."""
+        self.state.branch = await asyncio.to_thread(read_branch, self.settings.cwd)
+        self.terminal.update()
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine; an error of the agent becomes a sentence."""
+        task = asyncio.ensure_future(self._report(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _report(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except RpcError as error:
+            sentence = self.client.describe_error(error) if self.client else str(error)
+            self.perform(self.state.remark(sentence, "error"))
+        except ConnectionClosed:
+            pass
+        except Exception as error:  # a fault must not end the session without a word
+            if os.environ.get("CROW_DEBUG"):
+                raise
+            what = f"{type(error).__name__}: {error}. This is a fault in crow; CROW_DEBUG=1 shows where."
+            self.perform(self.state.remark(what, "error"))
+
+    # Keys
+
+    def is_choosing(self) -> bool:
+        return isinstance(self.state.dialog, ListDialog)
+
+    def can_recall(self) -> bool:
+        return bool(self.state.queue) and not self.terminal.editor.text and not self.is_choosing()
+
+    def submit(self) -> None:
+        text = self.expand(self.terminal.editor.text)
+        now = time.monotonic()
+        if not isinstance(self.state.dialog, TextDialog):
+            if text.strip():
+                self.terminal.editor.history.append_string(text)
+            if found := find_command(self.state, text.strip()):
+                command, words = found
+                self.terminal.set_text("")
+                if self.state.phase == "working" and not command.works_in_turn:
+                    self.state.show_hint("Stop the turn first: Esc.", now)
+                    self.terminal.update()
+                else:
+                    self.perform([effects.Show(UserPrompt(text.strip())), *command.run(self.state, words)])
+                return
+        self.perform(self.state.submit(text, now))
+        self.pastes.clear()
+
+    def expand(self, text: str) -> str:
+        """Replace the words that stand for pastes by what was pasted."""
+        for words, pasted in self.pastes.items():
+            text = text.replace(words, pasted)
+        return text
+
+    def move(self, delta: int) -> None:
+        self.perform(self.state.move(delta))
+
+    def choose(self, number: int | None) -> None:
+        self.perform(self.state.choose(number, time.monotonic()))
+
+    def type_in_list(self, text: str) -> None:
+        """Handle a letter while a list is shown: part of a search, or the number of a row."""
+        dialog = self.state.dialog
+        if not isinstance(dialog, ListDialog):
+            return
+        if dialog.searchable:
+            dialog.search = dialog.search + text if text else dialog.search[:-1]
+            dialog.selected = 0
+        elif text == " " and dialog.marked is not None:
+            dialog.marked ^= {dialog.selected}
+        elif text.isdecimal() and 0 < int(text) <= len(dialog.rows):
+            if dialog.marked is not None:
+                dialog.marked ^= {int(text) - 1}
+            else:
+                self.choose(int(text))
+        self.terminal.update()
+
+    def stop(self) -> None:
+        editor = self.terminal.editor
+        if editor.complete_state:
+            editor.cancel_completion()
+        else:
+            self.perform(self.state.stop(time.monotonic()))
+
+    def interrupt(self) -> None:
+        self.perform(self.state.interrupt(self.terminal.editor.text, time.monotonic()))
+
+    def end_input(self) -> None:
+        self.perform([effects.Leave()])
+
+    def recall(self) -> None:
+        self.perform(self.state.recall())
+
+    def unfold(self) -> None:
+        self.perform(self.state.unfold())
+
+    def fold_thoughts(self) -> None:
+        self.state.fold_thoughts = not self.state.fold_thoughts
+        self.state.show_hint(f"Thoughts are {'hidden' if self.state.fold_thoughts else 'shown'}.", time.monotonic())
+        self.perform([effects.Fold(thoughts=self.state.fold_thoughts)])
+
+    def next_mode(self) -> None:
+        self.perform(self.state.next_mode())
+
+    def pick_model(self) -> None:
+        self.perform(self.state.pick_option("model"))
+
+    def paste(self, text: str) -> None:
+        """Insert a paste; a long one as words that stand for it."""
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
+        lines = text.count("\n") + 1
+        if lines > PASTE_LINES or len(text) > PASTE_LENGTH:
+            words = f"[paste {len(self.pastes) + 1}: {lines} lines]"
+            self.pastes[words], text = text, words
+        self.terminal.editor.insert_text(text)
+
+    def apply_completion(self) -> bool:
+        editor = self.terminal.editor
+        completing = editor.complete_state
+        if completing is None or not completing.completions:
+            return False
+        chosen = completing.current_completion
+        if chosen:
+            editor.complete_state = None
+            return not editor.text.startswith("/") or editor.text.endswith(" ")
+        first = completing.completions[0]
+        typed = editor.document.text_before_cursor
+        if typed.startswith("/") and " " not in typed and first.text.strip() != typed:
+            editor.apply_completion(first)
+            return first.text.endswith(" ")
+        return False
+
+    def edit_outside(self) -> None:
+        self._start(self._edit_outside())
+
+    async def _edit_outside(self) -> None:
+        from crow_terminal.outside import edit
+
+        text = await edit(self.expand(self.terminal.editor.text))
+        if isinstance(text, str):
+            self.terminal.set_text(text)
+        self.terminal.update()
+
+
+def clip_ansi(line: str, width: int) -> str:
+    """Cut a line with styles to a width, for a row that is drawn again."""
+    if "\x1b" not in line:
+        return clip(line, width)
+    kept, used = list[str](), 0
+    for part in re.split(r"(\x1b\[[0-9;]*m)", line):
+        if part.startswith("\x1b"):
+            kept.append(part)
+        elif used < width:
+            piece = clip(part, width - used)
+            used += measure(piece)
+            kept.append(piece)
+    return "".join(kept)
+
+
+def make_notification(sentence: str) -> str:
+    """Make the sequences that ring the bell and show a notification (OSC 9)."""
+    return f"\x1b]9;{escape_line(sentence)[:200]}\x07\x07"
+
+
+def make_copy(text: str) -> str:
+    """Make the sequence that copies a text to the clipboard of the terminal (OSC 52)."""
+    return f"\x1b]52;c;{base64.b64encode(text.encode(errors='replace')).decode()}\x07"
+
+
+def read_branch(folder: str) -> str:
+    """Read the branch that is checked out in a folder; empty outside of a repository."""
+    while True:
+        path = os.path.join(folder, ".git")
+        with suppress(OSError, UnicodeDecodeError):
+            if os.path.isfile(path):  # a worktree
+                with open(path, encoding="utf-8") as file:
+                    path = os.path.join(folder, file.read(4096).partition("gitdir:")[2].strip())
+            with open(os.path.join(path, "HEAD"), encoding="utf-8") as file:
+                head = file.read(4096).strip()
+            return escape_line(head.removeprefix("ref: refs/heads/") if head.startswith("ref:") else head[:8])
+        if (parent := os.path.dirname(folder)) == folder:
+            return ""
+        folder = parent
+
+
+def run(settings: Settings) -> int:
+    """Run the interactive terminal until the user leaves, and return the exit code."""
+
+    async def main() -> int:
+        return await Chat(settings).run()
+
+    return asyncio.run(main())

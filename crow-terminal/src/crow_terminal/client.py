@@ -1,0 +1,151 @@
+"""The ACP client: it passes updates and questions on, and sends what the user wants."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from itertools import count
+from typing import Any, TypeAlias
+
+from crow_core import __version__
+from crow_core.acp.client import AcpClient, describe_login
+from crow_core.acp.connection import RpcError
+from crow_core.acp.schema import (
+    AUTH_REQUIRED,
+    BooleanConfigOptionCapabilities,
+    ClientCapabilities,
+    ClientSessionCapabilities,
+    CompactionCapabilities,
+    CompleteElicitationNotification,
+    CreateElicitationRequest,
+    CreateElicitationResponse,
+    ElicitationCapabilities,
+    ElicitationFormCapabilities,
+    ElicitationUrlCapabilities,
+    InitializeResponse,
+    NoticeCapabilities,
+    RequestPermissionRequest,
+    RequestPermissionResponse,
+    SessionConfigOptionsCapabilities,
+    SessionNotification,
+)
+from crow_core.acp.transports import Transport
+from msgspec import UNSET
+
+from crow_terminal.state import Abilities
+
+Question: TypeAlias = RequestPermissionRequest | CreateElicitationRequest
+
+
+class ChatClient(AcpClient):
+    """A client that passes what the agent sends to functions."""
+
+    initialized: InitializeResponse
+    """The agent's answer to `initialize`."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        receive: Callable[[SessionNotification], None],
+        ask: Callable[[int, Question], None],
+        withdraw: Callable[[int], None],
+    ) -> None:
+        """`ask` is called with a number and a question, which `answer` answers; `withdraw` if nobody waits any more."""
+        super().__init__(
+            transport,
+            {
+                "session/update": self._on_update,
+                "session/request_permission": self._on_question,
+                "elicitation/create": self._on_question,
+                "elicitation/complete": self._on_complete,
+            },
+        )
+        self._receive, self._ask, self._withdraw = receive, ask, withdraw
+        self._answers: dict[int, asyncio.Future[Any]] = {}
+        self._ids = count(1)
+        self._serving: asyncio.Task[None] | None = None
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncGenerator[None]:
+        """Serve the connection inside the block and close it at the end."""
+        self._serving = asyncio.ensure_future(self.connection.serve())
+        try:
+            yield
+        finally:
+            await self.connection.close()
+            await asyncio.wait([self._serving])
+
+    async def start(self) -> Abilities:
+        """Agree on the protocol version and exchange capabilities."""
+        session = ClientSessionCapabilities(
+            notices=NoticeCapabilities(),
+            compaction=CompactionCapabilities(),
+            config_options=SessionConfigOptionsCapabilities(boolean=BooleanConfigOptionCapabilities()),
+        )
+        forms = ElicitationCapabilities(form=ElicitationFormCapabilities(), url=ElicitationUrlCapabilities())
+        capabilities = ClientCapabilities(session=session, elicitation=forms)
+        self.initialized = await self.initialize(f"crow-terminal {__version__}", capabilities)
+        return find_abilities(self.initialized)
+
+    async def until_closed(self) -> None:
+        """Wait until the connection has ended."""
+        if self._serving:
+            await asyncio.wait([self._serving])
+
+    def answer(self, id: int, response: Any) -> None:
+        """Answer a question."""
+        future = self._answers.get(id)
+        if future and not future.done():
+            future.set_result(response)
+
+    def describe_error(self, error: RpcError) -> str:
+        """Make a sentence of an error of the agent."""
+        if error.code == AUTH_REQUIRED and not details_of(error):
+            return describe_login(error, self.initialized.auth_methods)
+        sentence = details_of(error) or error.message
+        return sentence if sentence.endswith((".", "!", "?")) else f"{sentence}."
+
+    async def _on_update(self, notification: SessionNotification) -> None:
+        self._receive(notification)
+
+    async def _on_question(self, request: Question) -> RequestPermissionResponse | CreateElicitationResponse:
+        id = next(self._ids)
+        self._answers[id] = future = asyncio.get_running_loop().create_future()
+        self._ask(id, request)
+        try:
+            return await future
+        finally:
+            del self._answers[id]
+            if future.cancelled():
+                self._withdraw(id)
+
+    async def _on_complete(self, notification: CompleteElicitationNotification) -> None:
+        """Ignore that a page was visited: the user says so."""
+
+
+def details_of(error: RpcError) -> str:
+    """Return the details of an error for the user; empty if there are none."""
+    match error.data:
+        case {"details": str(text)}:
+            return text
+        case _:
+            return ""
+
+
+def find_abilities(initialized: InitializeResponse) -> Abilities:
+    """Find out what an agent can do."""
+    can = initialized.agent_capabilities
+    info = initialized.agent_info
+    match can.meta:
+        case {"crow": {**own}}:
+            methods, answers = own.get("methods", ()), own.get("permissionAnswers", ())
+        case _:
+            methods, answers = (), ()
+    return Abilities(
+        name=(info.title or info.name) if info else "",
+        lists=can.session_capabilities.list not in (UNSET, None),
+        loads=can.load_session,
+        undoes="_crow/undo" in methods,
+        images=can.prompt_capabilities.image,
+        resumes=can.session_capabilities.resume not in (UNSET, None),
+        answers=tuple(map(str, answers)),
+    )

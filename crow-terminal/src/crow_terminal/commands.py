@@ -1,0 +1,151 @@
+"""The slash commands of the terminal itself; those of the agent are sent to it. Pure."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from crow_core.acp.schema import AvailableCommand, DiffContent, ToolCall
+
+from crow_terminal.blocks import Call, Note
+from crow_terminal.dialogs import Row
+from crow_terminal.markdown import Prose
+from crow_terminal.state import (
+    Copy,
+    Effect,
+    ExportSession,
+    Fold,
+    Leave,
+    ListSessions,
+    Open,
+    SetTheme,
+    Show,
+    State,
+)
+from crow_terminal.theme import THEMES
+
+HELP = """\
+**Keys**
+
+- Enter sends; Alt-Enter or Ctrl-J begins a new line; ↑ ↓ bring back earlier prompts; Ctrl-G opens your editor
+- While it works: Enter puts a prompt in the queue, Enter once more sends it now; Esc stops the turn, and you stay
+- Ctrl-O shows what was folded, Ctrl-T hides thoughts, Shift-Tab changes the mode, Alt-M the model
+- `@` completes files, `/` commands; `!command` runs a command and tells the agent, `!!command` does not tell it
+- Ctrl-C twice, or Ctrl-D, leaves
+"""
+
+
+@dataclass(frozen=True)
+class LocalCommand:
+    """A command of the terminal."""
+
+    name: str
+    description: str
+    run: Callable[[State, str], list[Effect]]
+    """Called with the state and the words behind the name."""
+    hint: str = ""
+    works_in_turn: bool = True
+    """Whether it can be used while a turn runs."""
+    yields: bool = False
+    """Whether the agent's command of the same name is used instead."""
+
+
+def show_help(state: State, words: str) -> list[Effect]:
+    lines = [f"- `/{one.name}` {one.description}" for one in find_local_commands(state)]
+    lines += [f"- `/{one.name}` {one.description}" for one in find_agent_commands(state)]
+    return [Show(Prose(HELP)), Show(Prose("**Commands**\n\n" + "\n".join(lines)))]
+
+
+def show_diff(state: State, words: str) -> list[Effect]:
+    if not state.transcript.diffs:
+        return state.remark("This session has changed no files, as far as was shown here.")
+    effects: list[Effect] = []
+    for diff in join_changes(state):
+        call = ToolCall(tool_call_id="diff", title=diff.path, kind="edit", status="completed", content=[diff])
+        effects.append(Show(Call(call), whole=True))
+    return effects
+
+
+def join_changes(state: State) -> list[DiffContent]:
+    """Join the changes of each file to one."""
+    joined: dict[str, DiffContent] = {}
+    for diff in state.transcript.diffs:
+        first = joined.get(diff.path)
+        # Tools send the whole file, or a part of it: only whole texts that follow each other can be joined.
+        if first is not None and first.new_text == (diff.old_text or ""):
+            joined[diff.path] = DiffContent(path=diff.path, old_text=first.old_text, new_text=diff.new_text)
+        elif first is None:
+            joined[diff.path] = diff
+        else:
+            joined[f"{diff.path}\0{len(joined)}"] = diff
+    return list(joined.values())
+
+
+def copy_answer(state: State, words: str) -> list[Effect]:
+    text = state.transcript.answer
+    return [Copy(text)] if text else state.remark("There is no answer to copy yet.")
+
+
+def export(state: State, words: str) -> list[Effect]:
+    return [ExportSession(words.strip())]
+
+
+def set_theme(state: State, words: str) -> list[Effect]:
+    name = words.strip()
+    if name in THEMES:
+        return [SetTheme(name)]
+    rows = [Row(each, "", each) for each in THEMES]
+    return state.pick("Theme", rows, lambda row, _: [SetTheme(row.value)])
+
+
+def set_details(state: State, words: str) -> list[Effect]:
+    state.fold_output = not state.fold_output
+    what = "is folded" if state.fold_output else "is printed whole"
+    return [Fold(output=state.fold_output), Show(Note(f"From now on the output of tools {what}."))]
+
+
+LOCAL_COMMANDS = (
+    LocalCommand("help", "the keys and the commands", show_help),
+    LocalCommand("new", "begin a new session", lambda state, _: [Open()], works_in_turn=False),
+    LocalCommand("resume", "go on with a stored session", lambda state, _: [ListSessions()], works_in_turn=False),
+    LocalCommand("model", "choose the model", lambda state, _: state.pick_option("model")),
+    LocalCommand("mode", "choose when you are asked for permission", lambda state, _: state.pick_mode()),
+    LocalCommand("thinking", "choose how much the model thinks", lambda state, _: state.pick_option("thought_level")),
+    LocalCommand("settings", "all settings of this session", lambda state, _: state.pick_any_option()),
+    LocalCommand("rewind", "go back to before an earlier message, with its files", lambda state, _: state.pick_turn()),
+    LocalCommand("diff", "the changes of files in this session", show_diff),
+    LocalCommand("copy", "copy the last answer to the clipboard", copy_answer),
+    LocalCommand("export", "write this session to a Markdown file", export, "[file]", yields=True),
+    LocalCommand("details", "fold the output of tools, or print it whole", set_details),
+    LocalCommand("theme", "change the colours", set_theme, "|".join(THEMES)),
+    LocalCommand("quit", "leave", lambda state, _: [Leave()]),
+)
+
+
+def find_local_commands(state: State) -> list[LocalCommand]:
+    """Return the terminal's commands that this agent makes possible."""
+    theirs = {one.name for one in state.commands}
+    impossible = {
+        *(() if state.abilities.lists and state.abilities.loads else ("resume",)),
+        *(() if state.abilities.undoes else ("rewind",)),
+        *(() if state.find_option("thought_level") else ("thinking",)),
+        *(() if state.find_option("model") else ("model",)),
+        *(() if state.modes or state.find_option("mode") else ("mode",)),
+        *(() if state.options else ("settings",)),
+    }
+    return [one for one in LOCAL_COMMANDS if one.name not in impossible and not (one.yields and one.name in theirs)]
+
+
+def find_agent_commands(state: State) -> list[AvailableCommand]:
+    """Return the agent's commands that are not the terminal's, too."""
+    ours = {one.name for one in find_local_commands(state)}
+    return [one for one in state.commands if one.name not in ours]
+
+
+def find_command(state: State, text: str) -> tuple[LocalCommand, str] | None:
+    """Return the terminal's command that a text calls, and its words; None if it is a prompt."""
+    if not text.startswith("/"):
+        return None
+    name, _, words = text[1:].strip().partition(" ")
+    name = {"exit": "quit", "clear": "new", "sessions": "resume"}.get(name, name)
+    is_theirs = bool(words) and any(one.name == name for one in state.commands)  # such as /mode plan
+    found = (one for one in find_local_commands(state) if one.name == name)
+    return None if is_theirs else next(((one, words) for one in found), None)

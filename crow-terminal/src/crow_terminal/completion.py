@@ -1,0 +1,131 @@
+"""Completion of `/` commands and of files behind `@`."""
+
+import asyncio
+import os
+import re
+import subprocess
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import suppress
+
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion
+from prompt_toolkit.document import Document
+
+from crow_terminal.commands import find_agent_commands, find_local_commands
+from crow_terminal.state import State
+
+MENTION = re.compile(r"(?:^|(?<=\s))@([^\s@]*)$")
+MAX_FILES = 50_000
+"""Files that are listed."""
+MAX_SHOWN = 50
+"""Completions that are offered."""
+LIST_SECONDS = 5.0
+"""Seconds that git may take to list the files."""
+FRESH = 10.0
+"""Seconds for which a list of files is used again."""
+SKIPPED = {".git", ".hg", ".svn", "node_modules", "__pycache__", ".venv", "venv", ".tox", "target", "dist", "build"}
+"""Folders that are left out where git does not say what to leave out."""
+
+
+def list_files(folder: str) -> list[str]:
+    """List the files of a folder, relative to it: those that git does not ignore, or those outside of SKIPPED."""
+    # A repository's own file system monitor is a program: it is not run.
+    command = ["git", "-C", folder, "-c", "core.fsmonitor=false", "ls-files", "-coz", "--exclude-standard"]
+    with suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(command, capture_output=True, timeout=LIST_SECONDS, stdin=subprocess.DEVNULL, check=False)
+        if done.returncode == 0:
+            names = done.stdout.decode(errors="surrogateescape").split("\0")
+            return [name for name in names[:MAX_FILES] if name and name.isprintable()]
+    return list(walk(folder))
+
+
+def walk(folder: str) -> Iterable[str]:
+    """Iterate over the files below a folder."""
+    count = 0
+    for root, folders, files in os.walk(folder):
+        folders[:] = sorted(each for each in folders if each not in SKIPPED and not each.startswith("."))
+        for name in sorted(files):
+            path = os.path.relpath(os.path.join(root, name), folder)
+            if path.isprintable():
+                count += 1
+                yield path
+            if count >= MAX_FILES:
+                return
+
+
+def find_files(files: Sequence[str], words: str) -> list[str]:
+    """Find the files that fit what was typed, the best first: a folder counts as a file."""
+    typed = words.lower()
+    if not typed:
+        return sorted({name.split("/")[0] + "/" if "/" in name else name for name in files})[:MAX_SHOWN]
+    pattern = re.compile(".*?".join(map(re.escape, typed)))
+    ranked: list[tuple[int, int, str]] = []
+    for name in files:
+        lower = name.lower()
+        base = lower.rpartition("/")[2]
+        rank = (
+            0 if lower.startswith(typed)
+            else 1 if base.startswith(typed)
+            else 2 if typed in lower
+            else 3 if pattern.search(lower)
+            else None
+        )  # fmt: skip
+        if rank is not None:
+            ranked.append((rank, len(name), name))
+    return [name for _, _, name in sorted(ranked)[:MAX_SHOWN]]
+
+
+class ChatCompleter(Completer):
+    """Completes commands at the start, and files anywhere."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._files: list[str] = []
+        self._folder = ""
+        self._listed = -FRESH
+
+    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
+        text = document.text_before_cursor
+        if text.startswith("/") and "\n" not in text:
+            yield from self.complete_command(text)
+
+    async def get_completions_async(
+        self, document: Document, complete_event: CompleteEvent
+    ) -> AsyncGenerator[Completion, None]:
+        for completion in self.get_completions(document, complete_event):
+            yield completion
+        if found := MENTION.search(document.text_before_cursor):
+            files = await self.get_files()
+            names = await asyncio.to_thread(find_files, files, found[1])
+            for name in names:
+                yield Completion(f"@{name}", -len(found[0].lstrip()))
+
+    def complete_command(self, text: str) -> Iterable[Completion]:
+        """Complete the name of a command, or show what it takes."""
+        typed, space, _ = text[1:].partition(" ")
+        ours = [(one.name, one.description, one.hint) for one in find_local_commands(self._state)]
+        theirs = [
+            (one.name, one.description, one.input.hint if one.input else "") for one in find_agent_commands(self._state)
+        ]
+        commands = sorted([*ours, *theirs])
+        if space:
+            for name, description, hint in commands:
+                if name == typed and hint and text.endswith(" ") and text.count(" ") == 1:
+                    yield Completion("", 0, display=f"{hint}", display_meta=description)
+            return
+        begin = [each for each in commands if each[0].startswith(typed)]
+        inside = [each for each in commands if typed in each[0] and each not in begin]
+        for name, description, hint in [*begin, *inside]:
+            yield Completion(
+                f"/{name} " if hint else f"/{name}",
+                -len(text),
+                display=f"/{name}" + (f" {hint}" if hint else ""),
+                display_meta=description,
+            )
+
+    async def get_files(self) -> list[str]:
+        """Return the files of the session's folder, listed anew from time to time, in a thread."""
+        now = asyncio.get_running_loop().time()
+        if self._folder != self._state.folder or now - self._listed > FRESH:
+            self._listed, self._folder = now, self._state.folder
+            self._files = await asyncio.to_thread(list_files, self._folder)
+        return self._files

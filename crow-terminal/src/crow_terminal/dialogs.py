@@ -1,0 +1,72 @@
+"""Questions to the user: a list to choose from, or a line to write. Pure."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+Effects: TypeAlias = list[Any]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row to choose."""
+
+    label: str
+    detail: str = ""
+    value: Any = None
+    current: bool = False
+    """Whether it is the value that holds now."""
+
+
+@dataclass
+class ListDialog:
+    """A list of which the user chooses one row, by arrows or its number."""
+
+    title: str
+    rows: Sequence[Row]
+    choose: Callable[[Row, float], Effects]
+    """Called with the row and the time."""
+    dismiss: Callable[[float], Effects]
+    about: Sequence[str] = ()
+    """Lines to read before the choice."""
+    permission: bool = False
+    """Whether it asks for a permission, so that Esc stops the turn."""
+    searchable: bool = False
+    """Whether typed letters choose among the rows."""
+    search: str = ""
+    selected: int = 0
+    marked: set[int] | None = None
+    """The numbers of the chosen rows, if several can be chosen; None for one choice."""
+
+    @property
+    def found(self) -> list[Row]:
+        """The rows that fit the search."""
+        words = self.search.lower().split()
+        return [row for row in self.rows if all(word in f"{row.label} {row.detail}".lower() for word in words)]
+
+    def move(self, delta: int) -> None:
+        """Mark another row."""
+        if count := len(self.found):
+            self.selected = (self.selected + delta) % count
+
+    def find(self, number: int | None) -> Row | None:
+        """Return the row with this number, counted from 1, or the marked one; None if there is none."""
+        rows, at = self.found, self.selected if number is None else number - 1
+        return rows[at] if 0 <= at < len(rows) else None
+
+
+@dataclass
+class TextDialog:
+    """A line that the user writes in the editor."""
+
+    label: str
+    text: str
+    submit: Callable[[str, float], Effects]
+    """Called with the text and the time."""
+    back: ListDialog | None = None
+    """The list to return to."""
+    dismiss: Callable[[float], Effects] = field(default=lambda _: [])
+    about: Sequence[str] = ()
+
+
+Dialog: TypeAlias = ListDialog | TextDialog

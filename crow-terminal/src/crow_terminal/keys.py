@@ -1,0 +1,94 @@
+"""The keys: each is passed on as an action."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from prompt_toolkit.application import get_app
+from prompt_toolkit.filters import Condition, Filter, has_completions
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.keys import Keys
+
+
+class Actions(Protocol):
+    """What keys do."""
+
+    def is_choosing(self) -> bool:
+        """Whether a list is shown to choose from."""
+        ...
+
+    def can_recall(self) -> bool:
+        """Whether the arrow up takes a prompt back from the queue."""
+        ...
+
+    def submit(self) -> None: ...
+    def move(self, delta: int) -> None: ...
+    def choose(self, number: int | None) -> None: ...
+    def type_in_list(self, text: str) -> None: ...
+    def stop(self) -> None: ...
+    def interrupt(self) -> None: ...
+    def end_input(self) -> None: ...
+    def recall(self) -> None: ...
+    def unfold(self) -> None: ...
+    def fold_thoughts(self) -> None: ...
+    def next_mode(self) -> None: ...
+    def pick_model(self) -> None: ...
+    def paste(self, text: str) -> None: ...
+    def edit_outside(self) -> None: ...
+    def apply_completion(self) -> bool:
+        """Take the marked completion, or the only one. Return whether Enter is used up by that."""
+        ...
+
+
+def make_bindings(actions: Actions) -> KeyBindings:
+    """Make the key bindings."""
+    keys = KeyBindings()
+    choosing = Condition(actions.is_choosing)
+    writing = ~choosing
+    recalling = Condition(actions.can_recall)
+
+    def bind(*names: str, act: Callable[[], object], filter: Filter | None = None, eager: bool = False) -> None:
+        @keys.add(*names, filter=filter if filter is not None else True, eager=eager)
+        def _(event: KeyPressEvent) -> None:  # pyright: ignore[reportUnusedFunction]
+            act()
+
+    bind("up", act=lambda: actions.move(-1), filter=choosing)
+    bind("c-p", act=lambda: actions.move(-1), filter=choosing)
+    bind("down", act=lambda: actions.move(1), filter=choosing)
+    bind("c-n", act=lambda: actions.move(1), filter=choosing)
+    bind("tab", act=lambda: actions.move(1), filter=choosing)
+    bind("s-tab", act=lambda: actions.move(-1), filter=choosing)
+    bind("enter", act=lambda: actions.choose(None), filter=choosing, eager=True)
+    bind("backspace", act=lambda: actions.type_in_list(""), filter=choosing)
+
+    @keys.add(Keys.Any, filter=choosing)
+    def _(event: KeyPressEvent) -> None:  # pyright: ignore[reportUnusedFunction]
+        if event.data.isprintable():
+            actions.type_in_list(event.data)
+
+    @keys.add("enter", filter=writing)
+    def _(event: KeyPressEvent) -> None:  # pyright: ignore[reportUnusedFunction]
+        if not actions.apply_completion():
+            actions.submit()
+
+    def new_line() -> None:
+        get_app().current_buffer.insert_text("\n")
+
+    bind("escape", "enter", act=new_line, filter=writing)
+    bind("c-j", act=new_line, filter=writing)
+    bind("up", act=actions.recall, filter=recalling)
+    bind("escape", act=actions.stop)
+    bind("c-c", act=actions.interrupt)
+    bind("c-d", act=actions.end_input, filter=Condition(lambda: not get_app().current_buffer.text))
+    bind("c-o", act=actions.unfold)
+    bind("c-t", act=actions.fold_thoughts)
+    bind("s-tab", act=actions.next_mode, filter=writing & ~has_completions)
+    bind("escape", "m", act=actions.pick_model, filter=writing)
+    bind("c-g", act=actions.edit_outside, filter=writing)
+    bind("c-z", act=lambda: get_app().suspend_to_background())
+
+    @keys.add(Keys.BracketedPaste)
+    def _(event: KeyPressEvent) -> None:  # pyright: ignore[reportUnusedFunction]
+        if not actions.is_choosing():
+            actions.paste(event.data)
+
+    return keys

@@ -1,0 +1,195 @@
+"""An append-only terminal, for screen readers, pipes and terminals that know no escape sequences.
+
+Whole lines are printed once; nothing moves, and no colour is used. Questions are answered by a number.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+
+from crow_core.acp.connection import ConnectionClosed, RpcError
+from crow_core.acp.schema import LoadSessionRequest, SessionNotification
+
+from crow_terminal.agents import AgentAddress, NoAgent, connect
+from crow_terminal.client import ChatClient, Question
+from crow_terminal.dialogs import ListDialog, TextDialog
+from crow_terminal.paint import Painter
+from crow_terminal.prompts import make_prompt
+from crow_terminal.state import Edit, Effect, Respond, Send, Show, State
+from crow_terminal.text import escape
+from crow_terminal.theme import Theme
+
+PLAIN = Theme("", "", "", "", "", "", "", "", "", "")
+"""A theme without any escape sequence."""
+WIDTH = 80
+
+
+class PlainChat:
+    """A conversation on standard input and output, line by line."""
+
+    def __init__(self, agent: AgentAddress, cwd: str) -> None:
+        self.agent, self.cwd = agent, cwd
+        self.state = State(agent=agent.name, folder=cwd)
+        self.painter = Painter(PLAIN)
+        self.client: ChatClient | None = None
+        self.session_id = ""
+        self.answered = asyncio.Event()
+        """Set when the turn has ended."""
+        self.asked = asyncio.Event()
+        """Set when something is to be answered, or the turn has ended."""
+        self.failed = False
+
+    async def run(self, resume: str, prompt: str) -> int:
+        """Answer lines until the end of input, and return the exit code."""
+        try:
+            link = await connect(self.agent, self.cwd)
+        except NoAgent as error:
+            self.print(str(error))
+            return 1
+        self.client = client = ChatClient(link.transport, self.receive, self.ask, self.withdraw)
+        async with client.serving():
+            try:
+                self.state.abilities = await client.start()
+                if resume:
+                    self.session_id = resume
+                    await client.request("session/load", LoadSessionRequest(session_id=resume, cwd=self.cwd))
+                else:
+                    self.session_id = (await client.new_session(self.cwd)).session_id
+                self.perform(self.state.open_session(None, [], time.monotonic()))
+                if prompt:
+                    await self.send(prompt)
+                while (line := await read_line("> ")) is not None:
+                    if line.strip() in ("/quit", "/exit"):
+                        break
+                    if line.strip():
+                        await self.send(line)
+            except RpcError as error:
+                self.print(client.describe_error(error))
+                return 1
+            except ConnectionClosed:
+                self.print(await link.describe_end())
+                return 1
+        return 1 if self.failed else 0
+
+    async def send(self, text: str) -> None:
+        """Send a prompt and wait for the end of its turn; ask what the agent asks. Ctrl-C cancels it."""
+        client = self.client
+        assert client
+        loop = asyncio.get_running_loop()
+        self.failed = False
+        self.perform([one for one in self.state.submit(text, time.monotonic()) if isinstance(one, Send)])
+        with suppress(NotImplementedError, ValueError):
+            loop.add_signal_handler(signal.SIGINT, lambda: asyncio.ensure_future(client.cancel(self.session_id)))
+        blocks = await asyncio.to_thread(make_prompt, text, (), self.cwd, self.state.abilities)
+        turn = asyncio.ensure_future(client.prompt(self.session_id, blocks))
+        try:
+            while not turn.done():
+                asking = asyncio.ensure_future(self.asked.wait())
+                await asyncio.wait([turn, asking], return_when=asyncio.FIRST_COMPLETED)
+                asking.cancel()
+                if self.asked.is_set() and not turn.done():
+                    await self.answer()
+            self.perform(self.state.end_turn(await turn, time.monotonic()))
+        except RpcError as error:
+            self.failed = True
+            self.perform(self.state.fail_turn(client.describe_error(error), time.monotonic()))
+        finally:
+            with suppress(NotImplementedError, ValueError):
+                loop.remove_signal_handler(signal.SIGINT)
+
+    async def answer(self) -> None:
+        """Ask the user what the agent asks."""
+        dialog = self.state.dialog
+        if dialog is None:
+            self.asked.clear()
+            return
+        for line in dialog.about:
+            self.print(f"  {escape(line)}")
+        if isinstance(dialog, TextDialog):
+            line = await read_line(f"{dialog.label}: ")
+            effects = dialog.dismiss(time.monotonic()) if line is None else dialog.submit(line, time.monotonic())
+        else:
+            effects = await self.choose(dialog)
+        self.perform(effects)
+        if self.state.dialog is None:
+            self.asked.clear()
+
+    async def choose(self, dialog: ListDialog) -> list[Effect]:
+        """Ask for the number of a row; at the end of input, dismiss the question."""
+        self.print(f"? {escape(dialog.title)}")
+        for number, row in enumerate(dialog.rows, 1):
+            self.print(f"  {number} {escape(row.label)}")
+        while (line := await read_line("Number: ")) is not None:
+            if line.strip().isdecimal() and (row := dialog.find(int(line))):
+                return dialog.choose(row, time.monotonic())
+            self.print(f"Type a number from 1 to {len(dialog.rows)}.")
+        if dialog.permission and self.client:
+            await self.client.cancel(self.session_id)
+            self.asked.clear()
+        return [] if dialog.permission else dialog.dismiss(time.monotonic())
+
+    def receive(self, notification: SessionNotification) -> None:
+        if notification.session_id == self.session_id or not self.session_id:
+            self.perform(self.state.receive(notification.update, time.monotonic()))
+
+    def ask(self, id: int, question: Question) -> None:
+        self.perform(self.state.ask(id, question, time.monotonic()))
+        self.asked.set()
+
+    def withdraw(self, id: int) -> None:
+        self.perform(self.state.withdraw(id, time.monotonic()))
+
+    def perform(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Show(block=block):
+                    for line in self.painter.paint(block, WIDTH):
+                        self.print(line)
+                case Respond(id=id, response=response) if self.client:
+                    self.client.answer(id, response)
+                case Edit():
+                    pass
+                case _:
+                    pass
+
+    def print(self, line: str) -> None:
+        sys.stdout.write(f"{line}\n")
+        sys.stdout.flush()
+
+
+async def read_line(question: str) -> str | None:
+    """Read a line from standard input; None at its end. Asks only if a person is there."""
+    if sys.stdin.isatty():
+        sys.stdout.write(question)
+        sys.stdout.flush()
+    loop, ready = asyncio.get_running_loop(), asyncio.Event()
+    line = bytearray()
+    try:
+        loop.add_reader(0, ready.set)
+    except (OSError, PermissionError):  # a file is always ready
+        text = await asyncio.to_thread(sys.stdin.readline)
+        return text.rstrip("\n") if text else None
+    try:
+        while True:
+            await ready.wait()
+            ready.clear()
+            letter = os.read(0, 1)
+            if not letter:
+                return line.decode(errors="replace") if line else None
+            if letter == b"\n":
+                return line.decode(errors="replace")
+            line += letter
+    finally:
+        loop.remove_reader(0)
+
+
+def run_plain(agent: AgentAddress, cwd: str, *, resume: str = "", prompt: str = "") -> int:
+    """Run the append-only terminal until the end of input, and return the exit code."""
+
+    async def main() -> int:
+        return await PlainChat(agent, cwd).run(resume, prompt)
+
+    return asyncio.run(main())

@@ -1,0 +1,727 @@
+"""The state of the terminal: each event is a method that changes it and returns the effects to carry out.
+
+Nothing here prints, waits or reads a clock: times are arguments, in seconds of one clock.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from crow_core.acp.schema import (
+    AvailableCommand,
+    AvailableCommandsUpdate,
+    BooleanConfigOption,
+    ConfigOptionUpdate,
+    CreateElicitationRequest,
+    CreateElicitationResponse,
+    CurrentModeUpdate,
+    PromptResponse,
+    RequestPermissionRequest,
+    SelectConfigOption,
+    SelectEntry,
+    SessionConfigOption,
+    SessionInfo,
+    SessionInfoUpdate,
+    SessionModeState,
+    SessionUpdate,
+    Usage,
+    UsageUpdate,
+)
+
+from crow_terminal.blocks import Block, BlockRecord, Call, CommandOutput, Note, UserPrompt
+from crow_terminal.dialogs import Dialog, ListDialog, Row, TextDialog
+from crow_terminal.forms import Form, start_form
+from crow_terminal.markdown import Prose
+from crow_terminal.paint import format_seconds
+from crow_terminal.permission import Answer, make_answer, make_rows
+from crow_terminal.text import escape_line
+
+LEAVE_WITHIN = 2.0
+"""Seconds between two Ctrl-C that leave."""
+GRACE = 0.4
+"""Seconds after a question appears in which keys are ignored, as they were meant for something else."""
+HINT_SECONDS = 4.0
+"""Seconds that a hint stays."""
+NOTIFY_AFTER = 10.0
+"""Seconds that a turn takes before its end is announced by a bell."""
+UNFOLDABLE = 50
+"""Folded blocks that are remembered, to be shown whole."""
+
+
+@dataclass(frozen=True)
+class Show:
+    """Print a finished block."""
+
+    block: Block
+    whole: bool = False
+
+
+@dataclass(frozen=True)
+class Send:
+    """Send a prompt."""
+
+    text: str
+    outputs: tuple[CommandOutput, ...] = ()
+    """The commands that the user ran before, which the agent has not seen."""
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """Cancel the running turn."""
+
+
+@dataclass(frozen=True)
+class Respond:
+    """Answer a request of the agent."""
+
+    id: int
+    response: Any
+
+
+@dataclass(frozen=True)
+class Leave:
+    """End the terminal."""
+
+
+@dataclass(frozen=True)
+class Ring:
+    """Tell the user, who may look elsewhere, that something is done or asked."""
+
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Edit:
+    """Replace the text of the editor."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class SetOption:
+    """Set a config option of the session, or its mode if `id` is empty."""
+
+    id: str
+    value: str | bool
+
+
+@dataclass(frozen=True)
+class Open:
+    """Open another session: a new one, or a stored one."""
+
+    session: str = ""
+    again: bool = False
+    """Whether to open the current one once more, with what was said in it."""
+
+
+@dataclass(frozen=True)
+class ListSessions:
+    """Ask the agent for its sessions, to choose one."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Run a command of the user."""
+
+    command: str
+    shared: bool
+    """Whether the next prompt tells the agent."""
+
+
+@dataclass(frozen=True)
+class StopCommand:
+    """Kill the user's running command."""
+
+
+@dataclass(frozen=True)
+class TakeBack:
+    """Ask the agent to take back the last turns; with `confirmed`, do it."""
+
+    turns: int
+    confirmed: bool = False
+
+
+@dataclass(frozen=True)
+class Copy:
+    """Copy a text to the clipboard."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class ExportSession:
+    """Write the transcript to a file."""
+
+    path: str
+
+
+@dataclass(frozen=True)
+class SetTheme:
+    """Use another theme from now on."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Leave out, or print, thoughts; fold, or print whole, the output of tools."""
+
+    thoughts: bool | None = None
+    output: bool | None = None
+
+
+Effect: TypeAlias = (
+    Show | Send | Cancel | Respond | Leave | Ring | Edit | SetOption | Open | ListSessions | Run | StopCommand
+    | TakeBack | Copy | ExportSession | SetTheme | Fold
+)  # fmt: skip
+
+
+@dataclass
+class Abilities:
+    """What the agent can do beyond prompts."""
+
+    name: str = ""
+    """Its name."""
+    lists: bool = False
+    """Whether it lists stored sessions."""
+    loads: bool = False
+    """Whether it loads stored sessions."""
+    undoes: bool = False
+    """Whether it takes back turns with the changes of their files."""
+    images: bool = False
+    resumes: bool = False
+    """Whether it opens a stored session without sending what was said in it."""
+    answers: tuple[str, ...] = ()
+    """What it takes with the answer to a question for permission: `reason`, `command`."""
+
+
+@dataclass
+class State:
+    """The terminal, as far as it can be known without a terminal."""
+
+    agent: str = "crow"
+    """The agent for people: its command or address."""
+    folder: str = ""
+    branch: str = ""
+    abilities: Abilities = field(default_factory=Abilities)
+    phase: str = "starting"
+    """`starting`, `ready`, `working`, `ended`."""
+    transcript: BlockRecord = field(default_factory=BlockRecord)
+    prompts: list[str] = field(default_factory=list[str])
+    """The prompts of this session, oldest first."""
+    queue: list[str] = field(default_factory=list[str])
+    """Prompts to send when the turn ends."""
+    outputs: list[CommandOutput] = field(default_factory=list[CommandOutput])
+    """The user's commands that the next prompt tells the agent of."""
+    command: str = ""
+    """The user's command that runs."""
+    command_lines: list[str] = field(default_factory=list[str])
+    since: float = 0.0
+    """The time at which the turn, or the command, began."""
+    cancelled: bool = False
+    """Whether the running turn was cancelled."""
+    dialog: Dialog | None = None
+    dialog_since: float = 0.0
+    waiting: list[tuple[int, RequestPermissionRequest | CreateElicitationRequest]] = field(
+        default_factory=list[tuple[int, RequestPermissionRequest | CreateElicitationRequest]]
+    )
+    """Questions of the agent behind the one that is shown."""
+    asked: int = 0
+    """The id of the agent's question that is shown; 0 for none."""
+    options: list[SessionConfigOption] = field(default_factory=list[SessionConfigOption])
+    modes: SessionModeState | None = None
+    commands: list[AvailableCommand] = field(default_factory=list[AvailableCommand])
+    usage: UsageUpdate | None = None
+    cached: float | None = None
+    """The share of the tokens of the last turn that came from the server's cache."""
+    title: str = ""
+    hint: str = ""
+    hint_until: float = 0.0
+    interrupted: float = -LEAVE_WITHIN
+    """The time of the last Ctrl-C."""
+    folded: list[Block] = field(default_factory=list[Block])
+    """The blocks that were not printed whole, oldest first."""
+    fold_thoughts: bool = False
+    fold_output: bool = True
+    loading: bool = False
+    """Whether a stored session is being shown."""
+    muted: bool = False
+    """Whether updates are not shown, as they were before."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether something runs that Esc stops."""
+        return self.phase == "working" or bool(self.command)
+
+    def is_moving(self, now: float) -> bool:
+        """Whether what is shown changes with time."""
+        return (self.busy and not self.asked) or (bool(self.hint) and now < self.hint_until + 0.2)
+
+    # The agent
+
+    def open_session(
+        self, modes: SessionModeState | None, options: Sequence[SessionConfigOption], now: float
+    ) -> list[Effect]:
+        """A session is open."""
+        self.phase, self.loading, self.muted = "ready", False, False
+        self.modes, self.options = modes, [*options]
+        return [*self._show(self.transcript.end_turn(now)), *self._send_next(now)]
+
+    def leave_session(self, *, again: bool = False) -> list[Effect]:
+        """The session is closed, as another one is opened, or the same one `again`."""
+        effects = self._drop_questions()
+        self.phase, self.commands = "starting", []
+        self.muted, self.loading = again, not again
+        if not again:
+            self.transcript, self.usage, self.cached, self.title = BlockRecord(), None, None, ""
+            self.prompts, self.folded = [], []
+        return effects
+
+    def receive(self, update: SessionUpdate, now: float) -> list[Effect]:
+        """The agent has sent an update."""
+        match update:
+            case AvailableCommandsUpdate(available_commands=commands):
+                self.commands = [*commands]
+            case CurrentModeUpdate(current_mode_id=mode) if self.modes:
+                self.modes = replace_mode(self.modes, mode)
+            case ConfigOptionUpdate(config_options=options):
+                self.options = [*options]
+            case UsageUpdate():
+                self.usage = update
+            case SessionInfoUpdate(title=title):
+                self.title = escape_line(title) if isinstance(title, str) else self.title
+            case _ if self.muted:
+                pass
+            case _:
+                blocks = self.transcript.add(update, now)
+                if self.loading:
+                    self.prompts += [block.text for block in blocks if isinstance(block, UserPrompt)]
+                return self._show(blocks)
+        return []
+
+    def end_turn(self, response: PromptResponse, now: float) -> list[Effect]:
+        """The agent has answered a prompt."""
+        effects = self._show(self.transcript.end_turn(now))
+        seconds = now - self.since
+        usage = response.usage
+        if isinstance(usage, Usage) and isinstance(usage.cached_read_tokens, int) and usage.input_tokens > 0:
+            self.cached = usage.cached_read_tokens / usage.input_tokens
+        sentence = {
+            "cancelled": "Cancelled.",
+            "max_tokens": "The answer was cut: the model reached its limit of tokens.",
+            "max_turn_requests": "Stopped at the limit of requests. Say “go on” to go on.",
+            "refusal": "The model refused to answer.",
+        }.get(response.stop_reason)
+        if sentence:
+            effects.append(Show(Note(sentence, "warning")))
+        elif seconds >= NOTIFY_AFTER:
+            effects.append(Show(Note(f"Took {format_seconds(seconds)}.", "done")))
+        if seconds >= NOTIFY_AFTER and not self.queue:
+            effects.append(Ring(f"{self.agent} is done"))
+        self.phase, self.cancelled, self.hint = "ready", False, ""
+        return [*effects, *self._drop_questions(), *self._send_next(now)]
+
+    def fail_turn(self, sentence: str, now: float) -> list[Effect]:
+        """The agent has answered a prompt with an error."""
+        effects = self._show(self.transcript.end_turn(now))
+        self.phase, self.cancelled = "ready", False
+        restored = [Edit("\n".join(self.queue))] if self.queue else []
+        self.queue.clear()
+        return [*effects, Show(Note(sentence, "error")), *self._drop_questions(), *restored]
+
+    def end_agent(self, sentence: str, now: float) -> list[Effect]:
+        """The connection to the agent has ended, or it could not be opened."""
+        effects = self._show(self.transcript.end_turn(now))
+        restored = [Edit("\n".join(self.queue))] if self.queue else []
+        self.queue.clear()
+        self.phase = "ended"
+        stop = "" if sentence.endswith((".", "!", "?")) else "."
+        note = Note(f"{sentence}{stop} Enter starts it again.", "error")
+        return [*effects, Show(note), *self._drop_questions(), *restored]
+
+    def remark(self, sentence: str, severity: str = "info") -> list[Effect]:
+        """Something is to be said to the user."""
+        return self._show([Note(sentence, severity)])
+
+    # Questions of the agent
+
+    def ask(self, id: int, request: RequestPermissionRequest | CreateElicitationRequest, now: float) -> list[Effect]:
+        """The agent asks for a permission, or with a form."""
+        self.waiting.append((id, request))
+        return [] if self.asked else self._ask_next(now)
+
+    def withdraw(self, id: int, now: float) -> list[Effect]:
+        """The agent does not need an answer any more."""
+        self.waiting = [one for one in self.waiting if one[0] != id]
+        if self.asked != id:
+            return []
+        self.asked, self.dialog = 0, None
+        return self._ask_next(now)
+
+    def _ask_next(self, now: float) -> list[Effect]:
+        """Show the next question, in place of a picker."""
+        if not self.waiting:
+            return []
+        self.asked, request = self.waiting.pop(0)
+        self.dialog_since = now
+        if isinstance(request, RequestPermissionRequest):
+            return self._ask_permission(request, now)
+        form = start_form(request)
+        if form is None:
+            return self._reply(CreateElicitationResponse(action="cancel"), now)
+        self._show_field(form)
+        return [*self._show(self.transcript.end_text()), Ring(f"{self.agent} asks")]
+
+    def _ask_permission(self, request: RequestPermissionRequest, now: float) -> list[Effect]:
+        call = request.tool_call
+        effects = self._show(self.transcript.propose(call, now))
+        known = self.transcript.running.get(call.tool_call_id)
+        title, about = describe_call(known.call if known else call)
+
+        def answer(row: Row, at: float) -> list[Effect]:
+            chosen: Answer = row.value
+            if chosen.wants:
+                back = self.dialog if isinstance(self.dialog, ListDialog) else None
+
+                def submit(text: str, at: float) -> list[Effect]:
+                    return finish(chosen, text, at)
+
+                self.dialog = TextDialog(chosen.wants, chosen.text, submit, back=back)
+                return [Edit(chosen.text)]
+            return finish(chosen, "", at)
+
+        def finish(chosen: Answer, text: str, at: float) -> list[Effect]:
+            said = f"{chosen.name}: {text}" if chosen.wants and text else chosen.name
+            note = Note(f"{title}: {said}", "done")
+            return [*self._show([note] if not chosen.allows else []), *self._reply(make_answer(chosen, text), at)]
+
+        def dismiss(at: float) -> list[Effect]:
+            return self.stop(at)
+
+        self.dialog = ListDialog(
+            title, make_rows(request, self.abilities.answers), answer, dismiss, about=about, permission=True
+        )
+        return [*effects, Ring(f"{self.agent} asks: {title}")]
+
+    def _show_field(self, form: Form) -> list[Effect]:
+        """Show the next field of a form, or send the form."""
+
+        def fill(value: Any, at: float) -> list[Effect]:
+            problem = form.fill(value)
+            if problem:
+                self.show_hint(problem, at)
+                return []
+            return self._show_field(form) if form.field else self._reply(form.respond(), at)
+
+        def decline(at: float) -> list[Effect]:
+            return self._reply(CreateElicitationResponse(action="decline"), at)
+
+        self.dialog = form.make_dialog(fill, decline)
+        return [Edit(self.dialog.text)] if isinstance(self.dialog, TextDialog) else []
+
+    def _reply(self, response: Any, now: float) -> list[Effect]:
+        effects: list[Effect] = [Respond(self.asked, response)]
+        was_entry = isinstance(self.dialog, TextDialog)
+        self.asked, self.dialog = 0, None
+        return [*effects, *([Edit("")] if was_entry else []), *self._ask_next(now)]
+
+    def _drop_questions(self) -> list[Effect]:
+        """Close the agent's questions, which nobody waits for any more."""
+        if self.asked:
+            self.asked, self.dialog = 0, None
+        self.waiting.clear()
+        return []
+
+    # The user
+
+    def submit(self, text: str, now: float) -> list[Effect]:
+        """The user has pressed Enter, with this text in the editor."""
+        if isinstance(self.dialog, TextDialog):
+            if not self.is_ready_for_keys(now):
+                return []
+            return self.dialog.submit(text, now)
+        stripped = text.strip()
+        if not stripped:
+            return self._submit_nothing(now)
+        if stripped.startswith("!"):
+            if self.command:
+                self.show_hint("A command runs already; Esc stops it.", now)
+                return []
+            return [Edit(""), *self._run(stripped, now)]
+        if self.phase != "ready" or self.command:
+            self.queue.append(text)
+            restart: list[Effect] = []
+            if self.phase == "ended":
+                restart = self._restart()
+            return [Edit(""), *restart]
+        return [Edit(""), *self._send(text, now)]
+
+    def _submit_nothing(self, now: float) -> list[Effect]:
+        if self.phase == "ended":
+            return self._restart()
+        if self.phase == "working" and self.queue and not self.cancelled:
+            self.cancelled = True
+            return [Cancel()]  # the next prompt of the queue follows
+        return []
+
+    def _restart(self) -> list[Effect]:
+        self.phase = "starting"
+        return [Open(again=True)]
+
+    def _send(self, text: str, now: float) -> list[Effect]:
+        self.phase, self.since, self.cancelled = "working", now, False
+        self.prompts.append(text)
+        outputs, self.outputs = tuple(self.outputs), []
+        return [*self._show([*self.transcript.end_text(), UserPrompt(text)]), Send(text, outputs)]
+
+    def _send_next(self, now: float) -> list[Effect]:
+        """Send the next prompt of the queue."""
+        return self._send(self.queue.pop(0), now) if self.queue and self.phase == "ready" and not self.command else []
+
+    def _run(self, text: str, now: float) -> list[Effect]:
+        shared = not text.startswith("!!")
+        command = text.lstrip("!").strip()
+        if not command:
+            return []
+        self.command, self.command_lines = command, []
+        if self.phase != "working":
+            self.since = now
+        return [Run(command, shared)]
+
+    def extend_command(self, lines: Sequence[str]) -> list[Effect]:
+        """The user's command has printed some lines."""
+        self.command_lines = [*self.command_lines, *lines][-100:]
+        return []
+
+    def end_command(self, output: CommandOutput, shared: bool, now: float) -> list[Effect]:
+        """The user's command has ended."""
+        self.command, self.command_lines = "", []
+        if shared:
+            self.outputs.append(output)
+        return [*self._show([output]), *self._send_next(now)]
+
+    def stop(self, now: float) -> list[Effect]:
+        """The user has pressed Esc: stop what runs, and stay."""
+        if self.command:
+            return [StopCommand()]
+        if isinstance(self.dialog, TextDialog) and self.dialog.back:
+            self.dialog = self.dialog.back
+            return [Edit("")]
+        if self.dialog and not (isinstance(self.dialog, ListDialog) and self.dialog.permission):
+            return self._dismiss(now)
+        if self.phase != "working":
+            return []
+        restored: list[Effect] = [Edit("\n".join(self.queue))] if self.queue else []
+        self.queue.clear()
+        if self.cancelled:
+            return restored
+        self.cancelled = True
+        self.dialog = None
+        self.show_hint("Stopping…", now)
+        return [*restored, Cancel()]
+
+    def interrupt(self, text: str, now: float) -> list[Effect]:
+        """The user has pressed Ctrl-C."""
+        again = now - self.interrupted < LEAVE_WITHIN
+        self.interrupted = now
+        if again:
+            return [Leave()]
+        effects: list[Effect] = [Edit("")] if text else []
+        if self.busy or self.dialog:
+            effects = self.stop(now)
+        self.show_hint("Ctrl-C again leaves.", now, LEAVE_WITHIN)
+        return effects
+
+    def show_hint(self, text: str, now: float, seconds: float = HINT_SECONDS) -> None:
+        """Show a sentence at the bottom for some seconds."""
+        self.hint, self.hint_until = text, now + seconds
+
+    def recall(self) -> list[Effect]:
+        """Take the last prompt of the queue back into the editor."""
+        return [Edit(self.queue.pop())] if self.queue else []
+
+    # Dialogs
+
+    def is_ready_for_keys(self, now: float) -> bool:
+        """Whether keys are meant for the dialog: not at once, as the user may have been typing."""
+        return not self.asked or now - self.dialog_since >= GRACE
+
+    def pick(self, title: str, rows: Sequence[Row], choose: Callable[[Row, float], list[Effect]]) -> list[Effect]:
+        """Let the user choose one of these rows."""
+
+        def close(row: Row, now: float) -> list[Effect]:
+            self.dialog = None
+            return [*choose(row, now), *self._ask_next(now)]
+
+        def dismiss(now: float) -> list[Effect]:
+            self.dialog = None
+            return self._ask_next(now)
+
+        if not self.asked:
+            self.dialog = ListDialog(title, [*rows], close, dismiss, searchable=True)
+            self.dialog.selected = next((n for n, row in enumerate(rows) if row.current), 0)
+        return []
+
+    def move(self, delta: int) -> list[Effect]:
+        """The user has pressed an arrow."""
+        if isinstance(self.dialog, ListDialog):
+            self.dialog.move(delta)
+        return []
+
+    def choose(self, number: int | None, now: float) -> list[Effect]:
+        """The user has chosen a row: the one with this number, or the one that is marked."""
+        if not isinstance(self.dialog, ListDialog) or not self.is_ready_for_keys(now):
+            return []
+        row = self.dialog.find(number)
+        return self.dialog.choose(row, now) if row else []
+
+    def _dismiss(self, now: float) -> list[Effect]:
+        dialog = self.dialog
+        if dialog is None:
+            return []
+        return [*dialog.dismiss(now), Edit("")] if isinstance(dialog, TextDialog) else dialog.dismiss(now)
+
+    # Options
+
+    def find_option(self, category: str) -> SelectConfigOption | None:
+        """Return the option of a category, such as `model`."""
+        found = (one for one in self.options if isinstance(one, SelectConfigOption) and one.category == category)
+        return next(found, None)
+
+    def get_mode(self) -> str:
+        """Return the name of the session's mode; empty if it has none."""
+        if self.modes:
+            mode = next((one for one in self.modes.available_modes if one.id == self.modes.current_mode_id), None)
+            return escape_line(mode.name if mode else self.modes.current_mode_id)
+        return self.get_choice("mode")
+
+    def get_choice(self, category: str) -> str:
+        """Return the name of the chosen value of an option; empty if there is no such option."""
+        if not (option := self.find_option(category)):
+            return ""
+        entry = next((one for one in list_entries(option) if one.value == option.current_value), None)
+        return escape_line(entry.name if entry else option.current_value)
+
+    def next_mode(self) -> list[Effect]:
+        """Choose the mode after the current one."""
+        if self.modes and self.modes.available_modes:
+            ids = [mode.id for mode in self.modes.available_modes]
+            at = ids.index(self.modes.current_mode_id) if self.modes.current_mode_id in ids else -1
+            return [SetOption("", ids[(at + 1) % len(ids)])]
+        if option := self.find_option("mode"):
+            values = [str(one.value) for one in list_entries(option)]
+            at = values.index(option.current_value) if option.current_value in values else -1
+            return [SetOption(option.id, values[(at + 1) % len(values)])]
+        return []
+
+    def pick_mode(self) -> list[Effect]:
+        """Let the user choose a mode."""
+        if not self.modes:
+            return self.pick_option("mode")
+        modes, current = self.modes.available_modes, self.modes.current_mode_id
+        rows = [Row(one.name, one.description or "", one.id, current=one.id == current) for one in modes]
+        return self.pick("Mode", rows, lambda row, _: [SetOption("", row.value)])
+
+    def pick_option(self, category: str) -> list[Effect]:
+        """Let the user choose the value of an option."""
+        option = self.find_option(category)
+        if option is None:
+            return self.remark(f"This agent offers no choice of {category.replace('_', ' ')}.")
+        rows = [
+            Row(one.name, one.description or "", one.value, current=one.value == option.current_value)
+            for one in list_entries(option)
+        ]
+        return self.pick(option.name, rows, lambda row, _: [SetOption(option.id, row.value)])
+
+    def pick_any_option(self) -> list[Effect]:
+        """Let the user choose an option, then its value."""
+
+        def choose(row: Row, now: float) -> list[Effect]:
+            option = row.value
+            if isinstance(option, BooleanConfigOption):
+                return [SetOption(option.id, not option.current_value)]
+            rows = [
+                Row(one.name, one.description or "", one.value, current=one.value == option.current_value)
+                for one in list_entries(option)
+            ]
+            return self.pick(option.name, rows, lambda chosen, _: [SetOption(option.id, chosen.value)])
+
+        rows = [
+            Row(one.name, f"{one.current_value}", one)
+            for one in self.options
+            if isinstance(one, SelectConfigOption | BooleanConfigOption)
+        ]
+        return self.pick("Settings of this session", rows, choose) if rows else self.remark("There are no settings.")
+
+    def pick_session(self, sessions: Sequence[SessionInfo]) -> list[Effect]:
+        """Let the user choose one of the stored sessions."""
+        rows = [
+            Row(str(one.title or one.session_id), str(one.updated_at or "")[:16], one.session_id) for one in sessions
+        ]
+        if not rows:
+            return self.remark("There are no stored sessions in this folder.")
+        return self.pick("Sessions", rows, lambda row, _: [Open(row.value)])
+
+    def pick_turn(self) -> list[Effect]:
+        """Let the user choose the prompt to go back to."""
+        if not self.abilities.undoes:
+            return self.remark("This agent cannot go back to an earlier message.")
+        if self.phase != "ready" or not self.prompts:
+            return self.remark("There is no earlier message." if not self.prompts else "Stop the turn first: Esc.")
+        recent = [*enumerate(reversed(self.prompts), 1)][:50]
+        rows = [Row(escape_line(text)[:200], f"{n} back", n) for n, text in recent]
+        return self.pick("Go back to before which message?", rows, lambda row, _: [TakeBack(row.value)])
+
+    def confirm_taking_back(self, turns: int, sentence: str) -> list[Effect]:
+        """Ask whether the turns shall be taken back, after the agent has said what that changes."""
+
+        def choose(row: Row, now: float) -> list[Effect]:
+            return [TakeBack(turns, confirmed=True)] if row.value else []
+
+        rows = [Row("Go back", sentence, True), Row("Stay", "", False)]
+        return self.pick("Go back?", rows, choose)
+
+    def take_back(self, turns: int, sentence: str) -> list[Effect]:
+        """The agent has taken back the last turns."""
+        text = self.prompts[-turns] if turns <= len(self.prompts) else ""
+        del self.prompts[-turns:]
+        return [*self._show([Note(sentence, "warning")]), Edit(text)]
+
+    # What is printed
+
+    def unfold(self) -> list[Effect]:
+        """Print the last folded block whole; each further time the one before it."""
+        if not self.folded:
+            return self.remark("Nothing is folded.")
+        return [Show(self.folded.pop(), whole=True)]
+
+    def _show(self, blocks: Sequence[Block]) -> list[Effect]:
+        for block in blocks:
+            if isinstance(block, Call | CommandOutput) or (
+                self.fold_thoughts and isinstance(block, Prose) and block.thought
+            ):
+                self.folded.append(block)
+        del self.folded[:-UNFOLDABLE]
+        return [Show(block) for block in blocks]
+
+
+def replace_mode(modes: SessionModeState, mode: str) -> SessionModeState:
+    """Return the modes with another current one."""
+    return SessionModeState(current_mode_id=mode, available_modes=modes.available_modes)
+
+
+def list_entries(option: SelectConfigOption) -> list[SelectEntry]:
+    """Return the choices of an option, also those in groups."""
+    return [
+        entry for one in option.options for entry in ([one] if isinstance(one.value, str) else list(one.options or []))
+    ]
+
+
+def describe_call(call: Any) -> tuple[str, list[str]]:
+    """Return the title of a tool call that is asked about, and the lines that show what exactly it does."""
+    title = escape_line(str(call.title or call.name or "a tool call"))
+    match call.raw_input:
+        case {"command": str(command)} if call.kind == "execute" and command.strip() != title:
+            return title, command.strip().split("\n")
+        case _:
+            return title, []

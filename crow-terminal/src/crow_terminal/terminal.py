@@ -1,0 +1,347 @@
+"""The one module that uses the inside of prompt_toolkit: an editor at the bottom, and lines printed above it once.
+
+There is no alternate screen, and nothing above the rows of the editor is ever drawn again. A frame is written at once,
+as a synchronized update. The version of prompt_toolkit is pinned, because private parts are used here:
+`Renderer._cursor_pos`, `Renderer._last_screen`, `Application._redraw`, `Application._on_resize`,
+`Application._running_in_terminal`, `Vt100_Output._buffer`.
+"""
+
+# pyright: reportPrivateUsage=false
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, TextIO, cast
+
+from prompt_toolkit.application import Application
+from prompt_toolkit.buffer import Buffer
+from prompt_toolkit.completion import Completer
+from prompt_toolkit.data_structures import Point
+from prompt_toolkit.enums import EditingMode
+from prompt_toolkit.filters import Condition
+from prompt_toolkit.formatted_text import ANSI, StyleAndTextTuples, to_formatted_text
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.input import create_input
+from prompt_toolkit.key_binding import KeyBindingsBase, merge_key_bindings
+from prompt_toolkit.key_binding.defaults import load_key_bindings
+from prompt_toolkit.layout import (
+    BufferControl,
+    ConditionalContainer,
+    Dimension,
+    FormattedTextControl,
+    HSplit,
+    Layout,
+    Window,
+)
+from prompt_toolkit.layout.processors import BeforeInput, Processor, Transformation, TransformationInput
+from prompt_toolkit.layout.utils import explode_text_fragments
+from prompt_toolkit.output import ColorDepth
+from prompt_toolkit.output.vt100 import Vt100_Output
+
+FRAME = 0.09
+"""Seconds between two frames."""
+EDITOR_ROWS = 10
+"""Rows that the editor may take."""
+REWRAPS = "XTERM_VERSION" not in os.environ and os.environ.get("TERM") not in ("linux", "vt100")
+"""Whether the terminal breaks the rows on its screen anew when it becomes narrower. xterm cuts them instead."""
+
+
+class FrameOutput(Vt100_Output):
+    """Writes each frame at once, between the marks of a synchronized update."""
+
+    holding = False
+    """Whether what is written belongs to a frame that has not ended."""
+    hides_cursor = False
+    """Whether the cursor of the terminal is hidden, as it is elsewhere."""
+
+    @contextmanager
+    def hold(self) -> Generator[None]:
+        """Write nothing inside the block, and all of it at the end."""
+        outermost, self.holding = not self.holding, True
+        try:
+            yield
+        finally:
+            if outermost:
+                self.holding = False
+                self.flush()
+
+    def show_cursor(self) -> None:
+        if not self.hides_cursor:
+            super().show_cursor()
+
+    @property
+    def responds_to_cpr(self) -> bool:
+        return False  # else the position of the cursor is asked for again and again, and answers come among the keys
+
+    def flush(self) -> None:
+        if self._buffer and not self.holding:
+            self._buffer = ["\x1b[?2026h", *self._buffer, "\x1b[?2026l"]
+            super().flush()
+
+    def disable_bracketed_paste(self) -> None:
+        if not self.holding:
+            super().disable_bracketed_paste()
+
+    def erase_down(self) -> None:
+        # tmux moves the screen into its history at ESC[J in the upper left corner, so begin one row below.
+        self.write_raw("\x1b[K\x1b7\x1b[1B\r\x1b[J\x1b8")
+
+
+class InlineApplication(Application[None]):
+    """An application that finds its first row again after the terminal was resized."""
+
+    drawn_size = (0, 0)
+    """The rows and columns of the terminal at the last frame."""
+    output: FrameOutput
+    compose: Callable[[], None]
+    """Called before each frame."""
+    is_moving: Callable[[], bool]
+
+    def _redraw(self, render_as_done: bool = False) -> None:
+        with self.output.hold():
+            self.follow_resize()
+            self.compose()
+            self.output.hides_cursor = self.is_moving()
+            super()._redraw(render_as_done)
+            if self.output.hides_cursor and not render_as_done:
+                self._park_cursor()
+
+    def _park_cursor(self) -> None:
+        """Move the cursor to the first row. A terminal that is resized keeps it there, so that no row is miscounted.
+
+        Without this, a frame that is on its way while the terminal is resized would be counted as broken anew.
+        """
+        if self.renderer._cursor_pos.y:
+            self.output.cursor_up(self.renderer._cursor_pos.y)
+        self.output.write_raw("\r")
+        self.renderer._cursor_pos = Point(x=0, y=0)
+
+    def _on_resize(self) -> None:
+        self._redraw()
+
+    def follow_resize(self) -> None:
+        """If the size has changed, count the rows above the cursor as the terminal has broken them."""
+        rows, columns = self.output.get_size()
+        known, self.drawn_size = self.drawn_size, (rows, columns)
+        renderer = self.renderer
+        screen, cursor = renderer._last_screen, renderer._cursor_pos
+        if screen is None or known == self.drawn_size:
+            return
+        above = cursor.y
+        if REWRAPS:
+            for y in range(cursor.y):
+                row = screen.data_buffer[y]
+                used = max((x + cell.width for x, cell in row.items() if cell.char.strip()), default=0)
+                above += max(0, -(-used // columns) - 1)
+            above += cursor.x // columns
+        renderer._cursor_pos = Point(x=0, y=min(above, rows - 1))
+        self.output.write_raw("\r")
+
+
+class CursorMark(Processor):
+    """Shows where the cursor is in the editor, while the cursor of the terminal is elsewhere."""
+
+    def __init__(self, is_needed: Callable[[], bool]) -> None:
+        self._is_needed = is_needed
+
+    def apply_transformation(self, transformation_input: TransformationInput) -> Transformation:
+        fragments = transformation_input.fragments
+        document = transformation_input.document
+        if not self._is_needed() or transformation_input.lineno != document.cursor_position_row:
+            return Transformation(fragments)
+        letters = [*explode_text_fragments(fragments), ("", " ")]
+        column = document.cursor_position_col
+        letters[column] = ("reverse", letters[column][1])
+        return Transformation(letters)
+
+
+class SafeHistory(FileHistory):
+    """A history that does without its file if that cannot be read or written."""
+
+    def load_history_strings(self) -> list[str]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        with suppress(OSError, ValueError):
+            return [*super().load_history_strings()]
+        return []
+
+    def store_string(self, string: str) -> None:
+        with suppress(OSError, ValueError):
+            os.close(os.open(self.filename, os.O_CREAT | os.O_WRONLY, 0o600))  # nobody else reads it
+            super().store_string(string.encode(errors="replace").decode())
+
+
+class Terminal:
+    """The editor and the rows around it."""
+
+    def __init__(
+        self,
+        *,
+        above: Callable[[int, int], list[str]],
+        below: Callable[[int], list[str]],
+        label: Callable[[], str],
+        shows_editor: Callable[[], bool],
+        take: Callable[[int], list[str]],
+        is_moving: Callable[[], bool],
+        keys: KeyBindingsBase,
+        completer: Completer | None = None,
+        history: str | None = None,
+        no_color: bool = False,
+        output: TextIO | None = None,
+    ) -> None:
+        """`above` returns the rows above the editor at a width and a height, `below` those below it at a width.
+
+        `take` returns the next lines to print at a width; it is asked again while it returns some. `is_moving` says
+        whether the rows change with time.
+        """
+        self._take, self._is_moving = take, is_moving
+        self._timer: asyncio.TimerHandle | None = None
+        self._last_frame = 0.0
+        self._rows_drawn = 0
+        past: History = SafeHistory(history) if history else InMemoryHistory()
+        self.editor = Buffer(
+            multiline=True,
+            history=past,
+            completer=completer,
+            complete_while_typing=True,
+            enable_history_search=False,
+        )
+        shown = Condition(shows_editor)
+        depth = ColorDepth.MONOCHROME if no_color else None
+        made = FrameOutput.from_pty(output or sys.stdout, term=os.environ.get("TERM"), default_color_depth=depth)
+        self.output = cast(FrameOutput, made)
+        control = BufferControl(
+            self.editor, input_processors=[CursorMark(lambda: self.output.hides_cursor), BeforeInput(label)]
+        )
+
+        def rows(make: Callable[[], list[str]]) -> Window:
+            return Window(FormattedTextControl(lambda: to_fragments(make())), dont_extend_height=True, wrap_lines=False)
+
+        def rule() -> list[str]:
+            return ["\x1b[2m" + "─" * self.columns + "\x1b[0m"]
+
+        self._lines_above: list[str] = []
+        self._lines_below: list[str] = []
+
+        def compose() -> None:
+            self._lines_above = above(self.columns, self.output.get_size().rows)
+            self._lines_below = below(self.columns)
+
+        self._compose = compose
+        layout = HSplit(
+            [
+                ConditionalContainer(rows(lambda: self._lines_above), Condition(lambda: bool(self._lines_above))),
+                ConditionalContainer(rows(rule), shown),
+                ConditionalContainer(
+                    Window(control, wrap_lines=True, height=Dimension(min=1, max=EDITOR_ROWS), dont_extend_height=True),
+                    shown,
+                ),
+                ConditionalContainer(rows(rule), shown),
+                rows(lambda: self._lines_below),
+            ]
+        )
+        self.application = InlineApplication(
+            layout=Layout(layout, focused_element=control),
+            key_bindings=merge_key_bindings([load_key_bindings(), keys]),
+            output=self.output,
+            input=create_input(sys.stdin),
+            erase_when_done=True,
+            editing_mode=EditingMode.EMACS,
+            enable_page_navigation_bindings=False,
+            mouse_support=False,
+        )
+        self.application.compose, self.application.is_moving = compose, is_moving
+        self.application.ttimeoutlen = 0.05
+        self.application.timeoutlen = 0.15
+
+    @property
+    def columns(self) -> int:
+        """The width for rows: the last column stays empty, as terminals differ on what follows it."""
+        return max(self.output.get_size().columns - 1, 4)
+
+    async def run(self, started: Callable[[], None]) -> None:
+        """Show the editor until `exit` is called. `started` is called when the first frame is on its way."""
+
+        def schedule() -> None:
+            asyncio.get_running_loop().call_soon(started)
+
+        try:
+            await self.application.run_async(pre_run=schedule, handle_sigint=False)
+        finally:
+            if self._timer:
+                self._timer.cancel()
+
+    def exit(self) -> None:
+        """End `run`, after what is left has been printed."""
+        if self.application.is_running and not self.application.is_done:
+            self._print_all()
+            self.application.exit()
+
+    def update(self) -> None:
+        """Draw a frame soon, as something has changed."""
+        if self._timer is None and self.application.is_running:
+            loop = asyncio.get_running_loop()
+            wait = max(0.0, self._last_frame + FRAME - loop.time())
+            self._timer = loop.call_later(wait, self._draw_frame)
+
+    def set_text(self, text: str) -> None:
+        """Replace the text of the editor."""
+        self.editor.reset()
+        self.editor.text = text
+        self.editor.cursor_position = len(text)
+
+    def write(self, sequence: str) -> None:
+        """Write an escape sequence that shows nothing."""
+        self.output.write_raw(sequence)
+        self.output.flush()
+
+    def _draw_frame(self) -> None:
+        self._timer = None
+        application = self.application
+        if not application.is_running or application.is_done or application._running_in_terminal:
+            return
+        lines = self._take(self.columns)
+        height = self._measure_height()
+        if lines or height < self._rows_drawn:
+            self._print(lines)
+        else:
+            application._redraw()
+        self._rows_drawn = self._measure_height()
+        self._last_frame = asyncio.get_running_loop().time()
+        if lines or self._is_moving():
+            self.update()
+
+    def _measure_height(self) -> int:
+        self._compose()
+        size = self.output.get_size()
+        return min(self.application.layout.container.preferred_height(size.columns, size.rows).preferred, size.rows)
+
+    def _print_all(self) -> None:
+        while lines := self._take(self.columns):
+            self._print(lines)
+
+    def _print(self, lines: Sequence[str]) -> None:
+        """Print lines above the editor: over the rows of the last frame, which is drawn again below."""
+        output, renderer = self.output, self.application.renderer
+        self.application.follow_resize()
+        with output.hold():
+            if renderer._cursor_pos.y:
+                output.cursor_up(renderer._cursor_pos.y)
+            output.write_raw("\r\x1b[0m\x1b[?7h")
+            for line in lines:
+                output.write_raw(f"{line}\x1b[K\r\n")
+            renderer.reset()
+            renderer._bracketed_paste_enabled = True  # it was not switched off
+            self.application._redraw()
+
+
+def to_fragments(lines: Sequence[str]) -> StyleAndTextTuples:
+    """Convert lines with escape sequences of styles to fragments."""
+    return to_formatted_text(ANSI("\n".join(lines)))
+
+
+def restore(output: Any = None) -> None:
+    """Leave the terminal as it was found, also after a failure."""
+    with suppress(OSError, ValueError):
+        (output or sys.stdout).write("\x1b[?2026l\x1b[?7h\x1b[?25h\x1b[?2004l\x1b[0m")
+        (output or sys.stdout).flush()

@@ -1,0 +1,62 @@
+"""Make text of agents, tools and files safe to print, and measure it in columns."""
+
+import re
+
+from crow_core.text import CONTROL_CHARACTERS
+from wcwidth import wcwidth
+
+ESCAPES: dict[int, str | None] = {
+    **{code: f"\\u{code:04x}" for code in CONTROL_CHARACTERS if chr(code) not in "\n\t"},
+    **{code: f"\\u{code:04x}" for code in (0x061C, 0x200E, 0x200F, 0xFEFF)},
+    **dict.fromkeys(range(55296, 57344), "�"),
+}
+"""Maps characters that a terminal obeys, or that hide or reorder text, to something visible."""
+JOINERS = dict.fromkeys((0x200B, 0x200C, 0x200D, 0x2060, *range(0xFE00, 0xFE10)))
+"""Characters that join others to one glyph, whose width terminals do not agree on."""
+STYLES = re.compile(r"\x1b\[[0-9;:]*m")
+"""The colours of a program's output."""
+OVERWRITTEN = re.compile(r"[^\n]*\r(?!\n|\Z)")
+"""The part of a line that a progress bar has overwritten."""
+TAB = 4
+"""Columns between two tab stops."""
+
+
+def escape(text: str) -> str:
+    """Return a text with line breaks that a terminal prints as it is: other control characters become visible."""
+    if text.isascii() and text.isprintable():
+        return text
+    return text.replace("\r\n", "\n").replace("\r", "\n").expandtabs(TAB).translate(ESCAPES)
+
+
+def escape_line(text: str) -> str:
+    """Return a text on one line, with visible control characters."""
+    return " ".join(escape(text).split())
+
+
+def escape_output(text: str) -> str:
+    """Return the output of a program without colours and overwritten parts, with visible control characters."""
+    return escape(OVERWRITTEN.sub("", STYLES.sub("", text)))
+
+
+def measure(text: str) -> int:
+    """Return how many columns a line takes."""
+    return len(text) if text.isascii() else sum(max(wcwidth(letter), 0) for letter in text)
+
+
+def clip(text: str, columns: int) -> str:
+    """Cut a line to at most `columns` columns, ending it with `…`. Also removes JOINERS, for rows that are redrawn."""
+    text = text.translate(JOINERS)
+    if measure(text) <= columns:
+        return text
+    used, kept = 0, list[str]()
+    for letter in text:
+        used += max(wcwidth(letter), 0)
+        if used > columns - 1:
+            break
+        kept.append(letter)
+    return ("".join(kept).rstrip() + "…") if columns > 0 else ""
+
+
+def clip_start(text: str, columns: int) -> str:
+    """Cut a line to at most `columns` columns, but keep its end, after `…`."""
+    return text if measure(text) <= columns else "…" + clip(text[::-1], max(columns, 1))[-2::-1]

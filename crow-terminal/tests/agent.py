@@ -1,0 +1,157 @@
+"""An ACP agent that does what the first word of a prompt says. It is not crow: it uses only crow's connection."""
+
+import asyncio
+import os
+import sys
+from typing import Any
+
+from crow_core.acp.connection import Connection
+from crow_core.acp.schema import (
+    AGENT_METHODS,
+    CLIENT_METHODS,
+    AgentCapabilities,
+    AgentMessageChunk,
+    AgentThoughtChunk,
+    AvailableCommand,
+    AvailableCommandsUpdate,
+    BlockContent,
+    CancelNotification,
+    CreateElicitationRequest,
+    DiffContent,
+    ElicitationSchema,
+    Implementation,
+    InitializeRequest,
+    InitializeResponse,
+    IntegerPropertySchema,
+    NewSessionRequest,
+    NewSessionResponse,
+    PermissionOption,
+    PromptRequest,
+    PromptResponse,
+    RequestPermissionRequest,
+    SelectConfigOption,
+    SelectEntry,
+    SessionNotification,
+    SetSessionConfigOptionRequest,
+    SetSessionConfigOptionResponse,
+    StringPropertySchema,
+    TextBlock,
+    ToolCall,
+    ToolCallFields,
+    ToolCallUpdate,
+    UsageUpdate,
+)
+from crow_core.acp.transports import stdio
+
+
+class Agent:
+    def __init__(self, transport: Any) -> None:
+        handlers = {
+            "initialize": self.initialize,
+            "session/new": self.new_session,
+            "session/prompt": self.prompt,
+            "session/cancel": self.cancel,
+            "session/set_config_option": self.set_option,
+        }
+        self.connection = Connection(transport, AGENT_METHODS, CLIENT_METHODS, handlers)
+        self.model = "small"
+        self.cancelled = asyncio.Event()
+
+    async def initialize(self, params: InitializeRequest) -> InitializeResponse:
+        own: Any = {"crow": {"permissionAnswers": ["reason", "command"]}}
+        return InitializeResponse(
+            protocol_version=1,
+            agent_info=Implementation(name="parrot", version="1"),
+            agent_capabilities=AgentCapabilities(meta=own),
+        )
+
+    async def new_session(self, params: NewSessionRequest) -> NewSessionResponse:
+        commands = [AvailableCommand(name="sing", description="a song")]
+        asyncio.get_running_loop().call_soon(
+            lambda: asyncio.ensure_future(self.send(AvailableCommandsUpdate(available_commands=commands)))
+        )
+        return NewSessionResponse(session_id="s", config_options=[self.option()])
+
+    def option(self) -> SelectConfigOption:
+        entries = [SelectEntry(value=each, name=each) for each in ("small", "large")]
+        return SelectConfigOption(id="model", name="Model", category="model", current_value=self.model, options=entries)
+
+    async def set_option(self, params: SetSessionConfigOptionRequest) -> SetSessionConfigOptionResponse:
+        self.model = str(params.value)
+        return SetSessionConfigOptionResponse(config_options=[self.option()])
+
+    async def send(self, update: Any) -> None:
+        await self.connection.notify("session/update", SessionNotification(session_id="s", update=update))
+
+    async def say(self, text: str) -> None:
+        await self.send(AgentMessageChunk(content=TextBlock(text=text)))
+
+    async def cancel(self, params: CancelNotification) -> None:
+        self.cancelled.set()
+
+    async def prompt(self, params: PromptRequest) -> PromptResponse:
+        self.cancelled.clear()
+        text = "\n".join(block.text for block in params.prompt if isinstance(block, TextBlock))
+        word, _, rest = text.partition(" ")
+        match word:
+            case "numbers":
+                for n in range(int(rest.split()[0])):
+                    if self.cancelled.is_set():
+                        break
+                    await self.say(f"line-{n:05}\n" + ("" if n % 3 else "\n"))
+                    await asyncio.sleep(float([*rest.split(), "0"][1]))
+            case "wait":
+                await self.say("waiting")
+                await self.cancelled.wait()
+                return PromptResponse(stop_reason="cancelled")
+            case "ask":
+                await self.ask()
+            case "form":
+                await self.form()
+            case "die":
+                sys.stderr.write("I have had enough\n")
+                sys.stderr.flush()
+                os._exit(3)
+            case "evil":
+                await self.say("before \x1b[2J\x1b]0;title\x07 after\u202e end")
+            case "think":
+                await self.send(AgentThoughtChunk(content=TextBlock(text="hmm, let me see")))
+                await self.say("thought")
+            case _:
+                await self.say(f"You said: {text} <{self.model}>")
+        await self.send(UsageUpdate(used=5_000, size=20_000))
+        return PromptResponse(stop_reason="end_turn")
+
+    async def ask(self) -> None:
+        call: Any = {"tool_call_id": "1", "title": "rm -rf build", "kind": "execute"}
+        call["raw_input"] = {"command": "rm -rf build"}
+        await self.send(ToolCall(**call, status="pending"))
+        options = [
+            PermissionOption(option_id="yes", name="Allow", kind="allow_once"),
+            PermissionOption(option_id="ever", name="Allow always: rm *", kind="allow_always"),
+            PermissionOption(option_id="no", name="Reject", kind="reject_once"),
+        ]
+        request = RequestPermissionRequest(session_id="s", tool_call=ToolCallFields(**call), options=options)
+        answer = await self.connection.request("session/request_permission", request)
+        chosen = getattr(answer.outcome, "option_id", "cancelled")
+        result = [
+            BlockContent(content=TextBlock(text="\n".join(f"out {n}" for n in range(20)))),
+            DiffContent(path="a.py", old_text="a\n", new_text="b\n"),
+        ]
+        await self.send(ToolCallUpdate(tool_call_id="1", status="completed", content=result[:1]))
+        await self.say(f"Answer: {chosen} {answer.meta or ''}")
+
+    async def form(self) -> None:
+        colour = StringPropertySchema(title="Colour", enum=["red", "blue"])
+        fields = {"colour": colour, "count": IntegerPropertySchema(title="How many")}
+        schema = ElicitationSchema(properties=fields, required=["colour", "count"])
+        request = CreateElicitationRequest(message="Some paint", mode="form", session_id="s", requested_schema=schema)
+        answer = await self.connection.request("elicitation/create", request)
+        await self.say(f"Form: {answer.action} {answer.content}")
+
+
+async def main() -> None:
+    await Agent(await stdio()).connection.serve()
+
+
+asyncio.run(main())

@@ -1,0 +1,136 @@
+"""A pseudo-terminal with the program in it, and its screen as pyte reads it."""
+
+import fcntl
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pyte
+import pytest
+
+AGENT = f"{sys.executable} {Path(__file__).with_name('agent.py')}"
+PATIENCE = 20.0
+START = """
+import sys
+import shlex
+from crow_terminal.agents import AgentAddress
+from crow_terminal.chat import Settings, run
+from crow_terminal.plain import run_plain
+kind, command, folder = sys.argv[1:4]
+agent = AgentAddress("parrot", shlex.split(command))
+if kind == "plain":
+    sys.exit(run_plain(agent, folder))
+sys.exit(run(Settings(agent, folder, history=folder + "/history")))
+"""
+
+
+class Screen:
+    """A program on a pseudo-terminal."""
+
+    def __init__(self, command: Sequence[str], folder: Path, columns: int, rows: int, env: dict[str, str]) -> None:
+        self.screen = pyte.HistoryScreen(columns, rows, history=100_000, ratio=0.001)
+        self.stream = pyte.ByteStream(self.screen)
+        self.written = bytearray()
+        """All bytes that the program has written."""
+        self.main, terminal = pty.openpty()
+        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        self.before = termios.tcgetattr(terminal)
+        self.process = subprocess.Popen(
+            command, stdin=terminal, stdout=terminal, stderr=terminal, cwd=folder, env=env, start_new_session=True
+        )
+        self.terminal = terminal
+
+    def read(self, seconds: float) -> bool:
+        """Read what the program writes; return whether it wrote something."""
+        if not select.select([self.main], [], [], seconds)[0]:
+            return False
+        data = os.read(self.main, 65536)
+        self.written += data
+        self.stream.feed(data)
+        return True
+
+    def until(self, condition: str | Callable[[], bool]) -> None:
+        """Read until a text is on the screen, or until a condition holds."""
+        end = time.monotonic() + PATIENCE
+        while not (condition in self.text if isinstance(condition, str) else condition()):
+            self.read(0.2)
+            assert time.monotonic() < end, f"not {condition!r}:\n{self.text}"
+
+    def type(self, text: str) -> None:
+        os.write(self.main, text.encode())
+
+    def answer(self, text: str) -> None:
+        """Type again and again until the question that is shown is gone: keys right after it appeared are ignored."""
+        self.until("↑↓ ")
+        end = time.monotonic() + PATIENCE
+        while "↑↓ " in self.text:
+            self.type(text)
+            again = time.monotonic() + 0.5
+            while time.monotonic() < again and "↑↓ " in self.text:
+                self.read(0.1)
+            assert time.monotonic() < end, self.text
+
+    def resize(self, columns: int, rows: int) -> None:
+        self.screen.resize(rows, columns)
+        fcntl.ioctl(self.main, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        os.killpg(self.process.pid, signal.SIGWINCH)
+
+    @property
+    def text(self) -> str:
+        """The screen."""
+        return "\n".join(line.rstrip() for line in self.screen.display)
+
+    @property
+    def everything(self) -> list[str]:
+        """The lines that have left the screen, and those on it."""
+        gone = ["".join(row[x].data for x in sorted(row)).rstrip() for row in self.screen.history.top]
+        return [*gone, *(line.rstrip() for line in self.screen.display)]
+
+    def wait(self) -> int:
+        """Wait for the end of the program and return its exit code."""
+        end = time.monotonic() + PATIENCE
+        while self.process.poll() is None:
+            self.read(0.1)
+            assert time.monotonic() < end, self.text
+        while self.read(0):
+            pass
+        return int(self.process.returncode)
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+        os.close(self.main)
+        os.close(self.terminal)
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> list[str]:
+    """The command of the terminal with the agent of the tests."""
+    script = tmp_path / "start.py"
+    script.write_text(START)
+    return [sys.executable, "-P", str(script), "chat", AGENT, str(tmp_path)]
+
+
+@pytest.fixture
+def start(tmp_path: Path, program: list[str]) -> Iterator[Callable[..., Screen]]:
+    """Return a function that starts the terminal with an agent, by default the one of the tests."""
+    screens: list[Screen] = []
+
+    def start(columns: int = 80, rows: int = 24, agent: str = AGENT, before: str = "", **env: str) -> Screen:
+        environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "TERM": "xterm-256color", "LANG": "C.UTF-8"}
+        agent = f"sh -c '{before}exec {agent}'" if before else agent
+        screens.append(Screen([*program[:4], agent, str(tmp_path)], tmp_path, columns, rows, environment | env))
+        return screens[-1]
+
+    yield start
+    for each in screens:
+        each.close()

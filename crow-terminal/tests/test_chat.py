@@ -1,0 +1,314 @@
+"""The terminal on a pseudo-terminal, with an agent that is not crow."""
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import termios
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from conftest import Screen
+
+    Start = Callable[..., Screen]
+
+
+def test_a_prompt_is_answered_above_the_editor(start: "Start"):
+    screen = start()
+    screen.until("small")
+    screen.type("hello\r")
+    screen.until("25% of 20k")
+    lines = [line for line in screen.text.split("\n") if line]
+    assert lines[0].split() == [
+        "crow",
+        "with",
+        "parrot",
+        "·",
+        "/help",
+        "shows",
+        "the",
+        "keys",
+        "and",
+        "the",
+        "commands",
+    ]
+    assert lines[1:4] == ["❯ hello", "You said: hello <small>", "─" * 79]
+    assert lines[4:6] == ["❯", "─" * 79]
+    assert re.fullmatch(r"  small · \S+ +25% of 20k", lines[6])
+    screen.type("\x04")
+    assert screen.wait() == 0
+    assert "❯ hello" in screen.text
+    assert "25% of" not in screen.text
+    assert termios.tcgetattr(screen.terminal) == screen.before
+
+
+def test_the_editor_takes_text_before_the_agent_is_there(start: "Start"):
+    screen = start(before="sleep 1; ")
+    screen.until("Starting")
+    screen.type("early\r")
+    screen.until("» early")
+    screen.until("You said: early")
+
+
+def test_many_lines_a_paste_and_the_history(start: "Start", tmp_path: Path):
+    screen = start()
+    screen.until("small")
+    screen.type("one\x0atwo\x1b\rthree")
+    screen.until("three")
+    paste = "\r".join(f"row {n}" for n in range(500))
+    screen.type(f"\x1b[200~{paste}\x1b[201~")
+    screen.until("[paste 1: 500 lines]")
+    screen.type("\r")
+    screen.until("row 499 <small>")
+    screen.type("\x1b[A")
+    screen.until("row 499")
+    assert "+row 499" in (tmp_path / "history").read_text()
+    assert (tmp_path / "history").stat().st_mode & 0o777 == 0o600
+
+
+def test_esc_cancels_and_stays_and_the_queue_comes_back_to_the_editor(start: "Start"):
+    screen = start()
+    screen.until("small")
+    screen.type("wait\r")
+    screen.until("Esc stops")
+    screen.type("next\r")
+    screen.until("» next")
+    screen.type("\x1b")
+    screen.until("Cancelled.")
+    screen.until("❯ next")
+    screen.type("\r")
+    screen.until("You said: next")
+
+
+def test_enter_once_more_sends_the_queue_now(start: "Start"):
+    screen = start()
+    screen.until("small")
+    screen.type("wait\r")
+    screen.until("waiting")
+    screen.type("now\r")
+    screen.until("» now")
+    screen.type("\r")
+    screen.until("You said: now")
+
+
+def test_ctrl_c_twice_leaves(start: "Start"):
+    screen = start()
+    screen.until("small")
+    screen.type("draft\x03")
+    screen.until("Ctrl-C again leaves.")
+    assert "draft" not in screen.text
+    screen.type("\x03")
+    assert screen.wait() == 0
+
+
+def test_a_permission_is_answered_by_arrows(start: "Start"):
+    screen = start()
+    screen.until("small")
+    screen.type("ask\r")
+    screen.until("? rm -rf build")
+    rows = [line.strip("❯ ") for line in screen.text.split("\n") if re.match(r"[❯ ] \d ", line)]
+    assert rows == [
+        *("1 Allow", "2 Allow always: rm *", "3 Reject", "4 Reject, and say why", "5 Edit the command, then run it")
+    ]
+    screen.type("\x1b[B")
+    screen.until("❯ 2 Allow always")
+    screen.answer("\r")
+    screen.until("Answer: ever")
+    screen.type("\x0f")
+    screen.until(lambda: any("└ out 0" in line for line in screen.everything))
+
+
+def test_a_rejection_has_a_reason_and_a_command_is_edited(start: "Start"):
+    screen = start()
+    screen.until("small")
+    screen.type("a draft stays")
+    screen.until("a draft stays")
+    screen.type("\x15ask\r")
+    screen.answer("4")
+    screen.until("Tell the agent why")
+    screen.type("use git clean\r")
+    screen.until("Answer: no {'crow': {'reason': 'use git clean'}}")
+    screen.type("ask\r")
+    screen.answer("5")
+    screen.until("❯ rm -rf build")
+    screen.type(" -v\r")
+    screen.until("Answer: yes {'crow': {'command': 'rm -rf build -v'}}")
+
+
+def test_a_form_is_filled_in(start: "Start"):
+    screen = start()
+    screen.until("small")
+    screen.type("form\r")
+    screen.answer("2")
+    screen.until("How many:")
+    screen.type("many\r")
+    screen.until("This field takes a number.")
+    screen.type("\x153\r")
+    screen.until("Form: accept {'colour': 'blue', 'count': 3}")
+
+
+def test_an_agent_that_dies_is_one_sentence_and_starts_again(start: "Start"):
+    screen = start()
+    screen.until("small")
+    screen.type("die\r")
+    screen.until("✗ parrot ended with exit code 3. It said: I have had enough. Enter starts it")
+    assert "Traceback" not in screen.text
+    screen.type("again\r")
+    screen.until("You said: again")
+
+
+def test_an_agent_that_does_not_exist_is_one_sentence(start: "Start"):
+    screen = start(agent="no-such-agent")
+    screen.until("parrot cannot be started: No such file or directory. Enter")
+
+
+def test_completion_of_commands_and_files(start: "Start", tmp_path: Path):
+    (tmp_path / ".gitignore").write_text("ignored*\n")
+    for name in ("parser.py", "ignored.py"):
+        (tmp_path / name).touch()
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    screen = start()
+    screen.until("small")
+    screen.type("/si")
+    screen.until("a song")
+    screen.type("\r")
+    screen.until("You said: /sing")
+    screen.type("see @pars")
+    screen.until("  @parser.py")
+    screen.type("\t\r\r")
+    screen.until("You said: see @parser.py")
+    screen.type("@ign")
+    screen.until("❯ @ign")
+    assert "ignored.py" not in screen.text
+
+
+def test_a_model_is_chosen_from_a_list(start: "Start"):
+    screen = start()
+    screen.until("small")
+    screen.type("/model\r")
+    screen.until("● small")
+    screen.type("lar\r")
+    screen.until("  large ·")
+    screen.type("hi\r")
+    screen.until("You said: hi <large>")
+
+
+def test_a_command_of_the_user_is_told_to_the_agent(start: "Start"):
+    screen = start()
+    screen.until("small")
+    screen.type("!echo it-is-$((6*7)); false\r")
+    screen.until("exit code 1")
+    screen.until("└ it-is-42")
+    screen.type("so?\r")
+    screen.until("I ran this command, which ended with exit code 1")
+
+
+def test_what_an_agent_sends_cannot_control_the_terminal(start: "Start"):
+    screen = start()
+    screen.until("small")
+    screen.type("evil\r")
+    screen.until("before \\u001b[2J\\u001b]0;title\\u0007 after\\u202e end")
+
+
+@pytest.mark.parametrize("columns", [20, 40, 250])
+def test_narrow_and_wide_terminals(start: "Start", columns: int):
+    screen = start(columns, 24)
+    screen.until("small")
+    screen.type("ask\r")
+    screen.answer("1")
+    screen.until("Answer: yes")
+    screen.type("/help\r")
+    screen.until(lambda: any("Commands" in line for line in screen.everything))
+
+
+def test_no_color(start: "Start"):
+    screen = start(NO_COLOR="1")
+    screen.until("small")
+    screen.type("ask\r")
+    screen.answer("1")
+    screen.until("Answer: yes")
+    colours = re.findall(rb"\x1b\[([0-9;]*)m", screen.written)
+    assert {code for each in colours for code in each.split(b";")} <= {b"", b"0", b"1", b"2", b"3", b"4", b"7"}
+
+
+def test_kill_9_leaves_a_usable_terminal(start: "Start"):
+    screen = start()
+    screen.until("small")
+    screen.type("wait\r")
+    screen.until("waiting")
+    screen.process.send_signal(signal.SIGKILL)
+    screen.process.wait()
+    while screen.read(0.1):
+        pass
+    for sequence in (b"\x1b[?1049h", b"\x1b[?1000h", b"\x1b[?1006h", b"\x1b[>"):
+        assert sequence not in screen.written
+    assert screen.written.count(b"\x1b[?2026h") == screen.written.count(b"\x1b[?2026l")
+
+
+def test_sigterm_restores_the_terminal(start: "Start"):
+    screen = start()
+    screen.until("small")
+    screen.process.send_signal(signal.SIGTERM)
+    assert screen.wait() == 0
+    assert termios.tcgetattr(screen.terminal) == screen.before
+
+
+def test_a_flood_is_printed_whole_while_keys_are_heard(start: "Start"):
+    screen = start(100, 30)
+    screen.until("small")
+    screen.type("numbers 3000\r")
+    screen.type("typed meanwhile")
+    screen.until("line-02999")
+    found = re.findall(r"line-\d+", "\n".join(screen.everything))
+    assert found == [f"line-{n:05}" for n in range(3000)]
+    assert "❯ typed meanwhile" in screen.text
+
+
+def test_plain_lines_for_pipes_and_screen_readers(program: list[str]):
+    command = [*program[:3], "plain", *program[4:]]
+    done = subprocess.run(command, input="ask\n2\nhi\n", capture_output=True, text=True, timeout=20, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "\x1b" not in done.stdout
+    assert "  2 Allow always: rm *" in done.stdout
+    assert "Answer: ever" in done.stdout
+    assert "You said: hi" in done.stdout
+
+
+@pytest.mark.skipif(not shutil.which("tmux"), reason="tmux is not installed")
+@pytest.mark.parametrize(
+    "columns", [40, pytest.param(80, marks=pytest.mark.slow), pytest.param(160, marks=pytest.mark.slow)]
+)
+def test_every_line_is_there_once_and_in_order_after_five_resizes(columns: int, program: list[str], tmp_path: Path):
+    socket = str(tmp_path / "tmux")
+
+    def tmux(*words: str) -> str:
+        command = ["tmux", "-S", socket, "-f", os.devnull, *words]
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+
+    def capture() -> str:
+        return tmux("capture-pane", "-p", "-S", "-", "-t", "t")
+
+    def until(condition: Callable[[str], object]) -> None:
+        end = time.monotonic() + 30
+        while not condition(capture()):
+            assert time.monotonic() < end, capture()
+
+    try:
+        tmux("new-session", "-d", "-s", "t", "-x", str(columns), "-y", "24", shlex.join(program))
+        until(lambda text: "small" in text)
+        tmux("send-keys", "-t", "t", "numbers 400 0.01", "Enter")
+        for number, (width, height) in enumerate(((120, 30), (50, 24), (160, 40), (40, 15), (columns, 24))):
+            until(lambda text, least=number * 50: len(re.findall(r"line-\d+", text)) > least)
+            tmux("resize-window", "-t", "t", "-x", str(width), "-y", str(height))
+        until(lambda text: "25% of" in text and "line-00399" in text)
+        found = re.findall(r"line-\d+", capture())
+    finally:
+        tmux("kill-server")
+    assert found == [f"line-{n:05}" for n in range(400)]

@@ -1,0 +1,211 @@
+"""Blocks as lines: at every width, without anything that a terminal obeys, and whole."""
+
+import re
+
+from crow_core.acp.schema import (
+    AgentMessageChunk,
+    AgentThoughtChunk,
+    BlockContent,
+    DiffContent,
+    PlanEntry,
+    PlanUpdate,
+    SessionUpdate,
+    TextBlock,
+    ToolCall,
+    ToolCallFields,
+    ToolCallUpdate,
+    UserMessageChunk,
+)
+from crow_terminal.blocks import BlockRecord, Call, CommandOutput, Note, Plan, Proposal, UserPrompt, strip_fence
+from crow_terminal.markdown import CodeLines, MarkdownSplitter, Prose
+from crow_terminal.paint import Painter, compare, format_seconds
+from crow_terminal.text import ESCAPES, clip, clip_start, escape, escape_output, measure
+from crow_terminal.theme import THEMES, choose_theme
+from hypothesis import given
+from hypothesis import strategies as st
+
+STYLE = re.compile(r"\x1b\[[0-9;]*m")
+EVIL = "before \x1b[2J\x1b]0;title\x07 \x9b31m \r \u202eltr \u2066 \U000e0041 \u200f end"
+
+
+def plain(lines: list[str]) -> list[str]:
+    """The lines without their colours, which are the only escape sequences."""
+    lines = [STYLE.sub("", line) for line in lines]
+    assert not {letter for line in lines for letter in line if ord(letter) in ESCAPES}, lines
+    return lines
+
+
+def render(text: str, width: int = 60) -> list[str]:
+    painter, splitter = Painter(THEMES["dark"]), MarkdownSplitter()
+    return plain([line for block in [*splitter.feed(text), *splitter.end()] for line in painter.paint(block, width)])
+
+
+def message(text: str) -> SessionUpdate:
+    return AgentMessageChunk(content=TextBlock(text=text))
+
+
+def output(text: str) -> list[BlockContent | DiffContent]:
+    return [BlockContent(content=TextBlock(text=text))]
+
+
+def test_markdown_is_shown_without_its_marks():
+    assert render("# Title\nSome **bold** `code`.\n- one\n- [two](http://x.y)\n1. three\n\n> said\n\n---") == [
+        *("Title", "", "Some bold code.", "• one", "• two (http://x.y)", "1. three", "", "▌ said", "", "─" * 12)
+    ]
+
+
+def test_nothing_of_markdown_is_left_out():
+    assert render("<b>hi</b> ![alt](http://a/b.png)") == ["<b>hi</b> !alt (http://a/b.png)"]
+    assert render("[ref]: http://x.y") == ["[ref]: http://x.y"]
+    assert render("| a | b |\n|---|--:|\n| 1 | 2 |") == ["a  b", "────", "1  2"]
+
+
+def test_code_keeps_its_lines_and_is_coloured_across_pieces():
+    lines = ("'''one", "two", "three'''", "x = 1")
+    painter = Painter(THEMES["dark"])
+    whole = painter.paint(CodeLines(lines, "python"), 40)
+    pieces = [painter.paint(CodeLines(lines[n : n + 1], "python", lines[:n], joined=True), 40) for n in range(4)]
+    assert "\x1b[33mtwo" in pieces[1][0]
+    assert "\x1b[33mtwo" in whole[1]
+    assert [line for piece in pieces for line in plain(piece)] == plain(whole)
+    assert plain(whole) == [f"  {line}" for line in lines]
+    long = "x" * 500
+    assert plain(Painter(THEMES["dark"]).paint(CodeLines((long,), "python"), 40)) == [f"  {long}"]
+
+
+@given(st.sampled_from([20, 33, 80, 250]), st.text("aé値🎉 \n-*`|#>1.", max_size=200))
+def test_prose_fits_its_width(width: int, text: str):
+    splitter, painter = MarkdownSplitter(), Painter(THEMES["dark"])
+    for block in [*splitter.feed(text), *splitter.end()]:
+        lines = plain(painter.paint_alone(block, width))
+        if isinstance(block, Prose) and block.text[:4].strip():
+            assert all(measure(line) <= width for line in lines)
+        if isinstance(block, Prose):
+            assert sorted(filter(str.isalpha, block.text)) == sorted(filter(str.isalpha, "".join(lines)))
+
+
+@given(st.text(max_size=60) | st.sampled_from([EVIL, EVIL * 3]), st.sampled_from(sorted(THEMES)))
+def test_no_block_lets_a_control_character_through(text: str, theme: str):
+    painter = Painter(THEMES[theme])
+    fields = {"tool_call_id": "1", "title": text, "content": [*output(text), DiffContent(path=text, new_text=text)]}
+    for status in ("completed", "failed", "pending"):
+        call = ToolCall(**fields, status=status)
+        plain(painter.paint(Call(call, 3.0), 50))
+        plain(painter.paint(Proposal(call), 50))
+    entry = PlanEntry(content=text, priority="high", status="pending")
+    for block in (UserPrompt(text), Note(text, "error"), Plan((entry,)), CommandOutput(text, text, 1)):
+        plain(painter.paint(block, 50))
+    for block in (Prose(text), CodeLines((text,), "python"), CodeLines((text,), thought=True)):
+        plain(painter.paint(block, 50))
+
+
+def test_control_characters_are_visible():
+    assert escape("a\x1b[2J\u202eb\r\nc\td") == "a\\u001b[2J\\u202eb\nc   d"
+    assert escape_output("10%\r20%\rdone\n\x1b[32mgreen\x1b[0m\r\n") == "done\ngreen\n"
+
+
+def test_rows_are_clipped_by_columns():
+    assert clip("値段が高い", 6) == "値段…"
+    assert clip("short", 5) == "short"
+    assert clip("👩\u200d💻 x", 9) == "👩💻 x"
+    assert clip_start("/home/user/project", 9) == "…/project"
+    assert [measure(clip("値a" * 9, n)) <= n for n in range(12)] == [True] * 12
+
+
+def test_no_color_and_the_mono_theme_have_no_colours():
+    painter = Painter(choose_theme("vivid", {"NO_COLOR": "1"}))
+    lines = [*painter.paint(CodeLines(("x = 1",), "python"), 40), *painter.paint(Prose("**a** `b` [c](d)"), 40)]
+    call = ToolCall(tool_call_id="1", title="t", status="failed", content=output("no"))
+    lines += [*painter.paint(Call(call), 40), *painter.paint(Note("n", "warning"), 40)]
+    assert not [line for line in lines if re.search(r"\x1b\[(?!0?m|1m)", line)]
+
+
+def test_a_diff_shows_numbers_and_only_what_is_near_a_change():
+    old = "".join(f"{n}\n" for n in range(1, 30))
+    new = old.replace("5\n", "five\n", 1).replace("20\n", "")
+    assert ["".join(map(str, line)) for line in compare(old, new)] == [
+        *(" 33", " 44", "-55", "+5five", " 66", " 77", "…0", " 1818", " 1919", "-2020", " 2021", " 2122")
+    ]
+    assert [*compare("", "a\n")] == [("+", 1, "a")]
+    assert [*compare("a", "a\n")] == [(" ", 1, "a")]
+    assert len([*compare("a\n" * 9_000, "b\n" * 9_000)]) == 18_000  # at once, though many lines differ
+
+
+def test_long_output_is_folded_and_can_be_whole():
+    text = "\n".join(f"line {n}" for n in range(30))
+    call = Call(ToolCall(tool_call_id="1", title="run", status="completed", content=output(f"```\n{text}\n```")), 2.5)
+    painter = Painter(THEMES["dark"])
+    assert plain(painter.paint(call, 60)) == [
+        *("● run  2.5s", "  └ … 25 lines before · Ctrl-O", *(f"    line {n}" for n in range(25, 30)))
+    ]
+    assert len(painter.paint_alone(call, 60, whole=True)) == 31
+
+
+def test_seconds_are_short():
+    assert [format_seconds(n) for n in (0, 9.94, 48.9, 125)] == ["0.0s", "9.9s", "48s", "2m 05s"]
+
+
+def test_the_marks_of_a_code_block_around_an_output_are_removed():
+    assert strip_fence("```\nout\n```") == "out"
+    assert strip_fence("````sh\n```\n````\n") == "```"
+    assert strip_fence("```\na\n```\nmore") == "```\na\n```\nmore"
+
+
+def test_updates_become_blocks_in_order():
+    transcript = BlockRecord()
+    blocks = [
+        block
+        for update in (
+            AgentThoughtChunk(content=TextBlock(text="Let me ")),
+            AgentThoughtChunk(content=TextBlock(text="see.")),
+            message("One.\n\nTwo"),
+            ToolCall(tool_call_id="1", title="ls", status="pending"),
+            ToolCallUpdate(tool_call_id="1", status="in_progress"),
+            ToolCallUpdate(tool_call_id="1", status="completed", content=output("a")),
+            ToolCallUpdate(tool_call_id="1", status="completed", content=output("again")),
+            message("Three"),
+        )
+        for block in transcript.add(update, 1.0)
+    ]
+    assert blocks[:3] == [Prose("Let me see.", thought=True), Prose("One."), Prose("Two")]
+    assert isinstance(blocks[3], Call)
+    assert len(blocks) == 4
+    assert transcript.open == Prose("Three")
+    assert transcript.end_turn(2.0) == [Prose("Three")]
+    assert transcript.answer == "Three"
+
+
+def test_a_tool_call_that_never_ends_is_shown_at_the_end_of_the_turn():
+    transcript = BlockRecord()
+    assert transcript.add(ToolCall(tool_call_id="1", title="sleep"), 1.0) == []
+    assert [*transcript.running] == ["1"]
+    (call,) = transcript.end_turn(4.0)
+    assert plain(Painter(THEMES["dark"]).paint(call, 60)) == ["○ sleep  did not end · 3.0s"]
+
+
+def test_changes_are_shown_once_before_the_question():
+    transcript = BlockRecord()
+    fields = ToolCallFields(
+        tool_call_id="1", title="Edit a", status="pending", content=[DiffContent(path="a", old_text="x", new_text="y")]
+    )
+    assert [type(block) for block in transcript.propose(fields, 1.0)] == [Proposal]
+    assert transcript.propose(fields, 1.0) == []
+    (call,) = transcript.add(ToolCallUpdate(tool_call_id="1", status="completed"), 1.5)
+    assert plain(Painter(THEMES["dark"]).paint(call, 60)) == ["● Edit a  +1 −1"]
+    assert len(transcript.diffs) == 1
+
+
+def test_a_plan_is_kept_until_the_turn_ends():
+    transcript = BlockRecord()
+    entry = PlanEntry(content="do it", priority="high", status="in_progress")
+    assert transcript.add(PlanUpdate(entries=[entry]), 1.0) == []
+    assert transcript.plan == Plan((entry,))
+    assert transcript.end_turn(2.0) == [Plan((entry,))]
+    assert transcript.end_turn(2.0) == []
+
+
+def test_prompts_of_a_loaded_session_are_shown():
+    transcript = BlockRecord()
+    assert transcript.add(UserMessageChunk(content=TextBlock(text="Fix ")), 1.0) == []
+    assert transcript.add(UserMessageChunk(content=TextBlock(text="it.")), 1.0) == []
+    assert transcript.add(message("Done."), 1.0) == [UserPrompt("Fix it.")]

@@ -1,0 +1,319 @@
+"""Events become effects: the queue, cancelling, questions, lists."""
+
+from typing import Any
+
+import pytest
+from crow_core.acp.schema import (
+    AgentMessageChunk,
+    AvailableCommand,
+    AvailableCommandsUpdate,
+    BooleanPropertySchema,
+    CreateElicitationRequest,
+    ElicitationSchema,
+    ImageBlock,
+    MultiSelectItems,
+    MultiSelectPropertySchema,
+    PermissionOption,
+    PromptResponse,
+    RequestPermissionRequest,
+    ResourceLinkBlock,
+    SelectConfigOption,
+    SelectEntry,
+    SessionInfo,
+    StringPropertySchema,
+    TextBlock,
+    ToolCall,
+    ToolCallFields,
+    ToolCallUpdate,
+    Usage,
+    UsageUpdate,
+)
+from crow_terminal.blocks import CommandOutput, Note, UserPrompt
+from crow_terminal.commands import find_command, find_local_commands
+from crow_terminal.completion import find_files
+from crow_terminal.dialogs import ListDialog, TextDialog
+from crow_terminal.export import to_markdown
+from crow_terminal.live import compose_above, compose_footer
+from crow_terminal.prompts import find_images, make_prompt
+from crow_terminal.state import (
+    Abilities,
+    Cancel,
+    Edit,
+    Leave,
+    Open,
+    Respond,
+    Ring,
+    Send,
+    SetOption,
+    Show,
+    State,
+    TakeBack,
+)
+from crow_terminal.text import measure
+from crow_terminal.theme import THEMES
+
+END = PromptResponse(stop_reason="end_turn")
+
+
+def ready(**fields: Any) -> State:
+    state = State(**fields)
+    state.open_session(None, [], 0.0)
+    return state
+
+
+def sent(effects: list[Any]) -> list[str]:
+    return [effect.text for effect in effects if isinstance(effect, Send)]
+
+
+def ask(state: State, id: int = 1, now: float = 10.0, **fields: Any) -> list[Any]:
+    options = [
+        PermissionOption(option_id=each, name=each, kind=kind)
+        for each, kind in (("yes", "allow_once"), ("always", "allow_always"), ("no", "reject_once"))
+    ]
+    call = ToolCallFields(tool_call_id="1", title="rm x", kind="execute", **fields)
+    return state.ask(id, RequestPermissionRequest(session_id="s", tool_call=call, options=options), now)
+
+
+def test_a_prompt_waits_for_the_session_and_for_the_turn_before():
+    state = State()
+    assert sent(state.submit("one", 0.0)) == []
+    assert sent(state.open_session(None, [], 1.0)) == ["one"]
+    assert sent(state.submit("two", 2.0)) == []
+    assert sent(state.submit("three", 2.0)) == []
+    assert sent(state.end_turn(END, 3.0)) == ["two"]
+    assert sent(state.end_turn(END, 4.0)) == ["three"]
+    assert sent(state.end_turn(END, 5.0)) == []
+    assert state.prompts == ["one", "two", "three"]
+
+
+def test_enter_without_text_cancels_once_for_the_next_of_the_queue():
+    state = ready()
+    state.submit("one", 0.0)
+    assert state.submit("", 1.0) == []
+    state.submit("two", 1.0)
+    assert state.submit("", 1.0) == [Cancel()]
+    assert state.submit("", 1.0) == []
+    assert sent(state.end_turn(PromptResponse(stop_reason="cancelled"), 2.0)) == ["two"]
+
+
+def test_esc_cancels_once_and_gives_the_queue_back():
+    state = ready()
+    assert state.stop(0.0) == []
+    state.submit("one", 0.0)
+    state.submit("two", 1.0)
+    assert state.stop(1.0) == [Edit("two"), Cancel()]
+    assert state.stop(1.0) == []
+    assert sent(state.end_turn(PromptResponse(stop_reason="cancelled"), 2.0)) == []
+
+
+def test_ctrl_c_twice_leaves_and_slowly_does_not():
+    state = ready()
+    assert state.interrupt("draft", 10.0) == [Edit("")]
+    assert state.interrupt("", 15.0) == []
+    assert state.interrupt("", 16.0) == [Leave()]
+
+
+def test_a_turn_that_fails_gives_the_queue_back():
+    state = ready()
+    state.submit("one", 0.0)
+    state.submit("two", 0.0)
+    effects = state.fail_turn("The model did not answer.", 1.0)
+    assert effects == [Show(Note("The model did not answer.", "error")), Edit("two")]
+    assert state.phase == "ready"
+
+
+def test_a_question_ignores_the_keys_that_were_typed_for_the_editor():
+    state = ready()
+    state.submit("one", 0.0)
+    assert any(isinstance(effect, Ring) for effect in ask(state, now=10.0))
+    assert state.choose(None, 10.1) == []
+    (answer,) = state.choose(2, 11.0)
+    assert isinstance(answer, Respond)
+    assert answer.response.outcome.option_id == "always"
+    assert state.dialog is None
+
+
+def test_questions_wait_for_each_other_and_can_be_withdrawn():
+    state = ready()
+    state.submit("one", 0.0)
+    ask(state, 1)
+    ask(state, 2)
+    ask(state, 3)
+    state.withdraw(2, 10.0)
+    assert state.asked == 1
+    state.withdraw(1, 10.0)
+    assert state.asked == 3
+    state.withdraw(3, 10.0)
+    assert state.dialog is None
+
+
+def test_the_end_of_a_turn_closes_its_questions():
+    state = ready()
+    state.submit("one", 0.0)
+    ask(state, 1)
+    ask(state, 2)
+    state.end_turn(PromptResponse(stop_reason="cancelled"), 11.0)
+    assert (state.asked, state.dialog, state.waiting) == (0, None, [])
+
+
+def test_esc_at_a_question_stops_the_turn():
+    state = ready()
+    state.submit("one", 0.0)
+    ask(state)
+    assert state.stop(11.0) == [Cancel()]
+
+
+@pytest.mark.parametrize(("row", "text", "meta"), [(4, "why", {"reason": "why"}), (5, "ls", {"command": "ls"})])
+def test_a_reason_and_another_command_go_only_to_agents_that_take_them(row: int, text: str, meta: dict[str, str]):
+    state = ready()
+    state.submit("one", 0.0)
+    ask(state, raw_input={"command": "rm x"})
+    assert isinstance(state.dialog, ListDialog)
+    assert len(state.dialog.rows) == 3
+
+    state = ready(abilities=Abilities(answers=("reason", "command")))
+    state.submit("one", 0.0)
+    ask(state, raw_input={"command": "rm x"})
+    state.choose(row, 11.0)
+    assert isinstance(state.dialog, TextDialog)
+    assert state.stop(11.5) == [Edit("")]
+    assert isinstance(state.dialog, ListDialog)
+    state.choose(row, 12.0)
+    answers = [effect for effect in state.submit(text, 12.5) if isinstance(effect, Respond)]
+    assert [answer.response.meta for answer in answers] == [{"crow": meta}]
+
+
+def test_a_form_is_asked_field_by_field():
+    state = ready()
+    state.submit("one", 0.0)
+    fields = {
+        "name": StringPropertySchema(title="Name"),
+        "sure": BooleanPropertySchema(),
+        "tags": MultiSelectPropertySchema(items=MultiSelectItems(type="string", enum=["a", "b", "c"])),
+    }
+    schema = ElicitationSchema(properties=fields, required=["name", "sure", "tags"])
+    request = CreateElicitationRequest(message="Please", mode="form", session_id="s", requested_schema=schema)
+    state.ask(1, request, 10.0)
+    assert state.submit("", 11.0) == []
+    assert state.hint == "This field has to be filled in."
+    state.submit("Ada", 11.0)
+    state.choose(2, 12.0)
+    assert isinstance(state.dialog, ListDialog)
+    state.dialog.marked = {0, 2}
+    (answer,) = [effect for effect in state.choose(None, 13.0) if isinstance(effect, Respond)]
+    assert answer.response.content == {"name": "Ada", "sure": False, "tags": ["a", "c"]}
+
+
+def test_commands_of_the_user_are_told_with_the_next_prompt():
+    state = ready()
+    state.submit("!make", 0.0)
+    assert state.command == "make"
+    state.submit("go on", 1.0)
+    output = CommandOutput("make", "ok", 0)
+    effects = state.end_command(output, True, 2.0)
+    assert [effect.outputs for effect in effects if isinstance(effect, Send)] == [(output,)]
+    assert state.outputs == []
+
+
+def test_a_loaded_session_knows_its_prompts_and_can_be_rewound():
+    state = ready(abilities=Abilities(undoes=True))
+    state.prompts = ["first", "second"]
+    state.pick_turn()
+    assert isinstance(state.dialog, ListDialog)
+    assert [row.label for row in state.dialog.rows] == ["second", "first"]
+    assert state.choose(2, 1.0) == [TakeBack(2)]
+    state.confirm_taking_back(2, "restores a.py")
+    assert state.choose(1, 2.0) == [TakeBack(2, confirmed=True)]
+    assert state.take_back(2, "Took back.")[-1] == Edit("first")
+    assert state.prompts == []
+
+
+def test_lists_are_searched_and_end_with_one_choice():
+    state = ready()
+    sessions = [SessionInfo(session_id=str(n), cwd="/", title=f"title {n}") for n in range(20)]
+    state.pick_session(sessions)
+    assert isinstance(state.dialog, ListDialog)
+    state.dialog.search = "title 17"
+    assert state.choose(None, 1.0) == [Open("17")]
+    assert state.dialog is None
+
+
+def test_modes_and_models_are_config_options():
+    state = ready()
+    entries = [SelectEntry(group="fast", name="Fast", options=[SelectEntry(value="a", name="A")])]
+    entries.append(SelectEntry(value="b", name="B"))
+    state.options = [SelectConfigOption(id="m", name="Mode", category="mode", current_value="b", options=entries)]
+    assert state.get_mode() == "B"
+    assert state.next_mode() == [SetOption("m", "a")]
+    assert [type(effect) for effect in state.pick_option("model")] == [Show]
+
+
+def test_the_terminal_offers_only_commands_that_the_agent_makes_possible():
+    state = ready()
+    names = {one.name for one in find_local_commands(state)}
+    assert "resume" not in names
+    assert "rewind" not in names
+    assert find_command(state, "/quit")
+    assert find_command(state, "/etc/hosts is what?") is None
+    state.receive(AvailableCommandsUpdate(available_commands=[AvailableCommand(name="export", description="")]), 0.0)
+    assert find_command(state, "/export") is None
+
+
+def test_the_footer_fits_and_keeps_what_matters():
+    state = ready(folder="/home/somebody/a/long/way/to/project", branch="main")
+    entries = [SelectEntry(value="q", name="qwen3-coder")]
+    state.options = [SelectConfigOption(id="m", name="M", category="model", current_value="q", options=entries)]
+    state.submit("one", 0.0)
+    state.receive(UsageUpdate(used=12_000, size=128_000), 1.0)
+    state.end_turn(PromptResponse(stop_reason="end_turn", usage=Usage(
+        total_tokens=110, input_tokens=100, output_tokens=10, cached_read_tokens=54)), 2.0)  # fmt: skip
+    wide = compose_footer(state, 5.0, 100, THEMES["mono"])
+    assert "qwen3-coder · …" in wide
+    assert wide.endswith("9% of 128k · 54% cached")
+    for width in range(10, 120):
+        assert measure(compose_footer(state, 5.0, width, THEMES["mono"])) <= width
+
+
+@pytest.mark.parametrize("width", [19, 39, 79])
+def test_live_rows_fit_the_screen(width: int):
+    state = ready(abilities=Abilities(answers=("reason", "command")))
+    state.submit("one", 0.0)
+    state.submit("a queue of wide 値段 characters " * 5, 0.0)
+    for n in range(6):
+        state.receive(ToolCall(tool_call_id=str(n), title=f"call {n} \x1b[2J " * 9, status="in_progress"), 1.0)
+    state.receive(AgentMessageChunk(content=TextBlock(text="open text")), 2.0)
+    ask(state, raw_input={"command": "echo 値段\n" * 40})
+    for height in (5, 10, 24):
+        lines = compose_above(state, 5.0, width, height, THEMES["mono"], ["tail"])
+        assert len(lines) <= max(3, height - 6)
+        assert all(measure(line.replace("\x1b[1m", "").replace("\x1b[0m", "")) <= width for line in lines)
+
+
+def test_files_that_fit_best_come_first():
+    files = ["src/parser.py", "docs/parser.md", "tests/test_parser.py", "README.md"]
+    assert find_files(files, "pars") == ["src/parser.py", "docs/parser.md", "tests/test_parser.py"]
+    assert find_files(files, "srpa") == ["src/parser.py"]
+    assert find_files(files, "") == ["README.md", "docs/", "src/", "tests/"]
+
+
+def test_a_prompt_carries_images_links_and_outputs(tmp_path: Any):
+    (tmp_path / "a b.png").write_bytes(b"png")
+    (tmp_path / "c.txt").write_text("c")
+    folder = str(tmp_path)
+    assert [path.name for path in find_images("see 'a b.png' and a\\ b.png, no.png", folder)] == ["a b.png"]
+    outputs = [CommandOutput("ls", "```", 2)]
+    blocks = make_prompt("see 'a b.png' @c.txt @none", outputs, folder, Abilities(images=True))
+    assert [type(block) for block in blocks] == [TextBlock, TextBlock, ImageBlock, ResourceLinkBlock]
+    assert "````\n$ ls" in blocks[0].text
+    assert len(make_prompt("@c.txt", (), folder, Abilities(name="crow"))) == 1
+
+
+def test_an_export_is_markdown():
+    state = ready()
+    state.submit("Fix `it`", 0.0)
+    effects = state.receive(AgentMessageChunk(content=TextBlock(text="# Done\n\n- a\n- b\n\n```py\nx\n```\n")), 1.0)
+    effects += state.receive(ToolCallUpdate(tool_call_id="1", title="ls", status="completed"), 1.0)
+    blocks = [UserPrompt("Fix `it`"), *(effect.block for effect in effects if isinstance(effect, Show))]
+    assert to_markdown(blocks, "Title") == (
+        "# Title\n\n---\n\n> Fix `it`\n\n# Done\n\n- a\n- b\n\n```py\nx\n```\n\n**ls**\n"
+    )
