@@ -22,7 +22,7 @@ BOM = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True)
-class Edit:
+class FileEdit:
     """The content of a file before and after a change. `path` is the file itself, not a link to it."""
 
     path: Path
@@ -80,7 +80,7 @@ def decode(data: bytes) -> str:
     return data.removeprefix(BOM).decode()
 
 
-def edit_config(home: Home, changes: Sequence[Change], env: Mapping[str, str]) -> Edit:
+def edit_config(home: Home, changes: Sequence[Change], env: Mapping[str, str]) -> FileEdit:
     """Change settings in the text of `config.toml`, and check that crow can use the result; write nothing.
 
     `env` has the variables that the settings may use. Raises ConfigError.
@@ -94,7 +94,7 @@ def edit_config(home: Home, changes: Sequence[Change], env: Mapping[str, str]) -
     new = set_values(path, text, changes)
     check(home, path, new, env)
     mark = BOM if before and before.startswith(BOM) else b""
-    return Edit(path, before, mark + new.encode())
+    return FileEdit(path, before, mark + new.encode())
 
 
 def set_values(path: Path, text: str, changes: Sequence[Change]) -> str:
@@ -189,7 +189,7 @@ def to_toml(value: Any) -> str:
     return str(table.as_string())
 
 
-def edit_env(home: Home, variable: str, value: str) -> Edit:
+def edit_env(home: Home, variable: str, value: str) -> FileEdit:
     """Set a variable in crow's own `.env`; write nothing. Raises ConfigError."""
     path = (home.config / ".env").resolve()
     before = read_file(path)
@@ -197,4 +197,4 @@ def edit_env(home: Home, variable: str, value: str) -> Edit:
     lines = [
         each for each in decode(before or b"").splitlines() if not re.match(rf"\s*(export\s+)?{variable}\s*=", each)
     ]
-    return Edit(path, before, ("\n".join([*lines, line]) + "\n").encode())
+    return FileEdit(path, before, ("\n".join([*lines, line]) + "\n").encode())

@@ -24,7 +24,7 @@ from crow_cli.console import escape_controls, escape_line, print_diff, print_not
 from crow_cli.menu import ask_text, choose, choose_text, has_terminal
 from crow_cli.own_tree import refuse_below_crow
 from crow_cli.process import fail
-from crow_cli.settings_file import Change, Edit, edit_config, edit_env
+from crow_cli.settings_file import Change, FileEdit, edit_config, edit_env
 
 Store = Literal["keyring", "file"]
 
@@ -360,7 +360,7 @@ def has_key(home: Home, name: str) -> bool:
     return False
 
 
-def show_edit(edit: Edit) -> None:
+def show_edit(edit: FileEdit) -> None:
     """Print the lines that an edit changes, with secrets masked."""
     if edit.before == edit.after:
         click.echo(escape_line(f"{shorten_path(str(edit.path), 60)} says so already."))

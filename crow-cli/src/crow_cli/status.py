@@ -12,6 +12,7 @@ import click
 from crow_core.errors import ConfigError, ModelError, StoreError
 from crow_core.models.chat import ChatModel, get_window
 from crow_core.models.window import find_window
+from crow_core.permission.kept_answers import KeptAnswers
 from crow_core.settings.config import Config, Home, get_database_url, load_config, load_environment
 from crow_core.settings.discovery import search_models
 from crow_core.settings.project_files import list_settings as list_project_settings
@@ -88,6 +89,8 @@ def list_rules(home: Home, env: Mapping[str, str], folder: Path, config: Config)
         for one in found
         if one.source != DEFAULT and one.keys[1] != "mode"
     ]
+    kept = KeptAnswers(home.data)
+    rules += [{"kind": "answer", "rules": [str(one)], "from": str(home.data), "remark": ""} for one in kept.list_all()]
     place = next((one.source for one in found if one.keys[1] == "mode" and not one.remark), DEFAULT)
     return {"mode": config.permissions.mode, "mode_from": place, "rules": rules}
 
