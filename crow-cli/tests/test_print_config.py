@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from crow_cli.client_config import CLIENTS, find_command
+from crow_cli.client_config import CLIENTS
+from crow_cli.process import find_command
 from crow_core.acp.schema import ClientCapabilities
 from crow_core.acp.transports import spawn
 from crow_core.testing import Editor

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from crow_core.acp.schema import AUTH_REQUIRED
-from crow_core.agent import LazyApp
+from crow_core.agent import Announced, LazyApp
 from crow_core.app import Crow
 from crow_core.errors import ModelError
 from crow_core.testing import Reply, ScriptedModel
@@ -29,8 +29,7 @@ def make_prompt(session: str, text: str = "hi") -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("capabilities", [{}, {"auth": {"terminal": True}}])
-async def test_all_authentication_methods_are_agent_methods(capabilities: dict[str, Any]):
-    """There is no terminal method, since a file or two variables are enough."""
+async def test_all_authentication_methods_are_agent_methods_without_a_command_to_log_in(capabilities: dict[str, Any]):
     async with connect_raw(make_app()) as wire:
         answer = await wire.ask("initialize", {"protocolVersion": 1, "clientCapabilities": capabilities})
     (method,) = answer["result"]["authMethods"]
@@ -91,3 +90,50 @@ async def test_logout_works_before_the_app_is_made():
     async with connect_raw(LazyApp(make)) as wire:
         assert (await wire.ask("logout", {}))["result"] == {}
         assert (await wire.ask("authenticate", LOGIN))["error"]["data"] == {"details": "No model is configured."}
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "kind", "args", "meta"),
+    [
+        ({"auth": {"terminal": True}}, "terminal", ["setup"], None),
+        ({"_meta": {"terminal-auth": True}}, None, None, ["acp", "setup"]),
+        ({"auth": {"terminal": True}, "_meta": {"terminal-auth": True}}, "terminal", ["setup"], ["acp", "setup"]),
+        ({"_meta": {"terminal-auth": "yes"}}, None, None, None),
+        ({}, None, None, None),
+    ],
+)
+async def test_a_client_with_a_terminal_is_offered_to_log_in_there(
+    capabilities: dict[str, Any], kind: str | None, args: list[str] | None, meta: list[str] | None
+):
+    async def make() -> Crow:
+        return make_app()
+
+    app = LazyApp(make, Announced(login=("/bin/agent", "acp", "setup")))
+    async with connect_raw(app) as wire:
+        answer = await wire.ask("initialize", {"protocolVersion": 1, "clientCapabilities": capabilities})
+        first, *terminal = answer["result"]["authMethods"]
+        assert first["id"] == "configured"  # clients that log in with the first method need no user for it
+        if kind is None and meta is None:
+            assert terminal == []
+            return
+        (method,) = terminal
+        assert (method.get("type"), method.get("args")) == (kind, args)
+        legacy = method.get("_meta", {}).get("terminal-auth")
+        assert (legacy and [legacy["command"], *legacy["args"]]) == (meta and ["/bin/agent", *meta])
+        assert (await wire.ask("authenticate", {"methodId": method["id"]}))["result"] == {}
+
+
+async def test_a_login_reads_the_models_again():
+    class Reloaded(LazyApp):
+        async def reload(self) -> None:
+            assert self.made
+            self.made.models = {"other": ScriptedModel([Reply("I am the other one.")])}
+
+    async def make() -> Crow:
+        return make_app()
+
+    async with connect_raw(Reloaded(make)) as wire:
+        await open_session(wire)
+        assert (await wire.ask("authenticate", LOGIN))["result"] == {}
+        answer = await wire.ask("session/new", {"cwd": "/", "mcpServers": []})
+        assert "other" in str(answer["result"]["configOptions"])

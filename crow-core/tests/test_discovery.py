@@ -5,12 +5,12 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 
 import pytest
-from crow_core.errors import ModelError
+from crow_core.errors import ConfigError, ModelError
 from crow_core.models.chat import ChatModel, Model, ModelCall
 from crow_core.models.listing import list_models
 from crow_core.settings import discovery
 from crow_core.settings.config import Config, ModelSettings
-from crow_core.settings.discovery import NO_MODEL_MESSAGE, find_models
+from crow_core.settings.discovery import NO_MODEL_MESSAGE, find_models, search_models
 from crow_core.testing import Reply, ScriptedServer
 
 pytestmark = pytest.mark.anyio
@@ -108,7 +108,8 @@ async def test_unknown_name_among_configured_models_is_an_error_that_lists_them(
 
 async def test_key_without_a_model_says_to_name_one() -> None:
     with pytest.raises(
-        ModelError, match=r"^OPENAI_API_KEY is set, but no model is named\. Set CROW_MODEL, or pass -m\.$"
+        ModelError,
+        match=r"^OPENAI_API_KEY is set, but no model is named\. Set CROW_MODEL, pass -m, or run `crow setup`\.$",
     ):
         await find_models(Config(), {"OPENAI_API_KEY": "k"})
 
@@ -214,7 +215,7 @@ async def test_missing_model_is_an_error_that_says_what_to_do() -> None:
     assert str(caught.value) == NO_MODEL_MESSAGE
     lines = NO_MODEL_MESSAGE.splitlines()
     assert len(lines) == 4
-    for line, word in zip(lines, ("Ollama", "OPENAI_BASE_URL", "OPENAI_API_KEY", "crow demo"), strict=True):
+    for line, word in zip(lines, ("Ollama", "crow setup", "OPENAI_API_KEY", "crow demo"), strict=True):
         assert word in line
 
 
@@ -222,3 +223,43 @@ async def test_error_about_a_missing_model_begins_with_its_name() -> None:
     with pytest.raises(ModelError) as caught:
         await find_models(Config(), {"CROW_MODEL": "m"})
     assert str(caught.value) == f"There is no model 'm' to ask. {NO_MODEL_MESSAGE}"
+
+
+@pytest.mark.parametrize("env", [{"CROW_MODEL": "scripted"}, {}])
+async def test_a_model_that_a_local_server_offers_is_not_asked_for_at_openai(
+    monkeypatch: pytest.MonkeyPatch, env: dict[str, str]
+) -> None:
+    async with ScriptedServer([]) as server:
+        monkeypatch.setattr(discovery, "LOCAL_SERVERS", {"Ollama": server.url})
+        found = await search_models(Config(), {"OPENAI_API_KEY": "k", **env}, "" if env else "scripted")
+    assert describe(found.models) == [("scripted", "scripted", server.url, "")]
+    assert "although OPENAI_API_KEY is set" in found.describe_guess()
+
+
+@pytest.mark.parametrize(
+    ("config", "env", "wanted", "reason"),
+    [
+        (CONFIG, {}, "", "the first of [models] in config.toml"),
+        (Config(models={"a": A, "b": B}, model="b"), {}, "", "model in config.toml names it"),
+        (CONFIG, {"CROW_MODEL": "b"}, "", "CROW_MODEL names it"),
+        (CONFIG, {"CROW_MODEL": "b"}, "a", "-m names it"),
+        (Config(), {"OPENAI_API_KEY": "k"}, "m", "-m names it, OPENAI_API_KEY makes OpenAI the endpoint"),
+    ],
+)
+async def test_the_reason_names_the_setting(config: Config, env: dict[str, str], wanted: str, reason: str) -> None:
+    found = await search_models(config, env, wanted)
+    assert (found.reason, found.describe_guess()) == (reason, "")
+
+
+async def test_a_model_that_no_setting_names_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with ScriptedServer([]) as server:
+        monkeypatch.setattr(discovery, "LOCAL_SERVERS", {"Ollama": server.url})
+        for env in ({}, {"OPENAI_BASE_URL": server.url}):
+            found = await search_models(Config(), env)
+            assert found.describe_guess().startswith("Using the model scripted: the first one ")
+
+
+async def test_a_key_in_a_keyring_that_cannot_be_read_says_what_to_do() -> None:
+    stored = ModelSettings(base_url="http://a/v1", model="big-a", api_key="keyring:a")
+    with pytest.raises(ConfigError, match=r"\[models\.a\].*keyring.*crow setup"):
+        await find_models(Config(models={"a": stored}), {})

@@ -124,7 +124,7 @@ async def test_a_command_with_attachments_is_recognised():
         session = await editor.new_session("/")
         link = ResourceLinkBlock(uri="file:///a.py", name="a.py")
         await editor.prompt(session.session_id, [TextBlock(text="/usage"), link])
-    assert editor.text == "The model has not been asked since this session was opened."
+    assert editor.text == "The model has not been asked in this session."
 
 
 async def test_the_command_prompt_shows_the_system_prompt_and_the_size_of_the_tools():

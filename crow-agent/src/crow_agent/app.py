@@ -68,7 +68,7 @@ from crow_core.settings.config import (
     to_read_error,
     to_server,
 )
-from crow_core.settings.discovery import find_models
+from crow_core.settings.discovery import FoundModels, search_models
 from crow_core.settings.project_files import FOLDERS, SETTINGS, is_inside, list_settings, show_path
 from crow_core.settings.running import RunningAgents
 from crow_core.settings.trust import TrustedFolders
@@ -135,8 +135,9 @@ async def build(
         raise ConfigError(f"There is no mode {mode!r}. Give one of: {', '.join(get_args(Mode))}.")
     home = Home.find(env)
     config, env = load_config(home, env), load_environment(home, env)
+    found = await search_models(config, env, model) if models is None else FoundModels(dict(models), "given")
     crow = Crow(
-        await find_models(config, env, model) if models is None else models,
+        found.models,
         system=system or load_system_prompt(config, home),
         max_requests=max_requests or config.max_requests,
     )
@@ -189,7 +190,18 @@ async def build(
     for extension, options in ordered:
         if extension not in without:
             crow.use(extension, **options)
+    if found.guessed:
+        crow.use(tell_model, sentence=found.describe_guess())
     return crow
+
+
+def tell_model(crow: Crow, *, sentence: str) -> None:
+    """Tell the user of each session that begins with the default model which one it is, as no setting names it."""
+
+    @crow.session_start
+    def remark(session: Session) -> None:
+        if session.model is next(iter(crow.models.values())) and not session.parent:
+            session.options.remarks.append(sentence)
 
 
 def make_taint_options(config: Config, home: Home, trust: TrustedFolders, env: Mapping[str, str]) -> dict[str, Any]:

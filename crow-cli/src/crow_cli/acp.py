@@ -3,17 +3,18 @@
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 
 from crow_core.acp.transports import stdio
-from crow_core.agent import AcpAgent, Announced, LazyApp, announce
+from crow_core.agent import TERMINAL_LOGIN, AcpAgent, Announced, LazyApp, announce
 from crow_core.app import Crow
 from crow_core.errors import ConfigError, ModelError
 from crow_core.models.chat import Model
 from crow_core.settings.config import Home, load_config, load_environment
-from crow_core.settings.discovery import takes_audio
+from crow_core.settings.discovery import search_models, takes_audio
 
-from crow_cli.process import hide_memory, log_to_stderr, run_to_end
+from crow_cli.process import find_command, hide_memory, log_to_stderr, run_to_end
 
 METHODS = ("_crow/search", "_crow/usage", "_crow/undo")
 """The methods beyond ACP of crow's own extensions."""
@@ -42,10 +43,12 @@ class ConfiguredApp(LazyApp):
     """The app of the configuration, made when the first session needs it, so that `initialize` is answered at once."""
 
     def __init__(self, model: str) -> None:
-        super().__init__(
-            self.build, Announced(stored=True, methods=METHODS, output_schema=True, permission_answers=True)
-        )
+        login = (*find_command(sys.argv[0], sys.executable), TERMINAL_LOGIN)
+        announced = Announced(stored=True, methods=METHODS, output_schema=True, permission_answers=True, login=login)
+        super().__init__(self.build, announced)
         self._model = model
+        self._settings: object = None
+        """The state of the files with settings when the models were found."""
 
     async def prepare(self) -> None:
         """Read the settings. If they name an extension that is not crow's own, make the app: it may add methods."""
@@ -61,7 +64,7 @@ class ConfiguredApp(LazyApp):
                 from crow_agent.app import BUILT_IN  # imported here because most users name no extension
 
                 if config.extensions.keys() - BUILT_IN.keys():
-                    self.announced = announce(await self.get())
+                    self.announced = replace(announce(await self.get()), login=self.announced.login)
         except (ConfigError, ModelError, ValueError, OSError):
             pass  # reported when the first session is opened
 
@@ -69,4 +72,32 @@ class ConfiguredApp(LazyApp):
         from crow_agent.app import build  # imported here so that `initialize` is answered without it
 
         hide_memory()
+        self._settings = None if models is not None else stat_settings(Home.find(os.environ))
         return await build(os.environ, model=self._model, models=models)
+
+    async def get(self, models: Mapping[str, Model] | None = None) -> Crow:
+        if self.made is not None and models is None and self._settings != stat_settings(Home.find(os.environ)):
+            with suppress(ConfigError, ModelError):  # the app goes on with the models that it has
+                await self.reload()
+        return await super().get(models)
+
+    async def reload(self) -> None:
+        if self.made is None:
+            return
+        home = Home.find(os.environ)
+        self._settings = stat_settings(home)
+        config, env = load_config(home, os.environ), load_environment(home, os.environ)
+        found = await search_models(config, env, self._model)
+        self.made.models = found.models
+
+
+def stat_settings(home: Home) -> object:
+    """Return a value that differs when a file that names models or keys has been written."""
+    states: list[tuple[int, int] | None] = []
+    for name in ("config.toml", ".env"):
+        try:
+            status = os.stat(home.config / name)
+            states.append((status.st_mtime_ns, status.st_size))
+        except OSError:
+            states.append(None)
+    return states

@@ -3,25 +3,16 @@
 import json
 import os
 import shlex
-import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import click
 
+from crow_cli.process import find_command
+
 FormatConfig = Callable[[Sequence[str], Mapping[str, str]], str]
 """Takes the agent's command line and at most one environment variable; returns the settings as text."""
-
-
-def find_command(argv0: str, executable: str) -> list[str]:
-    """Return a command line that starts this crow from any folder: the script's absolute path, or `python -m`.
-
-    Links are not resolved: a link that `uv tool` makes stays valid after an upgrade, its target may not.
-    """
-    script = shutil.which(argv0) if Path(argv0).suffix != ".py" else None
-    return [os.path.abspath(script)] if script else [executable, "-m", "crow_cli"]
 
 
 def zed(agent: Sequence[str], env: Mapping[str, str]) -> str:

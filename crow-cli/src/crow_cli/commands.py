@@ -22,6 +22,7 @@ from crow_cli.prompts import prompts
 from crow_cli.recording.command import record, replay
 from crow_cli.run_command import read_schema, run, to_run_arguments
 from crow_cli.sessions import sessions
+from crow_cli.settings_commands import completion, config, setup, status
 from crow_cli.skills import skills
 from crow_cli.trust import trust
 from crow_cli.undo import undo
@@ -61,6 +62,10 @@ cli.add_command(db)
 cli.add_command(undo)
 cli.add_command(mcp)
 cli.add_command(skills)
+cli.add_command(config)
+cli.add_command(setup)
+cli.add_command(status)
+cli.add_command(completion)
 cli.add_command(trust)
 cli.add_command(perms)
 
@@ -85,6 +90,8 @@ def acp(context: click.Context, model: str, unstable: bool, print_config: str | 
 acp.add_command(check)
 acp.add_command(record)
 acp.add_command(replay)
+# An editor that logs in on a terminal adds `setup` to the command line with which it starts the agent.
+acp.add_command(click.Command("setup", callback=setup.callback, params=setup.params, help=setup.help, hidden=True))
 
 
 @cli.command()
@@ -195,16 +202,20 @@ def demo(model: str) -> None:
 @MODEL
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--save", is_flag=True, help="Append the quirks found to the model's settings.")
-def doctor(model: str, as_json: bool, save: bool) -> None:
-    """Test what a model's endpoint can do.
+@click.option("--machine", is_flag=True, help="Look at this machine only, and send no request.")
+def doctor(model: str, as_json: bool, save: bool, machine: bool) -> None:
+    """Look for what is wrong on this machine, and test what the model's endpoint can do.
 
-    Sends about twenty short requests and two long ones.
+    Says what to do about each fault. Sends about twenty short requests and two long ones to the model; with --model,
+    it does only that.
 
-    Exit codes: 0 crow can work with it, 1 something does not work, 2 the endpoint cannot be reached.
+    Exit codes: 0 crow can work, 1 something does not work, 2 the endpoint cannot be reached, or there is no model.
     """
     from crow_cli.doctor import doctor
 
-    run_and_exit(doctor(os.environ, model, as_json=as_json, save=save))
+    if machine and (model or save):
+        fail("--machine sends no request: leave out --model and --save.")
+    run_and_exit(doctor(os.environ, model, as_json=as_json, save=save, machine_only=machine))
 
 
 def run_and_exit(coroutine: Coroutine[Any, Any, int]) -> NoReturn:

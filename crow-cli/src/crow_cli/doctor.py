@@ -1,4 +1,4 @@
-"""`crow doctor`: test what an endpoint can do, with one request or a few for each probe."""
+"""`crow doctor`: look for faults of this machine, and test what an endpoint can do, with a few requests a probe."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import click
 import msgspec
@@ -31,8 +31,7 @@ from crow_core.settings.discovery import find_models
 from msgspec import structs
 
 from crow_cli.console import escape_controls
-
-Verdict = Literal["ok", "partly", "no"]
+from crow_cli.machine import Finding, Verdict, examine_in_thread, to_findings
 
 MAX_REPLY_TOKENS = 1500
 """Tokens that a reply may take: enough for a model that reasons first."""
@@ -553,25 +552,45 @@ def diff_quirks(before: Quirks, after: Quirks) -> dict[str, Any]:
 # The command.
 
 
-async def doctor(env: Mapping[str, str], wanted: str, *, as_json: bool, save: bool) -> int:
-    """Probe a model, print the results, save its quirks if `save` is set, and return the exit code.
+async def doctor(env: Mapping[str, str], wanted: str, *, as_json: bool, save: bool, machine_only: bool = False) -> int:
+    """Check the machine, unless a model is named, then probe the model. Print the results, save its quirks if `save` is
+    set, and return the exit code.
 
-    Raises ConfigError and ModelError.
+    Raises ConfigError and ModelError, but not for a missing model where the machine has been checked.
     """
+    found = [] if wanted else await examine_in_thread(env)
+    if not as_json:
+        print_machine(found)
+    broken = any(one.verdict == "no" for one in found)
+    if machine_only:
+        if as_json:
+            click.echo(escape_controls(json.dumps({"machine": to_findings(found)}, ensure_ascii=False)))
+        return 1 if broken else 0
     home = Home.find(env)
     config, env = load_config(home, env), load_environment(home, env)
     name, examined = await choose_model(config, env, wanted)
     path = home.config / "config.toml"
     if save:
         check_unsaved(path, config, name)
+    if found and not as_json:
+        click.echo(escape_controls(f"\nThe model {name} at {examined.display_url}:"))
     report = await run_probes(examined, (lambda name, result: None) if as_json else print_row)
     if as_json:
-        click.echo(escape_controls(to_json(name, examined, report)))
+        click.echo(escape_controls(to_json(name, examined, report, found)))
     if save and report.quirks:
         append_table(path, to_toml(name, report.quirks))
     if not as_json:
         click.echo(escape_controls(to_advice(name, report, path if save else None)))
-    return report.code
+    return report.code or int(broken)
+
+
+def print_machine(found: list[Finding]) -> None:
+    """Print what was found on the machine."""
+    well = [one for one in found if one.verdict == "ok"]
+    for one in found:
+        print_row(one.check, ProbeResult(one.verdict, one.sentence))
+    if found and len(well) == len(found):
+        click.echo("Nothing is wrong on this machine.")
 
 
 async def choose_model(config: Config, env: Mapping[str, str], wanted: str) -> tuple[str, ExaminedModel]:
@@ -579,7 +598,12 @@ async def choose_model(config: Config, env: Mapping[str, str], wanted: str) -> t
     name, model = next(iter((await find_models(config, env, wanted)).items()))
     if not isinstance(model, ChatModel):
         raise ModelError(f"The model {name!r} has no endpoint to examine.")
-    examined = ExaminedModel(
+    return name, to_examined(model)
+
+
+def to_examined(model: ChatModel) -> ExaminedModel:
+    """Make the model with the same settings whose answers can be examined."""
+    return ExaminedModel(
         name=model.name,
         base_url=model.base_url,
         api_key=model.api_key,
@@ -590,7 +614,6 @@ async def choose_model(config: Config, env: Mapping[str, str], wanted: str) -> t
         quirks=model.quirks,
         attempts=3,
     )
-    return name, examined
 
 
 def print_row(name: str, result: ProbeResult) -> None:
@@ -599,13 +622,14 @@ def print_row(name: str, result: ProbeResult) -> None:
     click.echo(f"{verdict}{name:<18}{escape_controls(result.sentence)}")
 
 
-def to_json(name: str, examined: ExaminedModel, report: DoctorReport) -> str:
+def to_json(name: str, examined: ExaminedModel, report: DoctorReport, machine: list[Finding]) -> str:
     """Convert a report to JSON text."""
     found = [{"probe": probe, **msgspec.to_builtins(result)} for probe, result in report.results.items()]
     whole = {
         "model": name,
         "endpoint": examined.display_url,
         "date": today(),
+        "machine": to_findings(machine),
         "findings": found,
         "quirks": report.quirks,
     }

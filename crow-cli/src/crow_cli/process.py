@@ -4,10 +4,12 @@ import asyncio
 import gc
 import logging
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Coroutine
 from contextlib import suppress
+from pathlib import Path
 from threading import Timer
 from typing import Any, NoReturn
 
@@ -43,6 +45,15 @@ def hide_memory() -> None:
 
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def find_command(argv0: str, executable: str) -> list[str]:
+    """Return a command line that starts this crow from any folder: the script's absolute path, or `python -m`.
+
+    Links are not resolved: a link that `uv tool` makes stays valid after an upgrade, its target may not.
+    """
+    script = shutil.which(argv0) if Path(argv0).suffix != ".py" else None
+    return [os.path.abspath(script)] if script else [executable, "-m", "crow_cli"]
 
 
 def run_to_end(coroutine: Coroutine[Any, Any, int]) -> int:

@@ -121,6 +121,9 @@ PAGE_SIZE = 50
 OUTPUT_RETRIES = 2
 """Times that a result which does not fit is asked for again, unless the client says otherwise."""
 
+TERMINAL_LOGIN = "setup"
+"""The id of the method of authentication that runs a command on a terminal."""
+
 MAX_TITLE = 200
 """Characters of a title that a client sets; a longer one is shortened."""
 
@@ -140,6 +143,9 @@ class Announced:
     """Whether one of its models takes audio."""
     output_schema: bool = False
     """Whether a turn can end with a result that fits a JSON schema."""
+    login: Sequence[str] = ()
+    """The command line that logs the user in on a terminal; its last item is what the client has to add to the command
+    line with which it starts the agent. Empty for none."""
     permission_answers: bool = False
     """Whether an answer to a permission question may hold a reason, or another command."""
 
@@ -163,6 +169,13 @@ class AppSource(Protocol):
         """
         ...
 
+    async def reload(self) -> None:
+        """Use models that were configured since the app was made, in the sessions that are opened from now on.
+
+        Raises what `get` raises.
+        """
+        ...
+
 
 class MadeApp:
     """The source of an app that exists already."""
@@ -176,6 +189,8 @@ class MadeApp:
 
     async def get(self, models: Mapping[str, Model] | None = None) -> Crow:
         return self._crow
+
+    async def reload(self) -> None: ...
 
 
 class LazyApp:
@@ -196,12 +211,18 @@ class LazyApp:
             self.made = await (self._make() if models is None else self._make(models=models))
         return self.made
 
+    async def reload(self) -> None: ...
+
 
 def announce(crow: Crow) -> Announced:
     """Find out what an app has to announce."""
     audio = any(isinstance(model, ChatModel) and model.quirks.audio for model in crow.models.values())
     return Announced(
-        bool(crow.load_session), list(crow.methods), audio, crow.takes_output_schema, bool(crow.permission)
+        bool(crow.load_session),
+        list(crow.methods),
+        audio,
+        crow.takes_output_schema,
+        permission_answers=bool(crow.permission),
     )
 
 
@@ -335,16 +356,30 @@ class AcpAgent:
                     id="configured",
                     name="The configured model",
                     description="Uses crow's configuration file, or OPENAI_BASE_URL, OPENAI_API_KEY and CROW_MODEL",
-                )
+                ),
+                *make_terminal_logins(announced.login, self.capabilities),
             ],
         )
 
     async def authenticate(self, params: AuthenticateRequest) -> AuthenticateResponse:
-        if params.method_id != "configured":
+        """Log in with the configured models, as the settings are now. The terminal's method only asks for them to be
+        read again, since its command has done the rest."""
+        if params.method_id not in ("configured", TERMINAL_LOGIN):
             raise RpcError(INVALID_PARAMS, "Unknown authentication method", details="The only method is 'configured'.")
         self.logged_out = False
         await self.crow()
+        await self.reload()
         return AuthenticateResponse()
+
+    async def reload(self) -> None:
+        """Use the models that are configured now. Raises RpcError."""
+        async with self._making:
+            try:
+                await self.source.reload()
+            except ModelError as error:
+                raise to_model_rpc_error(error) from error
+            except ConfigError as error:
+                raise to_config_rpc_error(error) from error
 
     async def logout(self, params: LogoutRequest) -> LogoutResponse:
         """Cancel all turns, and refuse new prompts until `authenticate`; sessions stay open."""
@@ -614,6 +649,28 @@ class AcpAgent:
             return self.sessions[id]
         except KeyError:
             raise make_unknown_session_error(id) from None
+
+
+def make_terminal_logins(command: Sequence[str], capabilities: ClientCapabilities) -> list[AuthMethod]:
+    """Make the method that logs in on a terminal of the client's, for a client that offers one.
+
+    ACP has clients add `args` to the agent's command line. Clients from before that was settled run the command in
+    `_meta`, if they say that they know it.
+    """
+    if not command:
+        return []
+    method = AuthMethod(
+        id=TERMINAL_LOGIN,
+        name="Set up a model",
+        description="Finds local models, or asks for a provider and its key, and stores what you choose",
+    )
+    known = capabilities.meta if isinstance(capabilities.meta, dict) else {}
+    program, *args = command
+    if known.get("terminal-auth") is True:
+        method.meta = {"terminal-auth": {"label": "crow setup", "command": program, "args": args, "env": {}}}
+    if capabilities.auth.terminal:
+        method.type, method.args = "terminal", [command[-1]]
+    return [method] if capabilities.auth.terminal or method.meta else []
 
 
 def stored_session_capabilities() -> dict[str, Any]:

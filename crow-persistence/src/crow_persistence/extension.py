@@ -17,6 +17,7 @@ from crow_core.session import Command, Session
 from crow_core.store import ArchiveFilter, Page, Record, SessionChange, Summary
 
 from crow_persistence import search_tool
+from crow_persistence.commands import make_commands
 from crow_persistence.commits import GroupCommit
 
 if TYPE_CHECKING:
@@ -38,8 +39,8 @@ def persistence(
     """Store sessions in a database: SQLite (`sqlite:////folder/file.db`) or PostgreSQL (`postgresql+psycopg://…`).
 
     `folder` is crow's data folder; the default is the folder of the SQLite file. The strings that `secrets` returns are
-    masked in everything written. Adds the commands /fork and /export, the tool `search_sessions`, and the client method
-    `_crow/search` with the parameters `words`, `everywhere` and `limit`.
+    masked in everything written. Adds the commands /fork, /export, /calls, /audit, /search and /prompts, the tool
+    `search_sessions`, and the client method `_crow/search` with the parameters `words`, `everywhere` and `limit`.
     """
     commits = GroupCommit(url, folder, secrets)
     crow.servers.append(search_tool.make_server(commits.get_database))
@@ -128,6 +129,7 @@ def persistence(
                 export_command,
                 hint="[markdown|jsonl|html|atif]",
             ),
+            *make_commands(commits),
         ]
 
     async def fork_command(session: Session, words: str) -> str:

@@ -124,6 +124,14 @@ def list_renders(connection: Connection, reference: str, limit: int = 100) -> Se
     return connection.execute(found.order_by(renders.c.at.desc(), renders.c.message.desc()).limit(limit)).all()
 
 
+def list_session_versions(connection: Connection, session: str) -> Sequence[Row[Any]]:
+    """Return the latest version of each prompt that was rendered in a session, by the prompt's name, with a purpose."""
+    columns = prompts.c.name, func.max(prompts.c.number).label("number"), func.min(renders.c.purpose).label("purpose")
+    found: Any = select(*columns).join(renders, renders.c.prompt == prompts.c.id)
+    found = found.join(sessions, renders.c.session == sessions.c.number).where(sessions.c.id == session)
+    return connection.execute(found.group_by(prompts.c.name).order_by(prompts.c.name)).all()
+
+
 def load_text(connection: Connection, render: int) -> str:
     """Return the text of a render; `render` is the `messages` row of its marker. Raises StoreError."""
     hash = connection.scalar(select(renders.c.text).where(renders.c.message == render)) or ""

@@ -19,8 +19,8 @@ from crow_core.errors import StoreError
 from crow_core.masking import mask
 from crow_core.messages import Message
 from crow_core.models.chat import ChatModel, ModelCall, ModelRequest, encode_json
-from crow_core.models.usage import count_tokens, find_price
-from sqlalchemy import Connection, Row, bindparam, select, text, update
+from crow_core.models.usage import TokenTotals, count_tokens, find_price
+from sqlalchemy import Connection, Row, bindparam, func, select, text, update
 
 from crow_persistence import blobs
 from crow_persistence.batch import Batch
@@ -311,6 +311,35 @@ def list_model_calls(connection: Connection, number: int | None = None, limit: i
     """Return the model calls of a session, or of all, latest first."""
     wanted = select_model_calls() if number is None else select_model_calls().where(calls.c.session == number)
     return connection.execute(wanted.order_by(calls.c.started.desc(), calls.c.id).limit(limit)).all()
+
+
+def sum_model_calls(connection: Connection, since: int = 0, number: int | None = None) -> dict[str, Any]:
+    """Return the number of model calls started since a time in milliseconds, of a session or of all, with the sums of
+    their tokens, and of their cost by currency."""
+    sums: list[Any] = [func.coalesce(func.sum(column), 0) for column in (calls.c.input, calls.c.cached, calls.c.output)]
+    wanted: Any = select(calls.c.currency, func.count(), *sums, func.sum(calls.c.cost)).where(calls.c.started >= since)
+    wanted = wanted if number is None else wanted.where(calls.c.session == number)
+    totals: dict[str, Any] = {"calls": 0, "input": 0, "cached": 0, "output": 0, "cost": {}}
+    rows: Sequence[Any] = connection.execute(wanted.group_by(calls.c.currency)).all()
+    for row in rows:
+        for at, name in enumerate(("calls", "input", "cached", "output"), 1):
+            totals[name] += int(row[at])
+        if row[0]:
+            totals["cost"][row[0]] = float(row[5] or 0)
+    return totals
+
+
+def load_totals(connection: Connection, number: int) -> TokenTotals:
+    """Return the totals of a session's model calls, for the extension `usage`."""
+    sums = sum_model_calls(connection, number=number)
+    last: Any = select(calls.c.input, calls.c.output).where(calls.c.session == number, calls.c.purpose == "turn")
+    used: Any = connection.execute(
+        last.where(calls.c.input.is_not(None)).order_by(calls.c.started.desc()).limit(1)
+    ).first()
+    totals = TokenTotals(sums["calls"], sums["input"], sums["output"], sums["cached"])
+    totals.used = used[0] + (used[1] or 0) if used else 0
+    totals.currency, totals.cost = next(iter(sums["cost"].items()), ("", 0.0))
+    return totals
 
 
 def select_model_calls() -> Any:

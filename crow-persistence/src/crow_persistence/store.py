@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from crow_core.errors import SessionBusy, StoreError
+from crow_core.models.usage import SESSION_TOTALS
 from crow_core.session import Session
 from crow_core.store import ArchiveFilter, Page, Record, SessionChange, Summary
 from sqlalchemy import Connection, Row
@@ -188,7 +189,9 @@ class Store:
     def load(self, row: "Row[Any]") -> Record:
         """Load a session whose lease was acquired."""
         with self.database.begin_read() as connection:
-            return self.attach_progress(*loader.load_with_progress(connection, row))
+            record = self.attach_progress(*loader.load_with_progress(connection, row))
+            record.state[SESSION_TOTALS] = requests.load_totals(connection, row.number)
+            return record
 
     def fork(self, id: str, new_id: str, at: str) -> Record | None:
         """Fork a stored session and acquire the fork's lease."""

@@ -31,6 +31,9 @@ class TokenTotals:
     """The currency of `cost`; empty if no prices are configured."""
 
 
+SESSION_TOTALS = "usage"
+"""The key of `session.state` for the totals of a session. A store adds those of a session that it loads."""
+
 TURN_TOTALS: ContextVar[TokenTotals | None] = ContextVar("turn", default=None)
 """The totals of the running turn; the caller of the prompt sets them."""
 

@@ -312,13 +312,17 @@ def load_config(home: Home, env: Mapping[str, str]) -> Config:
     config = read_toml(home.config / "config.toml", Config, env) or Config()
     for name, server in read_servers(home.config / "mcp.json", env).items():
         config.mcp.servers.setdefault(name, server)
+    check_default_model(home.config / "config.toml", config)
+    return config
+
+
+def check_default_model(path: Path, config: Config) -> None:
+    """Raise ConfigError if the default model is none of those configured."""
     if config.model and config.model not in config.models:
         configured = ", ".join(config.models) or "none"
         raise ConfigError(
-            f"{home.config / 'config.toml'}: model = {config.model!r} names no [models.{config.model}]. "
-            f"Configured are: {configured}."
+            f"{path}: model = {config.model!r} names no [models.{config.model}]. Configured are: {configured}."
         )
-    return config
 
 
 def parse_options(
@@ -554,6 +558,13 @@ def read_file(
     return parse_file(path, text, kind, env, parse, parse_error)
 
 
+def parse_config(path: Path, text: str, env: Mapping[str, str]) -> Config:
+    """Parse the text of a `config.toml` as `load_config` does; `path` is for the messages. Raises ConfigError."""
+    config = parse_file(path, text, Config, env, tomllib.loads, tomllib.TOMLDecodeError)
+    check_default_model(path, config)
+    return config
+
+
 def parse_file(
     path: Path,
     text: str,
@@ -703,11 +714,22 @@ def to_config_error(path: Path, text: str, fault: Fault) -> ConfigError:
 
 def find_line(text: str, keys: list[str]) -> str:
     """Return `, line N,` of the last of these nested keys in TOML or JSON; "" if none of them is found."""
+    return describe_line(blank_comments(text), find_key(text, keys))
+
+
+def find_line_number(text: str, keys: list[str]) -> int:
+    """Return the number of the line of the last of these nested keys in TOML or JSON; 0 if none of them is found."""
+    at = find_key(text, keys)
+    return blank_comments(text).count("\n", 0, at) + 1 if at >= 0 else 0
+
+
+def find_key(text: str, keys: list[str]) -> int:
+    """Return the index of the last of these nested keys in TOML or JSON without its comments; -1 if none is found."""
     at, text = -1, blank_comments(text)
     for key in keys:
         match = re.compile(rf"""(?m)(?:^|[\[.{{,])\s*["']?({re.escape(key)})["']?\s*[].=:]""").search(text, at + 1)
         at = match.start(1) if match else at
-    return describe_line(text, at)
+    return at
 
 
 def describe_line(text: str, at: int) -> str:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import msgspec
 
@@ -10,6 +11,7 @@ from crow_core.models.chat import ChatModel, Model
 from crow_core.models.listing import find_first_model, list_models
 from crow_core.models.quirks import find_quirks
 from crow_core.settings.config import Config, ModelSettings
+from crow_core.settings.keys import read_key
 
 LOCAL_SERVERS = {
     "Ollama": "http://127.0.0.1:11434/v1",
@@ -23,32 +25,82 @@ LISTING_TIMEOUT = 0.7
 """Seconds that a local server may take to list its models."""
 
 NO_MODEL_MESSAGE = """No model is configured, and no local server (Ollama, LM Studio, llama.cpp, vLLM) answers.
-Set OPENAI_BASE_URL and CROW_MODEL, for example http://localhost:11434/v1 and qwen3:8b,
-or OPENAI_API_KEY and CROW_MODEL for OpenAI, or write [models.NAME] into ~/.config/crow/config.toml.
+Run `crow setup`, which asks for a model, tests it and writes ~/.config/crow/config.toml.
+Or set OPENAI_BASE_URL and CROW_MODEL, for example http://localhost:11434/v1 and qwen3:8b; for OpenAI, OPENAI_API_KEY.
 `crow demo` works right now, without any model."""
+
+OPENAI_URL = "https://api.openai.com/v1"
+
+
+class FoundModels(NamedTuple):
+    """The models to choose from."""
+
+    models: dict[str, Model]
+    """By name; the first is the default."""
+    reason: str
+    """The setting, variable or server that made the first one the default."""
+    guessed: bool = False
+    """Whether no setting names the default model: a server's list decided."""
+
+    def describe_guess(self) -> str:
+        """Make the sentence that tells which model was chosen without a setting; "" if one was named."""
+        if not self.guessed:
+            return ""
+        return f"Using the model {next(iter(self.models))}: {self.reason}. `crow setup` chooses another."
 
 
 async def find_models(config: Config, env: Mapping[str, str], wanted: str = "") -> dict[str, Model]:
-    """Return the models to choose from by name, the default first. `wanted` names a model and overrides all settings.
+    """Return the models of `search_models`."""
+    return (await search_models(config, env, wanted)).models
 
-    Raises ModelError, which names the settings to make, if there is none.
+
+async def search_models(config: Config, env: Mapping[str, str], wanted: str = "") -> FoundModels:
+    """Find the models to choose from. `wanted` names a model and overrides all settings.
+
+    Raises ModelError, which names the settings to make, if there is none, and ConfigError for a key that cannot be
+    read.
     """
     models: dict[str, Model] = {name: to_chat_model(name, settings) for name, settings in config.models.items()}
     name = wanted or env.get("CROW_MODEL", "") or config.model
+    source = "-m" if wanted else "CROW_MODEL" if env.get("CROW_MODEL") else "model in config.toml"
     base_url, key = env.get("OPENAI_BASE_URL", ""), env.get("OPENAI_API_KEY", "")
     if name in models:
-        return {name: models[name], **models}
-    if base_url or (key and name):
-        base_url = base_url or "https://api.openai.com/v1"
-        name = name or await find_first_model(base_url, key)
-        return {name: create_model(name, base_url, key), **models}
+        return await load_keys(FoundModels({name: models[name], **models}, f"{source} names it"))
+    if base_url:
+        if name:
+            return await load_keys(
+                FoundModels(
+                    {name: create_model(name, base_url, key), **models},
+                    f"{source} names it, OPENAI_BASE_URL the endpoint",
+                )
+            )
+        name = await find_first_model(base_url, key)
+        reason = "the first one that OPENAI_BASE_URL lists"
+        return await load_keys(FoundModels({name: create_model(name, base_url, key), **models}, reason, guessed=True))
+    if key and name:
+        if (local := await find_local_server(name)) is not None:
+            server, url = local
+            reason = (
+                f"{server} on this machine offers it, so it is not asked for at OpenAI, although OPENAI_API_KEY is set"
+            )
+            return await load_keys(FoundModels({name: create_model(name, url), **models}, reason, guessed=True))
+        reason = f"{source} names it, OPENAI_API_KEY makes OpenAI the endpoint"
+        return await load_keys(FoundModels({name: create_model(name, OPENAI_URL, key), **models}, reason))
     if models and not name:
-        return models
+        return await load_keys(FoundModels(models, "the first of [models] in config.toml"))
     if models:
         raise ModelError(f"There is no model {name!r}. Configured are: {', '.join(models)}.")
     if key:
-        raise ModelError("OPENAI_API_KEY is set, but no model is named. Set CROW_MODEL, or pass -m.")
-    return await find_local_models(name)
+        raise ModelError("OPENAI_API_KEY is set, but no model is named. Set CROW_MODEL, pass -m, or run `crow setup`.")
+    return await find_local_models(name, source)
+
+
+async def load_keys(found: FoundModels) -> FoundModels:
+    """Read the keys of the models from the system's keyring where they are stored there. Raises ConfigError."""
+    for name, model in found.models.items():
+        if isinstance(model, ChatModel):
+            model.api_key = await read_key(model.api_key, f"[models.{name}]")
+    return found
 
 
 def takes_audio(config: Config, env: Mapping[str, str], wanted: str = "") -> bool:
@@ -82,16 +134,31 @@ def create_model(name: str, base_url: str, key: str = "") -> ChatModel:
     return ChatModel(name=name, base_url=base_url, api_key=key, quirks=find_quirks(base_url, name))
 
 
-async def find_local_models(name: str) -> dict[str, Model]:
+async def list_local_models() -> dict[str, list[str]]:
+    """Return the models of each local server that answers, by the server's name."""
+    listings = await asyncio.gather(*(list_models(url, timeout=LISTING_TIMEOUT) for url in LOCAL_SERVERS.values()))
+    return {server: names for server, names in zip(LOCAL_SERVERS, listings, strict=True) if names}
+
+
+async def find_local_server(name: str) -> tuple[str, str] | None:
+    """Return the name and the URL of the first local server that offers a model; None if there is none."""
+    found = await list_local_models()
+    return next(((server, LOCAL_SERVERS[server]) for server, names in found.items() if name in names), None)
+
+
+async def find_local_models(name: str, source: str) -> FoundModels:
     """Return the models of the first local server that offers the named one, or any if `name` is empty.
 
     Raises ModelError if there is none.
     """
-    listings = await asyncio.gather(*(list_models(url, timeout=LISTING_TIMEOUT) for url in LOCAL_SERVERS.values()))
-    found = dict(zip(LOCAL_SERVERS.values(), listings, strict=True))
-    for base_url, names in found.items():
-        if names and (not name or name in names):
-            return {each: create_model(each, base_url) for each in [name or names[0], *names]}
+    found = await list_local_models()
+    for server, names in found.items():
+        if not name or name in names:
+            url = LOCAL_SERVERS[server]
+            models: dict[str, Model] = {each: create_model(each, url) for each in [name or names[0], *names]}
+            if name:
+                return FoundModels(models, f"{source} names it, {server} on this machine offers it")
+            return FoundModels(models, f"the first one of {server}, which runs on this machine", guessed=True)
     offered = ", ".join(each for names in found.values() for each in names)
     if name and offered:
         raise ModelError(f"No server on this machine offers the model {name!r}. They offer: {offered}.")
