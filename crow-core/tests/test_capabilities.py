@@ -173,7 +173,7 @@ PROOF = {
     "content blocks": "test_attachments_of_a_prompt_are_shown_again_unchanged",
     "audio": "test_audio_is_announced_if_a_model_takes_it_and_sent_to_such_a_model_only",
     "boolean options": "test_a_client_with_boolean_options_receives_one",
-    "auth methods": "test_all_authentication_methods_are_agent_methods",
+    "auth methods": "test_all_authentication_methods_are_agent_methods_without_a_command_to_log_in",
     "compaction_update": "test_client_with_the_capability_gets_updates_and_others_get_notices",
     "MCP servers": "test_a_server_that_does_not_start_is_reported_and_the_others_work",
     "additional directories": "test_tools_work_in_the_working_directory_and_in_additional_folders",

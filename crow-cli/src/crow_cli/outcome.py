@@ -18,7 +18,7 @@ from crow_core.mcp.result import ToolResult
 from crow_core.mcp.tool import ToolCall
 from crow_core.models.chat import ModelCall
 from crow_core.models.usage import count_tokens, find_price
-from crow_core.permission.judgement import SessionPermissions, judge
+from crow_core.permission.judgement import find_permissions, judge
 from crow_core.permission.rules import parse_rule
 from crow_core.permission.subjects import find_subject
 from crow_core.session import Session
@@ -174,9 +174,7 @@ def describe_unanswered(calls: list[DeniedCall]) -> str:
 
 def find_flag(session: Session, tool_call: ToolCall) -> str:
     """Find the narrowest option of `crow run` with which a tool call would not be asked about; "" if there is none."""
-    while session.parent:
-        session = session.parent
-    permissions: SessionPermissions | None = session.state.get("permissions")
+    permissions = find_permissions(session)
     if permissions is None:
         return ""
     subject = find_subject(session, tool_call)

@@ -31,7 +31,16 @@ from crow_core.mcp.result import ToolResult
 from crow_core.mcp.tool import ToolCall
 from crow_core.messages import Message
 from crow_core.options import Option
-from crow_core.permission.judgement import MODES, Judgement, Mode, SessionPermissions, find_composition, judge
+from crow_core.permission.judgement import (
+    MODES,
+    Judgement,
+    Mode,
+    SessionPermissions,
+    find_composition,
+    find_permissions,
+    judge,
+    set_permissions,
+)
 from crow_core.permission.kept_answers import KeptAnswer, KeptAnswers
 from crow_core.permission.lasting import get_folder, list_offers
 from crow_core.permission.rules import Rules, parse_rules, suggest_tool
@@ -69,11 +78,12 @@ def permissions(
     def get_permissions(session: Session) -> SessionPermissions:
         if session.parent:
             return get_permissions(session.parent)  # a sub-agent shares the mode, the rules and the answers
-        known: SessionPermissions | None = session.state.get("permissions")
+        known = find_permissions(session)
         if known is None:
             more_ask, more_deny = project(session.cwd) if project else ((), ())
             rules = Rules(allowed, [*asked, *parse_rules(more_ask)], [*denied, *parse_rules(more_deny)])
-            known = session.state["permissions"] = SessionPermissions(mode, rules, own, protected)
+            known = SessionPermissions(mode, rules, own, protected)
+            set_permissions(session, known)
             known.kept = answers
             notes = [entry.get("crow", {}) for entry in session.log]
             known.has_edits = any(note.get("changes") or note.get("writes") for note in notes)

@@ -105,6 +105,18 @@ class SessionPermissions:
         return find_answer([*self.answers, *(self.kept.list_all() if self.kept else ())], rules, folder)
 
 
+def find_permissions(session: Session) -> SessionPermissions | None:
+    """Find the permissions of a session, which its sub-agents share; None before they are set."""
+    while session.parent:
+        session = session.parent
+    return session.state.get("permissions")
+
+
+def set_permissions(session: Session, permissions: SessionPermissions) -> None:
+    """Set the permissions of a session."""
+    session.state["permissions"] = permissions
+
+
 def judge(session: Session, permissions: SessionPermissions, tool_call: ToolCall) -> Judgement:
     """Judge a tool call by the rules, the mode and the answers that hold for the session."""
     subject, kind, mode = find_subject(session, tool_call), tool_call.kind, permissions.mode

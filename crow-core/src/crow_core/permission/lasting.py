@@ -21,6 +21,8 @@ from crow_core.session import Session
 
 LASTING_LIMIT = 5
 """The most answers for longer than once that a question offers, beside allowing and rejecting once."""
+SUBCOMMAND_LENGTH = 2_000
+"""The longest command for which a rule with its subcommand is looked for."""
 SINGLE_COMMAND = re.compile(r"(?:[\w./:=@,+% -]|'[^'\0]*'|\"[^\"$`\\!\0]*\")+", re.ASCII)
 """One command of plain words and of quoted texts that the shell takes as they are."""
 
@@ -65,7 +67,7 @@ def find_subcommand(command: str) -> str:
 
     Returns "" for a command that is more than one simple command, or of which the text does not tell everything.
     """
-    if not SINGLE_COMMAND.fullmatch(command):
+    if len(command) > SUBCOMMAND_LENGTH or not SINGLE_COMMAND.fullmatch(command):
         return ""
     words = shlex.split(command)
     known = get_subcommands().get(words[0]) if len(words) > 1 else None

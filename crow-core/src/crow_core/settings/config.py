@@ -39,7 +39,7 @@ from crow_core.masking import find_secrets
 from crow_core.mcp.server import Server, from_acp
 from crow_core.models.chat import Prices
 from crow_core.permission.rules import parse_rules
-from crow_core.settings.project_files import is_inside, open_file
+from crow_core.settings.project_files import UnusableFile, is_inside, open_file
 
 if TYPE_CHECKING:
     from crow_core.mcp.oauth import Visit
@@ -377,8 +377,8 @@ def find_ignored_permissions(folder: Path) -> list[str]:
     try:
         with open_file(folder / ".crow" / "config.toml", folder) as file:
             settings = tomllib.loads(file.read().decode("utf-8-sig"))
-    except (OSError, ValueError):
-        return []  # `load_project_config` reports it
+    except (OSError, ValueError, UnusableFile):
+        return []  # there are none, or `load_project_config` reports it
     given: Any = settings.get("permissions")
     return sorted(set(cast(dict[str, Any], given)) - {"ask", "deny"}) if isinstance(given, dict) else []
 
