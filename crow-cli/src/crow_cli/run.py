@@ -146,10 +146,13 @@ async def take_turn(client: TerminalClient, prompt: str, cwd: str, options: RunO
     limit = ""
     with cancel_on_interrupt(client, id):
         turn = asyncio.ensure_future(client.prompt(id, prompt, meta))
-        if not (await asyncio.wait([turn], timeout=options.timeout))[0]:
-            limit = f"Stopped after {options.timeout:g} seconds (--timeout)."
-            await client.cancel(id)
-        response = await turn
+        try:
+            if not (await asyncio.wait([turn], timeout=options.timeout))[0]:
+                limit = f"Stopped after {options.timeout:g} seconds (--timeout)."
+                await client.cancel(id)
+            response = await turn
+        finally:
+            turn.cancel()  # it has ended, unless a signal ends the process
     outcome.stop_reason = response.stop_reason
     if meta and response.stop_reason == "end_turn":
         read_output(response, outcome)

@@ -10,7 +10,7 @@ from crow_core.permission.compositions import Composition
 from crow_core.permission.protected import find_protection
 from crow_core.permission.rules import Rule, Rules, Verdict
 from crow_core.permission.simple_commands import UNKNOWN, CommandLine
-from crow_core.permission.subjects import EDITOR, is_inside, path_from_root, spell_path
+from crow_core.permission.subjects import EDITOR, expand_user, is_inside, path_from_root, spell_path
 from crow_core.session import Session
 from crow_core.text import to_line
 
@@ -24,7 +24,7 @@ def list_files(line: CommandLine, start: str) -> Iterator[tuple[str, bool]]:
     """Yield the files of a command line that starts in a folder, and whether it fills them; UNKNOWN stands in some."""
     folders = [start]
     for move in line.moves[:FOLDERS_LIMIT]:
-        folders.append(os.path.join(folders[-1], os.path.expanduser(move)))
+        folders.append(os.path.join(folders[-1], expand_user(move)))
     if len(line.moves) > FOLDERS_LIMIT:
         folders.append(UNKNOWN)
     kinds = ((line.writes, True), (line.changes, False), (line.reads, False))
@@ -36,7 +36,7 @@ def list_files(line: CommandLine, start: str) -> Iterator[tuple[str, bool]]:
                 if count > PATHS_LIMIT:
                     yield UNKNOWN, True
                     return
-                yield os.path.join(folder, os.path.expanduser(path)), writes
+                yield os.path.join(folder, expand_user(path)), writes
 
 
 def find_rule_for_files(session: Session, rules: Rules, line: CommandLine, start: str) -> tuple[Verdict, Rule] | None:

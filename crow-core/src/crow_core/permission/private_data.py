@@ -19,7 +19,7 @@ import msgspec
 from crow_core.permission.command_patterns import CommandPatterns
 from crow_core.permission.protected import to_regex
 from crow_core.permission.simple_commands import UNKNOWN, read_command_line
-from crow_core.permission.subjects import SHELL_QUOTES
+from crow_core.permission.subjects import SHELL_QUOTES, expand_user
 
 TEXT_LIMIT = 50_000
 """Characters of a command that are read."""
@@ -155,7 +155,7 @@ def find_packed(command: str, folder: str) -> str:
         if load_private_names().folders.find(words) is None:
             continue
         for word in words[1:]:
-            path = os.path.join(folder, os.path.expanduser(word))
+            path = os.path.join(folder, expand_user(word))
             found = (name for name in islice(list_files(path), NAMES_LIMIT) if is_private_path(name))
             if name := next(found, ""):
                 return os.path.relpath(name, folder)
@@ -175,7 +175,7 @@ def find_private_word(word: str, folder: str, is_named: Callable[[str], bool] | 
         word = word.lstrip("-")
     if is_private_path(word):
         return word
-    path = os.path.join(folder, os.path.expanduser(word))
+    path = os.path.join(folder, expand_user(word))
     if WILDCARD.search(word):
         found = (name for text in expand_braces(path) for name in islice(glob.iglob(text), NAMES_LIMIT))
         return next((name for name in islice(found, NAMES_LIMIT) if is_private_path(name)), "")

@@ -102,6 +102,11 @@ def spell_path(session: Session, path: str) -> list[str]:
     return [*paths, *(f"{path}/" for path in paths)]
 
 
+def expand_user(path: str) -> str:
+    """Replace `~` or `~NAME` at the beginning of a path, unless the name is not known (UNKNOWN stands in it)."""
+    return path if "\0" in path.partition("/")[0] else os.path.expanduser(path)
+
+
 def resolve(session: Session, path: str) -> str:
     """Make a path absolute, from the working directory, and resolve symbolic links."""
     return os.path.realpath(os.path.join(session.cwd, os.path.expanduser(path.replace("\0", "?"))))
