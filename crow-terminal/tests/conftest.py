@@ -63,6 +63,13 @@ class Screen:
         while not (condition in self.text if isinstance(condition, str) else condition()):
             self.read(0.2)
             assert time.monotonic() < end, f"not {condition!r}:\n{self.text}"
+        self.settle()
+
+    def settle(self) -> None:
+        """Read on until nothing more comes for a moment, so that the frame is whole."""
+        end = time.monotonic() + 0.5
+        while time.monotonic() < end and self.read(0.1):
+            pass
 
     def type(self, text: str) -> None:
         os.write(self.main, text.encode())
@@ -76,6 +83,7 @@ class Screen:
             again = time.monotonic() + 0.5
             while time.monotonic() < again and "↑↓ " in self.text:
                 self.read(0.1)
+            self.settle()
             assert time.monotonic() < end, self.text
 
     def resize(self, columns: int, rows: int) -> None:
