@@ -117,10 +117,34 @@ def set_permissions(session: Session, permissions: SessionPermissions) -> None:
     session.state["permissions"] = permissions
 
 
-def judge(session: Session, permissions: SessionPermissions, tool_call: ToolCall) -> Judgement:
-    """Judge a tool call by the rules, the mode and the answers that hold for the session."""
-    subject, kind, mode = find_subject(session, tool_call), tool_call.kind, permissions.mode
-    rules, start = permissions.rules, find_start(session, tool_call)
+@dataclass(frozen=True)
+class JudgedCall:
+    """A tool call and what the steps of its judgement need to know of it."""
+
+    session: Session
+    permissions: SessionPermissions
+    tool_call: ToolCall
+    subject: str
+    start: str
+    """The folder in which a command starts."""
+    line: CommandLine
+    """The commands of a command line; none for another tool."""
+    match: tuple[Verdict, Rule] | None
+    """The strictest rule about the call or about a file that its command writes."""
+    covering: list[AnswerRule]
+    """The rules that an answer for longer than once may have, the narrowest first."""
+    answer: KeptAnswer | None
+    """The answer for longer than once that covers the call."""
+    to_terminal: bool
+    """True for input to a running terminal session."""
+    may_compose: bool
+    """True for a command line of a POSIX shell that is more than one plain command."""
+
+
+def read_call(session: Session, permissions: SessionPermissions, tool_call: ToolCall) -> JudgedCall:
+    """Read a tool call for its judgement."""
+    subject, kind, rules = find_subject(session, tool_call), tool_call.kind, permissions.rules
+    start = find_start(session, tool_call)
     to_terminal = kind == "execute" and is_for_terminal_session(tool_call)
     one_line = kind == "execute" and not to_terminal and has_posix_shell(tool_call)
     simple = kind != "execute" or (one_line and PLAIN_COMMAND.fullmatch(subject) is not None)
@@ -131,51 +155,98 @@ def judge(session: Session, permissions: SessionPermissions, tool_call: ToolCall
     match = min(filter(None, (match, about_file)), key=lambda found: STRICTNESS[found[0]], default=None)
     covering = list_covering_rules(session, tool_call)
     answer = permissions.find_answer(covering, get_folder(session))
+    may_compose = one_line and not simple
+    return JudgedCall(
+        session, permissions, tool_call, subject, start, line, match, covering, answer, to_terminal, may_compose
+    )
+
+
+def judge(session: Session, permissions: SessionPermissions, tool_call: ToolCall) -> Judgement:
+    """Judge a tool call by the rules, the mode and the answers that hold for the session.
+
+    The first step that decides is the judgement; if none does, the user is asked.
+    """
+    call = read_call(session, permissions, tool_call)
+    steps = (judge_by_strict_rules, judge_by_mode, judge_by_protection, judge_by_allowing_rules, judge_by_answer)
+    decided = (step(call) for step in (*steps, judge_by_kind))
+    return next(filter(None, decided), Judgement("ask", rules=call.covering))
+
+
+def judge_by_strict_rules(call: JudgedCall) -> Judgement | None:
+    """Deny what a rule or an answer denies, and ask about what a rule asks about."""
+    match, answer = call.match, call.answer
     if answer and not answer.allows and not (match and match[0] == "deny"):
         return to_judgement(answer)
     if match and match[0] != "allow":
         return Judgement(match[0], f"the rule {str(match[1])!r} says {match[0]}")
-    if kind == "execute" and only_polls_terminal(tool_call):
+    return None
+
+
+def judge_by_mode(call: JudgedCall) -> Judgement | None:
+    """Decide what the modes `plan` and `yolo` decide, whatever allows a call or asks about it."""
+    kind, mode = call.tool_call.kind, call.permissions.mode
+    if kind == "execute" and only_polls_terminal(call.tool_call):
         return Judgement("allow", "it only looks at what was started, or ends it")
     if mode == "plan" and kind not in ("read", "search", "think", "fetch"):
         return Judgement("deny", "plan mode only reads. Describe the change instead")
-    if mode == "yolo":
-        return Judgement("allow", "mode yolo")
-    if remark := find_doubt(rules, tool_call.name, line, start):
+    return Judgement("allow", "mode yolo") if mode == "yolo" else None
+
+
+def judge_by_protection(call: JudgedCall) -> Judgement | None:
+    """Ask about what cannot be known and a strict rule may be about, about crow's own files and protected files."""
+    session, permissions, line, start = call.session, call.permissions, call.line, call.start
+    own_folders, protected, kind = permissions.own_folders, permissions.protected, call.tool_call.kind
+    if remark := find_doubt(permissions.rules, call.tool_call.name, line, start):
         return Judgement("ask", remark=remark)
-    if kind == "edit" and is_inside(session, subject, permissions.own_folders):
+    if kind == "edit" and is_inside(session, call.subject, own_folders):
         return Judgement("ask", remark="These are crow's own files.")
-    if kind == "edit" and (protection := find_protection(path_from_root(session, subject), permissions.protected)):
-        paths = [rule for rule in covering if rule.kind == "path"]
+    if kind == "edit" and (protection := find_protection(path_from_root(session, call.subject), protected)):
+        paths = [rule for rule in call.covering if rule.kind == "path"]
         if found := permissions.find_answer(paths, get_folder(session)):
             return to_judgement(found)
         return Judgement("ask", remark=f"{to_line(protection.pattern)}: {protection.reason}.", rules=paths)
-    own_folders, protected = permissions.own_folders, permissions.protected
-    if remark := find_protection_of_files(session, line, start, own_folders, protected):
-        return Judgement("ask", remark=remark)
-    allowing = [match[1]] if match else []
-    if not match and one_line and not simple and (composition := find_composition(session, tool_call)):
-        allowing = find_allowing(session, permissions, tool_call.name, composition)
-    if allowing and (program := find_runner_after_edits(permissions, tool_call, line)):
+    remark = find_protection_of_files(session, line, start, own_folders, protected)
+    return Judgement("ask", remark=remark) if remark else None
+
+
+def judge_by_allowing_rules(call: JudgedCall) -> Judgement | None:
+    """Allow what rules allow, unless it is the first command that runs the folder's code after edits."""
+    allowing = [call.match[1]] if call.match else []
+    if not allowing and call.may_compose and (composition := find_composition(call.session, call.tool_call)):
+        allowing = find_allowing(call.session, call.permissions, call.tool_call.name, composition)
+    if not allowing:
+        return None
+    if program := find_runner_after_edits(call.permissions, call.tool_call, call.line):
         return ask_about_runner(program)
-    if allowing:
-        names = " and ".join(repr(str(rule)) for rule in allowing)
-        reason = f"the rule {names}" if len(allowing) == 1 else f"the rules {names}"
-        by_pattern = any(rule.pattern is not None for rule in allowing)
-        return Judgement("allow", reason, by_pattern=by_pattern, writes=bool(line.writes))
-    if tool_call.tool and tool_call.tool.destroys:
+    names = " and ".join(repr(str(rule)) for rule in allowing)
+    reason = f"the rule {names}" if len(allowing) == 1 else f"the rules {names}"
+    by_pattern = any(rule.pattern is not None for rule in allowing)
+    return Judgement("allow", reason, by_pattern=by_pattern, writes=bool(call.line.writes))
+
+
+def judge_by_answer(call: JudgedCall) -> Judgement | None:
+    """Allow what an answer for longer than once allows, but no tool that destroys and no terminal input."""
+    answer, permissions, tool = call.answer, call.permissions, call.tool_call.tool
+    if tool and tool.destroys:
         return Judgement("ask")
-    if to_terminal:  # what a running terminal session makes of it depends on what happened there
+    if call.to_terminal:  # what a running terminal session makes of it depends on what happened there
         return Judgement("ask")
-    if answer and (answer.scope == "session" or mode != "plan"):
-        if answer.scope != "session" and (program := find_runner_after_edits(permissions, tool_call, line)):
-            return ask_about_runner(program)
-        return replace(to_judgement(answer), writes=answer.allows and bool(line.writes))
+    if answer is None or (answer.scope != "session" and permissions.mode == "plan"):
+        return None
+    if answer.scope != "session" and (program := find_runner_after_edits(permissions, call.tool_call, call.line)):
+        return ask_about_runner(program)
+    return replace(to_judgement(answer), writes=answer.allows and bool(call.line.writes))
+
+
+def judge_by_kind(call: JudgedCall) -> Judgement | None:
+    """Allow reading, and edits below the roots in the mode `accept-edits`."""
+    kind = call.tool_call.kind
     if kind in ("read", "search", "think"):
         return Judgement("allow", "reading is allowed")
-    if kind == "edit" and mode == "accept-edits" and is_inside(session, subject, session.folders.roots):
-        return Judgement("allow", "mode accept-edits")
-    return Judgement("ask", rules=covering)
+    if kind == "edit" and call.permissions.mode == "accept-edits":
+        in_roots = is_inside(call.session, call.subject, call.session.folders.roots)
+        return Judgement("allow", "mode accept-edits") if in_roots else None
+    return None
 
 
 def find_doubt(rules: Rules, tool: str, line: CommandLine, start: str) -> str:
