@@ -235,7 +235,7 @@ server.run(show_banner=False)
 
 
 async def test_question_waits_until_it_is_clear_which_session_it_is_for(make: Make, raw: Servers) -> None:
-    """Where a user has no forms, sessions share the server, and it does not say which call its question is for."""
+    """Sessions of a client without forms share a server whose questions do not name their call."""
     asked: list[str] = []
     async with make(permissions=choose(asked)) as agent:
         one, two, three = [await agent.session() for _ in range(3)]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 CHANGE = "from crow_cli.own_tree import refuse_below_crow; refuse_below_crow(); print('it was changed')"
-"""What a command that changes something does."""
+"""A program that refuses as commands that change permissions do."""
 
 LATER = "sh -c 'sleep 0.3; {change} > part 2>&1; mv part out'"
 """Changes it when its parents have ended."""

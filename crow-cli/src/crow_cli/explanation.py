@@ -41,7 +41,7 @@ class Explanation:
     commands: Sequence[str] = field(default_factory=list[str])
     """The simple commands of a command line, with `…` for what only the shell can know."""
     is_clear: bool = True
-    """Whether it is known what the command line runs."""
+    """False if parts of the command line cannot be known before it runs, such as the value of a variable."""
 
 
 def make_tools(definitions: Sequence[dict[str, Any]]) -> dict[str, Tool]:

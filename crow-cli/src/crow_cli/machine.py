@@ -40,7 +40,7 @@ NETWORK_FILESYSTEMS = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "fuse.sshfs", "9p
 """File systems on which SQLite's locks, and the memory that its log shares, do not work."""
 NODE_COMMANDS = {"npx", "npm", "node", "pnpm", "yarn", "bunx", "bun", "deno"}
 EDITOR_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
-"""What a program that is started from the desktop has as PATH, at least."""
+"""The smallest PATH of programs that a desktop starts, such as editors."""
 LOCK_WAIT = 0.5
 """Seconds to wait for a lock of the database."""
 
@@ -52,7 +52,7 @@ class Finding:
     check: str
     verdict: Verdict
     sentence: str
-    """What was found and, unless it is `ok`, what to do."""
+    """The finding and, unless the verdict is `ok`, the remedy."""
 
 
 Check = Callable[["Machine"], Iterator[tuple[Verdict, str]]]
@@ -60,7 +60,7 @@ Check = Callable[["Machine"], Iterator[tuple[Verdict, str]]]
 
 @dataclass(frozen=True)
 class Machine:
-    """What the checks look at."""
+    """The machine as the checks see it."""
 
     env: Mapping[str, str]
     """The environment of this process."""

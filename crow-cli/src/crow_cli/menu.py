@@ -16,12 +16,12 @@ MAX_MENU = 20
 
 
 def has_terminal() -> bool:
-    """Whether the user can be asked: standard input and standard output are a terminal."""
+    """Test whether the user can be asked: standard input and standard output are a terminal."""
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
 def can_draw() -> bool:
-    """Whether the terminal can move its cursor."""
+    """Test whether the terminal can move its cursor, by its type in TERM."""
     return os.environ.get("TERM", "dumb") not in ("", "dumb")
 
 

@@ -65,7 +65,7 @@ class ContextUse(msgspec.Struct):
 
 
 class Outcome(msgspec.Struct, kw_only=True):
-    """How a prompt ended. `output` is there with --output-schema only."""
+    """The end of a prompt, as the JSON document has it. `output` is set with --output-schema only."""
 
     type: Literal["result"] = "result"
     schema_version: int = SCHEMA_VERSION
@@ -79,7 +79,7 @@ class Outcome(msgspec.Struct, kw_only=True):
     """All messages of the agent."""
     output: Any = msgspec.UNSET
     error: str | None = None
-    """Why the exit code is not 0."""
+    """The reason of an exit code that is not 0, as a sentence."""
     denied: list[DeniedCall] = []
     usage: TokenUsage = msgspec.field(default_factory=TokenUsage)
     context: ContextUse | None = None
@@ -94,7 +94,7 @@ class Outcome(msgspec.Struct, kw_only=True):
 
 
 class TurnWatch:
-    """What a turn takes, what is denied in it, and the error that ends it."""
+    """Records the tokens and the cost of a turn, the calls denied in it, and the error that ends it."""
 
     def __init__(self) -> None:
         self.outcome = Outcome()

@@ -52,7 +52,7 @@ CAPABILITIES = ClientCapabilities(session=ClientSessionCapabilities(notices=Noti
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """What a prompt is sent with."""
+    """The options of `crow run`."""
 
     style: Format = "text"
     terminal: int | None = None

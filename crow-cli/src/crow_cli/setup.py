@@ -34,7 +34,7 @@ ADVICE = {
     "llama.cpp": "Start it: llama-server -m MODEL.gguf --jinja",
     "vLLM": "Start it: vllm serve MODEL",
 }
-"""What to do when a local server does not answer."""
+"""The remedy when a local server does not answer."""
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ MAX_PENDING_LINES = 400
 
 
 class Settings(Struct, frozen=True):
-    """How the terminal is started."""
+    """The settings that the terminal is started with."""
 
     agent: AgentAddress
     cwd: str

@@ -10,7 +10,7 @@ from prompt_toolkit.keys import Keys
 
 
 class Actions(Protocol):
-    """What keys do."""
+    """The actions of keys."""
 
     def is_choosing(self) -> bool:
         """Whether a list is shown to choose from."""

@@ -16,7 +16,7 @@ class Answer(Struct, frozen=True):
     name: str
     allows: bool
     wants: str = ""
-    """What the user has to write for it, as a question; empty for nothing."""
+    """The question whose answer the user writes before choosing the option; empty for none."""
     text: str = ""
     """The text to begin with."""
     key: str = ""

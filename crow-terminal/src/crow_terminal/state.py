@@ -161,7 +161,7 @@ Effect: TypeAlias = (
 
 
 class Abilities(Struct):
-    """What the agent can do beyond prompts."""
+    """The capabilities of the agent beyond prompts."""
 
     name: str = ""
     """Its name."""
@@ -175,7 +175,7 @@ class Abilities(Struct):
     resumes: bool = False
     """Whether it opens a stored session without sending what was said in it."""
     answers: tuple[str, ...] = ()
-    """What it takes with the answer to a question for permission: `reason`, `command`."""
+    """The additions that it accepts in the answer to a permission question: `reason`, `command`."""
 
 
 @dataclass

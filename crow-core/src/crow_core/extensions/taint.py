@@ -24,7 +24,7 @@ own on to it. A fork from before the reading starts without it.
 
 It does not cover:
 
-- the model's own endpoint, which is sent everything that the model reads;
+- the endpoints of the models, which are sent everything that a model reads, also that of a sub-agent's other model;
 - text, links and images of an answer, which a client may load;
 - what an MCP server asks for by itself (sampling, forms);
 - private data under a name that a command's text does not show: `cat $F`, `python read.py`, a program's own settings;
@@ -73,7 +73,7 @@ LINES_LIMIT = 2_000
 SEARCH = re.compile(r"\b(?:[ef]?grep|rg|ag|ack)\b")
 """A program in a command that prints lines of files behind their names."""
 NETWORK = re.compile(r"://|(?<![\w.-])(?:curl|wget|gh|glab|ssh|nc|pull|clone|lynx|w3m)(?![\w-])")
-"""What may bring a stranger's text to a command's output."""
+"""Texts in a command line that may bring untrusted content to its output."""
 RESOURCE = re.compile(r'<resource uri="([^"\n]*)">')
 """The beginning of what a user's message attaches."""
 
