@@ -16,6 +16,7 @@ import msgspec
 
 from crow_core.mcp.tool import ToolCall
 from crow_core.permission.command_patterns import CommandPatterns
+from crow_core.permission.protected import PatternGroup
 from crow_core.permission.simple_commands import SHELLS, UNKNOWN, CommandLine, read_command_line
 from crow_core.permission.subjects import SHELL_QUOTES, is_for_terminal_session, only_polls_terminal
 
@@ -31,13 +32,6 @@ WORDS_LIMIT = 20
 NAMES_FILE = {"-r", "--requirement", "-c", "--constraint", "-e", "--editable", "--prefix", "-C", "--group", "--extra"}
 """Options of package managers whose value is no package."""
 ASKS_NOTHING = {"--version", "-V", "--help", "-h", "-v"}
-
-
-class Exits(msgspec.Struct, forbid_unknown_fields=True):
-    """Commands that are exits for one reason."""
-
-    reason: str
-    patterns: list[str]
 
 
 class CommandTexts(msgspec.Struct, forbid_unknown_fields=True):
@@ -57,7 +51,7 @@ class ExitTable(msgspec.Struct, forbid_unknown_fields=True):
     texts: CommandTexts
     local: dict[str, list[str]]
     interpreters: dict[str, list[str]]
-    commands: list[Exits]
+    commands: list[PatternGroup]
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from itertools import islice
 import msgspec
 
 from crow_core.permission.command_patterns import CommandPatterns
-from crow_core.permission.protected import to_regex
+from crow_core.permission.protected import PatternGroup, to_regex
 from crow_core.permission.simple_commands import UNKNOWN, read_command_line
 from crow_core.permission.subjects import SHELL_QUOTES, expand_user
 
@@ -40,13 +40,6 @@ READS_NAMES = {"xargs", "parallel", "read", "while", "mapfile", "readarray", "ev
 """Words of a command line in which the output of one command may name files for another."""
 
 
-class PrivateFiles(msgspec.Struct, forbid_unknown_fields=True):
-    """Files, or commands, that are private for one reason."""
-
-    reason: str
-    patterns: list[str]
-
-
 class PrivateTable(msgspec.Struct, forbid_unknown_fields=True):
     """The content of private_data.toml, where each field is explained."""
 
@@ -55,8 +48,8 @@ class PrivateTable(msgspec.Struct, forbid_unknown_fields=True):
     quiet: list[str]
     copying: list[str]
     folders: list[str]
-    files: list[PrivateFiles]
-    commands: list[PrivateFiles]
+    files: list[PatternGroup]
+    commands: list[PatternGroup]
 
 
 @dataclass(frozen=True)

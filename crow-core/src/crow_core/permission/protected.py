@@ -10,8 +10,8 @@ from importlib.resources import files
 import msgspec
 
 
-class ProtectedFiles(msgspec.Struct, forbid_unknown_fields=True):
-    """Files that are protected for one reason."""
+class PatternGroup(msgspec.Struct, forbid_unknown_fields=True):
+    """Patterns of files or commands, with the reason that they share."""
 
     patterns: list[str]
     reason: str
@@ -20,7 +20,7 @@ class ProtectedFiles(msgspec.Struct, forbid_unknown_fields=True):
 class ProtectedTable(msgspec.Struct, forbid_unknown_fields=True):
     """The content of protected.toml."""
 
-    files: list[ProtectedFiles]
+    files: list[PatternGroup]
 
 
 @dataclass(frozen=True)
