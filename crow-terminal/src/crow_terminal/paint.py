@@ -115,11 +115,11 @@ def paint_call(block: Call, width: int, theme: Theme, *, whole: bool) -> list[st
         case "completed":
             mark, style = "●", "good"
         case "failed":
-            mark, style = "●", "bad"
+            mark, style = "✗", "bad"
         case _:
             mark, style = "○", "warning"
     remarks = [
-        *(["denied"] if block.denied else [] if mark == "●" else ["did not end"]),
+        *(["denied"] if block.denied else [] if mark in "●✗" else ["did not end"]),
         *([format_seconds(block.seconds)] if block.seconds >= 1 and not block.denied else []),
     ]
     diffs = find_diffs(call)
