@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+PNG = b"\x89PNG\r\n\x1a\n" + b"0" * 100_000
+
 if TYPE_CHECKING:
     from conftest import Screen
 
@@ -208,6 +210,36 @@ def test_a_command_of_the_user_is_told_to_the_agent(start: "Start"):
     screen.until("└ it-is-42")
     screen.type("so?\r")
     screen.until("I ran this command, which ended with exit code 1")
+
+
+def test_images_are_pasted_from_the_clipboard_and_as_paths(start: "Start", tmp_path: Path):
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name in ("wl-paste", "xclip"):
+        (programs / name).write_text(f'#!/bin/sh\ncat "{tmp_path}/clipboard" || exit 1\n')
+        (programs / name).chmod(0o755)
+    screen = start(PATH=f"{programs}:{os.environ['PATH']}")
+    screen.until("small")
+    screen.type("\x16")
+    screen.until("There is no image in the clipboard.")
+    (tmp_path / "clipboard").write_bytes(PNG)
+    screen.type("look \x16")
+    screen.until("❯ look [image 1]")
+    screen.type("\x1b[200~\x1b[201~")  # some terminals paste an image as nothing
+    screen.until("❯ look [image 1][image 2]")
+    (tmp_path / "a b.png").write_bytes(PNG + b"more")
+    screen.type(f" \x1b[200~file://{tmp_path}/a%20b.png\x1b[201~")
+    screen.until("[image 3]")
+    screen.type("\r")
+    flat = "I see " + ", ".join(f"{length} bytes of image/png" for length in (len(PNG), len(PNG), len(PNG) + 4))
+    screen.until(lambda: flat in screen.text.replace("\n", " "))
+
+
+def test_an_agent_that_takes_no_images_is_named(start: "Start"):
+    screen = start(BLIND="1")
+    screen.until("small")
+    screen.type("\x16")
+    screen.until("This agent takes no images.")
 
 
 def test_what_an_agent_sends_cannot_control_the_terminal(start: "Start"):
