@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from crow_terminal.terminal import breaks_rows_anew
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"0" * 100_000
 
@@ -311,6 +312,19 @@ def test_plain_lines_for_pipes_and_screen_readers(program: list[str]):
     assert "  2 Allow always: rm *" in done.stdout
     assert "Answer: ever" in done.stdout
     assert "You said: hi" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        ({"TERM": "xterm-256color"}, True),
+        ({"TERM": "xterm-256color", "XTERM_VERSION": "XTerm(379)"}, False),
+        ({"TERM": "linux"}, False),
+        ({"TERM": "tmux-256color", "TMUX": "/tmp/tmux-0/default,1,0", "XTERM_VERSION": "XTerm(379)"}, True),
+    ],
+)
+def test_rows_are_counted_as_the_terminal_breaks_them(env: dict[str, str], expected: bool):
+    assert breaks_rows_anew(env) == expected
 
 
 @pytest.mark.skipif(not shutil.which("tmux"), reason="tmux is not installed")
