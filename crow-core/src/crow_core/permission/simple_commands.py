@@ -26,6 +26,9 @@ LENGTH_LIMIT = 20_000
 """Bytes of a command line that are read; a longer one is not known."""
 NODES_LIMIT = 10_000
 """Nodes of the tree that are read; a command line with more is not known."""
+OPERATORS_LIMIT = 1_000
+"""Characters in a command line that may be operators; one with more is not known. The time that the parser takes for a
+text with errors grows with the square of their number."""
 DEPTH_LIMIT = 10
 """Command lines inside command lines that are read, as in `sh -c "sh -c …"`; deeper ones are not known."""
 
@@ -161,6 +164,13 @@ def get_parser() -> "Parser":
     return tree_sitter.Parser(tree_sitter.Language(tree_sitter_bash.language()))
 
 
+def parse(data: bytes) -> "Node | None":
+    """Parse a command line; None if that may take long."""
+    if len(data) > LENGTH_LIMIT or len(data) - len(data.translate(None, b"|&;<>(`")) > OPERATORS_LIMIT:
+        return None
+    return get_parser().parse(data).root_node
+
+
 @lru_cache(maxsize=32)
 def read_command_line(text: str) -> CommandLine:
     """Find the simple commands in a command line, also those inside others. The parser reads only what is not plain."""
@@ -179,11 +189,11 @@ def read_into(found: CommandLine, text: str, depth: int) -> None:
     if text in found.texts:
         return
     found.texts.add(text)
-    data = text.encode(errors="replace")
-    if depth > DEPTH_LIMIT or len(data) > LENGTH_LIMIT or sum(map(len, found.texts)) > 2 * LENGTH_LIMIT:
+    is_too_much = depth > DEPTH_LIMIT or sum(map(len, found.texts)) > 2 * LENGTH_LIMIT
+    root = None if is_too_much else parse(text.encode(errors="replace"))
+    if root is None:
         found.unclear.add("")
         return
-    root = get_parser().parse(data).root_node
     if root.has_error:
         found.unclear.add("")
     todo, count = [root], 0
@@ -333,9 +343,8 @@ def unescape(text: str, escapable: str = "") -> str:
 
 def add_words(found: CommandLine, words: Sequence[str], depth: int) -> None:
     """Add a command, and those that it runs."""
-    while words and (words[0] in KEYWORDS or is_assignment(words[0])):
-        words = words[1:]
-    if not words:
+    before = sum(1 for _ in takewhile(lambda word: word in KEYWORDS or is_assignment(word), words))
+    if not (words := words[before:]):
         return
     if depth > DEPTH_LIMIT or len(found.commands) > COMMANDS_LIMIT or (depth and len(words) > WORDS_LIMIT):
         found.unclear.add("")
@@ -507,8 +516,8 @@ def list_actions(words: Sequence[str], actions: Sequence[str]) -> Iterator[Seque
     """Yield the commands that are run for files that are found."""
     for index, word in enumerate(words):
         if word in actions:
-            rest = words[index + 1 :]
-            yield rest[: next((at for at, other in enumerate(rest) if other in (";", "+")), len(rest))]
+            rest = words[index + 1 : index + WORDS_LIMIT + 2]
+            yield [*takewhile(lambda other: other not in (";", "+"), rest)]
 
 
 def unwrap(words: Sequence[str], wrapper: Wrapper) -> Iterator[Sequence[str]]:
