@@ -139,6 +139,11 @@ HIDDEN = [
     "watch -n 1 rm x",
     "strace -o f rm x",
     "taskset 1 rm x",
+    "taskset -c 0 rm x",
+    "strace --trace-path a --user b rm x",
+    "sudo -n -E -u root rm x",
+    "setpriv --securebits a --euid 0 rm x",
+    "docker-compose run a rm x",
     "setpriv --reuid 0 rm x",
     "systemd-run -p A=b rm x",
     "busybox rm x",
@@ -230,6 +235,7 @@ UNCLEAR_PUSHES = [
     "make SHELL=x",
     "tar --checkpoint-action=exec=x",
     "git clone ext::x y",
+    "find . " + "-exec true \\; " * 41,
 ]
 """Command lines that may push."""
 
@@ -250,8 +256,42 @@ def test_command_is_found_wherever_it_hides(text: str) -> None:
         ("a > b; c < d; e > /dev/null 2>&1", {"b"}),
         ("tee -a b c", {"b", "c"}),
         ("cp a b", {"b", "b/a"}),
-        ("cp -rt folder x/a", {"folder", "folder/a"}),
-        ("cp -rtfolder x/a", {"folder", "folder/a"}),
+        ("cp -ut folder x/a", {"folder", "folder/a"}),
+        ("cp -rtfolder x/a", {"folder", "folder/a", f"folder/{UNKNOWN}"}),
+        ("cp -a a/. .", {".", "./.", UNKNOWN}),
+        ("rsync -a a/ b", {"b", "b/a", f"b/{UNKNOWN}"}),
+        ("sed -n 'w b' a", {"b"}),
+        ("sed -n wb a", {"b"}),
+        ("sed 's/a/b/gw c d' a", {"c d"}),
+        ("sed '/x/ w b' a", {"b"}),
+        ("sed -e 1d -e '$!w b' a", {"b"}),
+        ("sed 's/a/new file/' b", set()),
+        ("sed -n 1,20p a", set()),
+        ("awk '{print > \"b\"}' a", {"b"}),
+        ('awk \'END{printf "%s", x >> "b"}\' a', {"b"}),
+        ("gawk '{print $1 > $2}' a", {UNKNOWN}),
+        ("awk '$3 > 5' a", set()),
+        ("find . -fprintf b x", {"b"}),
+        ("find . -name x -fls b", {"b"}),
+        ("curl -O http://x/b", {"./b"}),
+        ("curl -sSLO http://x/b", {"./b"}),
+        ("curl -sS http://x/b", set()),
+        ("curl -OJ http://x/b", {"./b", UNKNOWN}),
+        ("wget -q http://x/b", {"./b"}),
+        ("wget -P c http://x/b", {"c", "c/b"}),
+        ("tar xzf a", {UNKNOWN}),
+        ("tar -x -f a", {"a", UNKNOWN}),
+        ("tar -czf b a", {"b"}),
+        ("tar tf a", set()),
+        ("unzip a", {UNKNOWN}),
+        ("git apply a", {UNKNOWN}),
+        ("patch -p1 -i a", {UNKNOWN}),
+        ("git checkout HEAD -- b", {"HEAD", "b"}),
+        ("zip -r b a", {"b"}),
+        ("sort -t , -o b a", {"b"}),
+        ("shuf -o b a", {"b"}),
+        ("sudoedit -u root b", {"b"}),
+        ("install -o root -m 644 a b", {"b", "b/a"}),
         ("cp --target-dir folder a", {"folder", "folder/a"}),
         ("cp a .", {".", "./a"}),
         ("ln -s x/a", {".", "./a"}),
@@ -293,6 +333,31 @@ def test_words_behind_a_redirection_belong_to_the_command() -> None:
 def test_subcommand_is_found_behind_options(text: str) -> None:
     found = read_command_line(text)
     assert any(fnmatchcase(command, "git push*") for command in found.commands), found
+
+
+@pytest.mark.parametrize(
+    ("text", "command"),
+    [
+        ("npm pub", "npm publish"),
+        ("npm --silent publi", "npm publish"),
+        ("npm distTag ls", "npm dist-tag ls"),
+        ("npm rb", "npm rebuild"),
+        ("git-push origin", "git push origin"),
+        ("/usr/lib/git-core/git-push origin", "git push origin"),
+        ("docker image push a", "docker push a"),
+        ("docker --debug image push a", "docker push a"),
+        ("docker image rm a", "docker rmi a"),
+        ("docker container rm a", "docker rm a"),
+        ("docker buildx --builder a build .", "docker build ."),
+        ("podman image push a", "podman push a"),
+        ("docker-compose down", "docker compose down"),
+        ("make all deploy", "make deploy"),
+        ("make -k A=1 deploy", "make deploy"),
+        ("make -C a -o b deploy", "make deploy"),
+    ],
+)
+def test_subcommand_is_found_by_its_other_names(text: str, command: str) -> None:
+    assert command in read_command_line(text).commands
 
 
 @pytest.mark.parametrize("text", UNCLEAR_PUSHES)
