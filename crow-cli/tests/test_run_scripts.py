@@ -86,6 +86,13 @@ async def test_flag_that_is_named_allows_the_call(machine: "Machine"):
     assert {"b", "c"} <= {file.name for file in machine.project.iterdir()}
 
 
+@pytest.mark.parametrize("mode", ["plan", "ask", "accept-edits"])
+async def test_yolo_with_another_mode_is_wrong_usage(machine: "Machine", mode: str):
+    done = await machine.crow("run", "Go", "--yolo", "--mode", mode, "--output-format", "json")
+    assert (done.code, read(done)["error"], len(done.err.splitlines())) == (2, done.err.strip()[6:], 1)
+    assert f"--mode {mode} asks for another: give one of them." in done.err
+
+
 async def test_denied_rule_alone_is_no_missing_permission(machine: "Machine"):
     async with ScriptedServer([Reply(tool_calls=[command("touch ran")]), Reply("No.")]) as server:
         machine.ask(server.url)
