@@ -177,15 +177,17 @@ async def test_wrong_usage_is_exit_code_2_and_json_too(machine: "Machine", optio
     assert (await machine.crow("run", "Hi", *options)).out == ""
 
 
-async def test_interrupt_is_exit_code_130_and_json_too(machine: "Machine"):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+async def test_signal_has_its_exit_code_in_json_too(machine: "Machine", number: signal.Signals):
     async with ScriptedServer([Reply("Some.", hang=True)]) as server:
         machine.ask(server.url)
         process = await machine.start("run", "Go", "--output-format", "json")
         await server.until(lambda: bool(server.requests))
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         done = await machine.finish(process)
-    assert done.code == 130
-    assert (read(done)["stop_reason"], read(done)["error"]) == ("cancelled", "Cancelled.")
+    assert done.code == 128 + number
+    said = "Cancelled." if number == signal.SIGINT else f"Ended by the signal {number.name}."
+    assert (read(done)["stop_reason"], read(done)["error"]) == ("cancelled", said)
 
 
 @pytest.mark.parametrize("words", [["-p", "Hi"], ["--print", "Hi"], ["--yolo", "-p", "Hi"], ["-p", "--yolo", "Hi"]])
