@@ -131,6 +131,12 @@ def test_a_turn_that_fails_gives_the_queue_back():
     assert state.phase == "ready"
 
 
+def test_end_of_the_agent_says_what_to_do_below_a_sentence_of_several_lines():
+    state = ready()
+    (effect,) = state.end_agent("No model.\n- Run `crow setup`.\nOr go on", 1.0)
+    assert effect.block.text == "No model.\n- Run `crow setup`.\nOr go on.\nEnter starts it again."
+
+
 def test_a_question_ignores_the_keys_that_were_typed_for_the_editor():
     state = ready()
     state.submit("one", 0.0)
@@ -220,7 +226,7 @@ def test_seconds_of_a_call_do_not_count_while_a_question_about_it_waits(answered
             state.withdraw(3 - id, 99.0 + id)
     assert state.asked == 0
     ended = [state.receive(ToolCallUpdate(tool_call_id=id, status="completed"), 105.0)[0] for id in ("1", "2")]
-    assert [round(effect.block.seconds) for effect in ended] == ([7, 7] if answered else [6, 8])  # pyright: ignore
+    assert [round(effect.block.seconds) for effect in ended] == ([7, 7] if answered else [6, 8])
 
 
 def test_live_output_is_the_last_lines_and_the_number_of_those_before_like_the_finished_block():

@@ -323,7 +323,8 @@ class State:
         self.queue.clear()
         self.phase = "ended"
         stop = "" if sentence.endswith((".", "!", "?")) else "."
-        note = Note(f"{sentence}{stop} Enter starts it again.", "error")
+        gap = "\n" if "\n" in sentence else " "
+        note = Note(f"{sentence}{stop}{gap}Enter starts it again.", "error")
         return [*effects, Show(note), *self._drop_questions(), *restored]
 
     def remark(self, sentence: str, severity: str = "info") -> list[Effect]:
