@@ -250,6 +250,7 @@ def test_what_an_agent_sends_cannot_control_the_terminal(start: "Start"):
     screen.until("before \\u001b[2J\\u001b]0;title\\u0007 after\\u202e end")
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("columns", [20, 40, 250])
 def test_narrow_and_wide_terminals(start: "Start", columns: int):
     screen = start(columns, 24)
@@ -293,6 +294,7 @@ def test_sigterm_restores_the_terminal(start: "Start"):
     assert termios.tcgetattr(screen.terminal) == screen.before
 
 
+@pytest.mark.slow
 def test_a_flood_is_printed_whole_while_keys_are_heard(start: "Start"):
     screen = start(100, 30)
     screen.until("small")
