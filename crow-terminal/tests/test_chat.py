@@ -27,7 +27,7 @@ def test_a_prompt_is_answered_above_the_editor(start: "Start"):
     screen = start()
     screen.until("small")
     screen.type("hello\r")
-    screen.until("25% of 20k")
+    screen.until(lambda: "You said: hello <small>" in screen.text and "25% of 20k" in screen.text)
     lines = [line for line in screen.text.split("\n") if line]
     assert lines[0].split() == [
         "crow",
