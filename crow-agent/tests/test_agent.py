@@ -22,6 +22,10 @@ from crow_agent import (
     tool,
 )
 from crow_core.acp.schema import AgentMessageChunk, RequestPermissionRequest, SessionUpdate
+from crow_core.app import Crow
+from crow_core.mcp.result import ToolResult
+from crow_core.mcp.tool import ToolCall
+from crow_core.session import Session
 from crow_core.testing import Reply, ScriptedCall
 from pydantic import BaseModel, Field
 
@@ -312,6 +316,27 @@ def test_budget_ends_the_turn_and_refuses_the_next(make_agent: Make) -> None:
             with pytest.raises(BudgetSpent):
                 await agent.prompt("Again.")
         assert len(agent.model.requests) == 2
+
+    asyncio.run(main())
+
+
+def test_call_that_an_extension_refuses_is_not_asked_about(make_agent: Make) -> None:
+    asked: list[RequestPermissionRequest] = []
+
+    def permit(question: RequestPermissionRequest) -> bool:
+        asked.append(question)
+        return True
+
+    def quiet(crow: Crow) -> None:
+        @crow.before_tool
+        def refuse(session: Session, tool_call: ToolCall) -> ToolResult | None:
+            return ToolResult.error("Not today.")
+
+    async def main() -> None:
+        uses = [call("terminal", {"command": "touch ran"})]
+        async with make_agent(Reply(tool_calls=uses), Reply("No."), permissions=permit, extensions=[quiet]) as agent:
+            result = await agent.prompt("Go.")
+        assert (result.text, asked) == ("No.", [])
 
     asyncio.run(main())
 

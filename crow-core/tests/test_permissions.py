@@ -26,9 +26,10 @@ from crow_core.acp.transports import Transport, memory_pair
 from crow_core.agent import AcpAgent
 from crow_core.app import Crow
 from crow_core.extensions.permissions import permissions
+from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Server
 from crow_core.mcp.tool import ToolCall
-from crow_core.messages import Message
+from crow_core.messages import INTERRUPTED, NOT_RUN, Message
 from crow_core.permission.simple_commands import get_parser
 from crow_core.session import Session
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
@@ -1157,8 +1158,60 @@ async def test_the_answer_cancelled_ends_the_turn_as_cancelled(tmp_path: Path):
         ended = await person.prompt(session.session_id, "go")
         assert ended.stop_reason == "cancelled"
         assert [states[-1] for states in person.calls().values()] == ["failed", "failed"]
+        (crow_session,) = crow.sessions.values()
+        told = [entry.get("content") for entry in crow_session.log if entry.get("role") == "tool"]
+        assert told == [NOT_RUN, NOT_RUN]
+        ends = [update.meta for update in person.of(ToolCallUpdate) if update.status == "failed"]
+        assert ends == [{"crow": {"notRun": True}}] * 2
         ended = await person.prompt(session.session_id, "and now?")
         assert ended.stop_reason == "end_turn"
+
+
+async def test_cancel_at_a_question_says_of_each_call_whether_it_may_have_had_effects(tmp_path: Path):
+    """One call runs, and the user is asked about another one. Both end with the turn."""
+    model = ScriptedModel([Reply(tool_calls=[run("touch began; sleep 60"), run("true x")])])
+    crow = crow_with(model, allow=["terminal"], ask=["terminal:true*"])
+
+    async def answer(question: RequestPermissionRequest) -> RequestPermissionResponse:
+        while not (tmp_path / "began").exists():
+            await asyncio.sleep(0.01)
+        return RequestPermissionResponse(outcome=CancelledOutcome())
+
+    async with connect_person(crow, answer) as person:
+        opened = await person.new_session(str(tmp_path))
+        assert (await person.prompt(opened.session_id, "go")).stop_reason == "cancelled"
+        (session,) = crow.sessions.values()
+        told = {entry.get("tool_call_id"): entry.get("content") for entry in session.log if entry.get("role") == "tool"}
+    assert [told[use["id"]] for entry in session.log for use in entry.get("tool_calls", ())] == [INTERRUPTED, NOT_RUN]
+
+
+@pytest.mark.parametrize("by_hook", [True, False])
+async def test_refusal_of_an_extension_comes_before_the_question_unless_it_answers_the_tool(
+    by_hook: bool, tmp_path: Path
+):
+    definition: dict[str, Any] = {"name": "erase", "inputSchema": {"type": "object", "properties": {}}}
+    erased: list[str] = []
+
+    async def erase() -> str:
+        erased.append("erased")
+        return "Erased."
+
+    (other := FastMCP("other")).tool(erase)
+    server = Server("other", None if by_hook else lambda: other, definitions=[definition] if by_hook else None)
+    model = in_turn({"name": "other_erase", "arguments": {}})
+    crow = crow_with(model, server)
+    crow.asks_last = True
+
+    @crow.before_tool
+    async def refuse(session: Session, tool_call: ToolCall) -> ToolResult | None:
+        erased.append("called")
+        return ToolResult.error("Not today.")
+
+    async with connect(crow, permit="reject_once") as editor:
+        opened = await editor.new_session(str(tmp_path))
+        await editor.prompt(opened.session_id, "go")
+    assert (len(editor.questions), erased) == ((1, []) if by_hook else (0, ["called"]))
+    assert ("user rejected" if by_hook else "Not today.") in answers(model)[0]
 
 
 async def test_an_answer_that_was_not_offered_denies_the_call(tmp_path: Path):
