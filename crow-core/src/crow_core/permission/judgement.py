@@ -239,10 +239,19 @@ def judge_by_allowing_rules(call: JudgedCall) -> Judgement | None:
         return None
     if program := find_runner_after_edits(call.permissions, call.tool_call, call.line):
         return ask_about_runner(program)
+    if "" in call.line.unclear and (rule := next(filter(is_open, allowing), None)):
+        return Judgement(
+            "ask", remark=f"What this runs cannot be known, and the rule {str(rule)!r} only says how it begins."
+        )
     names = " and ".join(repr(str(rule)) for rule in allowing)
     reason = f"the rule {names}" if len(allowing) == 1 else f"the rules {names}"
     by_pattern = any(rule.pattern is not None for rule in allowing)
     return Judgement("allow", reason, by_pattern=by_pattern, writes=bool(call.line.writes))
+
+
+def is_open(rule: Rule) -> bool:
+    """Test whether a rule has a pattern for more than one text."""
+    return rule.pattern is not None and not set("*?[").isdisjoint(rule.pattern)
 
 
 def judge_by_answer(call: JudgedCall) -> Judgement | None:

@@ -48,6 +48,12 @@ KEYWORDS = {"!", "{", "}", "if", "then", "elif", "else", "fi", "while", "until",
 FOLDER_OPTIONS = ("-C", "--chdir", "--directory", "--prefix", "--cwd")
 HARMLESS_FILES = {"/dev/null", "/dev/stdout", "/dev/stderr", "/dev/tty"}
 OTHER_KEYWORDS = {"function", "select", "in"}
+SPLITTING_OPTIONS = ("-S", *("--split-string"[:length] for length in range(3, 15)))
+"""The option of `env` whose value is a command line; it may be abbreviated."""
+COMMAND_VARIABLES = re.compile(
+    r"\w*(COMMAND|PAGER|EDITOR|VISUAL|ASKPASS|LESSOPEN|LESSCLOSE|DIFF|GIT_SSH|BROWSER|PS[0-4])"
+)
+"""Variables whose values programs run."""
 FIND_ACTIONS = {
     "find": ("-exec", "-execdir", "-ok", "-okdir"),
     "fd": ("-x", "-X", "--exec", "--exec-batch"),
@@ -199,7 +205,7 @@ def read_into(found: CommandLine, text: str, depth: int) -> None:
     if root is None:
         found.unclear.add("")
         return
-    if root.has_error:
+    if root.has_error or "@P}" in text:  # the value of a variable is expanded as a prompt
         found.unclear.add("")
     todo, count = [root], 0
     arguments: dict[int, list[Node]] = {}
@@ -216,6 +222,8 @@ def read_into(found: CommandLine, text: str, depth: int) -> None:
                 found.unclear.add("")
         elif node.type == "file_redirect":
             read_redirection(found, node)
+        elif node.type == "variable_assignment":
+            read_assignment(found, node, depth)
         elif node.type in ("command", "declaration_command", "unset_command", "ERROR"):
             read_command(found, node, arguments.get(node.id, ()), depth)
         todo += reversed(node.named_children)  # the first comes first: a folder changes before the commands behind it
@@ -258,6 +266,13 @@ def read_redirection(found: CommandLine, node: "Node") -> None:
         return
     if path not in HARMLESS_FILES:
         (found.reads if operators[0] == "<" else found.writes).add(path)
+
+
+def read_assignment(found: CommandLine, node: "Node", depth: int) -> None:
+    """Add the commands of a variable that programs run, such as GIT_PAGER."""
+    name, value = node.child_by_field_name("name"), node.child_by_field_name("value")
+    if name and value and COMMAND_VARIABLES.fullmatch((name.text or b"").decode(errors="replace")):
+        read_into(found, to_word(value), depth + 1)
 
 
 def read_command(found: CommandLine, node: "Node", more: "Sequence[Node]", depth: int) -> None:
@@ -359,14 +374,17 @@ def add_words(found: CommandLine, words: Sequence[str], depth: int) -> None:
     name = os.path.basename(words[0])
     for first in {words[0], name}:
         add_spelling(found, [first, *words[1:]])
-    if name == "env" and (script := find_value(words, ("-S", "--split-string"))) is not None:
+    if name == "env" and (script := find_value(words, SPLITTING_OPTIONS)) is not None:
         read_into(found, script, depth + 1)
     if name in SHELLS:
         add_script(found, words[1:], depth)
     elif name == "eval":
         read_into(found, " ".join(words[1:]), depth + 1)
-    elif name == "trap" and len(words) > 1:
-        read_into(found, words[1], depth + 1)
+    elif name == "trap":
+        read_into(found, next((word for word in words[1:] if word != "--"), ""), depth + 1)
+    elif name == "alias":
+        for word in words[1:WORDS_LIMIT]:
+            read_into(found, word.partition("=")[2], depth + 1)
     elif name in FIND_ACTIONS:
         actions = [*islice(list_actions(words, FIND_ACTIONS[name]), ANYWHERE_LIMIT + 1)]
         for inner in actions[:ANYWHERE_LIMIT]:
@@ -397,6 +415,8 @@ def add_arguments(found: CommandLine, name: str, words: Sequence[str], depth: in
     tables = get_tables()
     if subcommands := tables.subcommands.get(name) or list_programs_with_subcommands().get(name):
         add_subcommand(found, name, words, subcommands, depth)
+    if name == "find" and "-delete" in words:
+        found.changes.update(takewhile(lambda word: not word.startswith("-"), words))
     if writer := tables.writers.get(name):
         add_writes(found, words, writer)
     if (code := tables.code.get(name)) and may_run_commands(words, code):
@@ -416,7 +436,8 @@ def add_arguments(found: CommandLine, name: str, words: Sequence[str], depth: in
 def list_programs_with_subcommands() -> dict[str, Subcommands]:
     """List the programs of which a subcommand runs a command, with no options."""
     tables = get_tables()
-    return {key.rpartition(" ")[0]: Subcommands() for key in (*tables.wrappers, *tables.code) if " " in key}
+    keys = (*tables.wrappers, *tables.code, *tables.writers)
+    return {key.rpartition(" ")[0]: Subcommands() for key in keys if " " in key}
 
 
 def may_run_commands(words: Sequence[str], code: InlineCode) -> bool:
