@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -112,3 +113,28 @@ def test_the_page_on_scripts_describes_the_json_and_every_exit_code():
     known = {name for parameter in run.params for name in parameter.opts}
     used = set(re.findall(r"(?<![\w-])--[a-z]+(?:-[a-z]+)*", text)) - {"--help", "--body-file"}
     assert used <= known
+
+
+def test_the_images_of_the_readme_are_drawings_that_load_nothing_and_run_nothing():
+    names = re.findall(r"\]\(([^)]+\.svg)\)", (ROOT / "README.md").read_text("utf-8"))
+    assert len(names) >= 4
+    for name in names:
+        text = (ROOT / name).read_text("utf-8")
+        assert len(text) < 300_000, f"{name} is large; see scripts/record_terminal.py"
+        for element in ElementTree.fromstring(text).iter():
+            assert element.tag.rpartition("}")[2] in {
+                "svg",
+                "title",
+                "style",
+                "defs",
+                "g",
+                "use",
+                "rect",
+                "path",
+                "circle",
+                "text",
+            }
+            assert not [key for key in element.attrib if key.startswith("on")]
+            assert element.get("href", "#").startswith("#")
+        assert "url(" not in text
+        assert "@import" not in text

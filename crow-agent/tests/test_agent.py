@@ -108,6 +108,36 @@ def test_function_that_asks_needs_a_permission(make_agent: Make) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize(
+    ("answer", "read"),
+    [
+        ("use the archive instead", "the user rejected it: use the archive instead."),
+        ("two\nlines \x1b[31m", "the user rejected it: two\nlines"),
+        ("  \n", "the user rejected it."),
+        ("", "the user rejected it."),
+        (False, "the user rejected it."),
+        (None, "the user rejected it."),
+        ("reject", "the user rejected it."),
+        ("x" * 10_000, "the user rejected it: " + "x" * 2_000 + "."),
+    ],
+)
+def test_model_reads_why_a_permission_function_rejects_a_call(make_agent: Make, answer: Any, read: str) -> None:
+    async def permit(question: RequestPermissionRequest) -> Any:
+        return answer
+
+    async def main() -> None:
+        asked = Reply(tool_calls=[call("terminal", {"command": "rm x"})])
+        async with make_agent(asked, Reply("No."), permissions=permit) as agent:
+            result = await agent.prompt("Remove x.")
+        (refused,) = result.denied
+        assert refused.status == "failed"
+        said = agent.model.requests[1]["messages"][-1]["content"]
+        assert said.startswith(f"This was not run: {read}")
+        assert ("Do not try" in said) == (read == "the user rejected it.")
+
+    asyncio.run(main())
+
+
 def test_call_that_a_rule_denies_is_listed_as_denied(make_agent: Make, home: Path) -> None:
     (home / "crow").mkdir()
     (home / "crow" / "config.toml").write_text('[permissions]\ndeny = ["terminal:rm *"]\n')

@@ -4,6 +4,7 @@ import json
 import re
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -42,9 +43,8 @@ def decided(after_decisions: Callable[[], "Machine"]) -> "Machine":
 
 
 def tamper(machine: "Machine", statement: str) -> None:
-    with sqlite3.connect(machine.home / "crow" / "crow.db") as connection:
+    with closing(sqlite3.connect(machine.home / "crow" / "crow.db")) as connection, connection:
         connection.execute(statement)
-    connection.close()
 
 
 def signed(machine: "Machine", number: int) -> str:
@@ -223,7 +223,7 @@ async def test_missing_replaced_and_open_key_are_a_sentence_each(decided: "Machi
 async def test_rewritten_records_are_found(decided: "Machine"):
     """Whoever can write the database makes all hashes fit, and records the new end in the file."""
     file = decided.home / "crow" / "crow.db"
-    with sqlite3.connect(file) as connection:
+    with closing(sqlite3.connect(file)) as connection, connection:
         connection.row_factory = sqlite3.Row
         previous = ""
         for found in connection.execute("SELECT * FROM decisions ORDER BY number").fetchall():
@@ -233,7 +233,6 @@ async def test_rewritten_records_are_found(decided: "Machine"):
                 "UPDATE decisions SET verdict = :verdict, previous = :previous, hash = :hash WHERE number = :number",
                 row,
             )
-    connection.close()
     head = file.with_name("audit.head")
     ((name, noted),) = json.loads(head.read_text()).items()
     head.write_text(json.dumps({name: {**noted, "hash": previous}}))

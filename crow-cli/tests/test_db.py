@@ -8,6 +8,7 @@ import subprocess
 import sys
 from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -99,9 +100,8 @@ async def test_check_accepts_an_undamaged_database(used: "Machine"):
 
 
 async def test_check_reports_damage_without_controlling_the_terminal(used: "Machine"):
-    with sqlite3.connect(used.home / "crow" / "crow.db") as connection:
+    with closing(sqlite3.connect(used.home / "crow" / "crow.db")) as connection, connection:
         connection.execute("UPDATE messages SET kind = 'user\x1b[2J', body = '{' WHERE kind = 'user'")
-    connection.close()
     done = await used.crow("db", "check")
     assert (done.code, done.err) == (1, "")
     damaged, counted = done.out.splitlines()
@@ -120,9 +120,8 @@ async def test_check_reports_a_file_that_is_not_a_database(used: "Machine"):
 
 def age_sessions(machine: "Machine", days: int) -> None:
     """Make all sessions that many days older."""
-    with sqlite3.connect(machine.home / "crow" / "crow.db") as connection:
+    with closing(sqlite3.connect(machine.home / "crow" / "crow.db")) as connection, connection:
         connection.execute("UPDATE sessions SET updated = updated - ?", (days * 86_400_000,))
-    connection.close()
 
 
 async def list_titles(machine: "Machine") -> list[str]:
@@ -151,6 +150,7 @@ def aged(after_aging: Callable[[], "Machine"]) -> "Machine":
     return after_aging()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "options",
     [("--older-than", "90"), ("--max-size", "0", "--older-than", "1"), ("--older-than", "99", "--folder", ".")],
@@ -180,6 +180,7 @@ async def test_prune_by_size_keeps_the_latest_sessions(aged: "Machine"):
     assert await list_titles(aged) == []
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("folder", ["/nowhere", "%", "/", "proj"])
 async def test_prune_takes_only_the_folder_that_is_named(aged: "Machine", folder: str):
     done = await aged.crow("db", "prune", "--folder", folder, "--yes")
@@ -254,9 +255,8 @@ async def test_backup_of_postgresql_names_its_own_program(machine: "Machine"):
 async def test_repair_saves_what_can_be_read(aged: "Machine"):
     file, new = aged.home / "crow" / "crow.db", aged.home / "new.db"
     content = bytearray(file.read_bytes())
-    with sqlite3.connect(file) as connection:
+    with closing(sqlite3.connect(file)) as connection, connection:
         page = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'calls'").fetchone()[0]
-    connection.close()
     content[(page - 1) * 4096 : page * 4096] = bytes(4096)
     file.write_bytes(content)
     assert (await aged.crow("db", "check")).code == 1
@@ -323,6 +323,7 @@ async def test_all_history_is_read_on_a_read_only_disk(aged: "Machine", mounts: 
     assert (aged.project / "copy.db").stat().st_size > 100_000
 
 
+@pytest.mark.slow
 async def test_nothing_is_deleted_on_a_read_only_disk(aged: "Machine", mounts: None):
     id = json.loads((await aged.crow("sessions", "list", "--json")).out)[0]["id"]
     shown = (await aged.crow("sessions", "show", id)).out
@@ -337,12 +338,10 @@ async def test_nothing_is_deleted_on_a_read_only_disk(aged: "Machine", mounts: N
 async def test_history_of_an_earlier_version_is_read_on_a_read_only_disk(machine: "Machine", mounts: None):
     machine.configure("")
     dump = Path(__file__).parents[2] / "crow-persistence" / "tests" / "databases" / "0001.sqlite.sql"
-    with sqlite3.connect(machine.home / "crow" / "crow.db") as connection:
+    with closing(sqlite3.connect(machine.home / "crow" / "crow.db")) as connection, connection:
         connection.executescript(dump.read_text())
-    connection.close()
     code, out, err = await run_read_only(machine, "sessions", "list", "--all")
     assert code == 0, err
     assert "pancakes" in out
-    with sqlite3.connect(machine.home / "crow" / "crow.db") as connection:
+    with closing(sqlite3.connect(machine.home / "crow" / "crow.db")) as connection, connection:
         assert connection.execute("SELECT version_num FROM alembic_version").fetchone() == ("0001",)
-    connection.close()

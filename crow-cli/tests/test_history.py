@@ -6,6 +6,7 @@ import os
 import re
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -285,9 +286,8 @@ def no_file(machine: "Machine") -> str:
 
 
 def foreign(machine: "Machine") -> str:
-    with sqlite3.connect(database(machine)) as connection:
+    with closing(sqlite3.connect(database(machine))) as connection, connection:
         connection.execute("CREATE TABLE other (x)")
-    connection.close()
     return "belongs to another program"
 
 
@@ -346,9 +346,8 @@ async def test_damage_is_reported_and_the_rest_is_shown(machine: "Machine"):
     await talk(machine, Reply("One.", tool_calls=[command("true")]), Reply("Two."))
     id = (await read(machine, "sessions", "list"))[0]["id"]
     call = (await read(machine, "calls", "list"))[0]["id"]
-    with sqlite3.connect(database(machine)) as connection:
+    with closing(sqlite3.connect(database(machine))) as connection, connection:
         connection.execute("UPDATE messages SET body = '{' WHERE kind = 'tool'")
-    connection.close()
     shown = await run_command(machine, "sessions", "show", id)
     assert "Two." in shown.out
     assert re.search(r"\d+ of \d+ messages", shown.err)

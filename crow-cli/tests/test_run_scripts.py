@@ -119,6 +119,7 @@ async def test_failure_that_may_pass_is_exit_code_75(machine: "Machine", failure
     assert outcome["session_id"]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -239,6 +240,7 @@ server.run(show_banner=False)
 """
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("inline", [True, False])
 async def test_mcp_config_adds_servers(machine: "Machine", tmp_path: Path, inline: bool):
     (tmp_path / "birds.py").write_text(SERVER)
@@ -264,6 +266,7 @@ async def test_edits_in_an_added_folder_are_those_of_the_project(machine: "Machi
     assert (further / "a.txt").read_text().strip() == "1"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("style", ["text", "json"])
 async def test_question_goes_to_the_terminal_while_standard_input_is_piped(machine: "Machine", style: str):
     async with ScriptedServer([Reply(tool_calls=[command("touch ran")]), Reply("Done.")]) as server:

@@ -9,7 +9,7 @@ import sqlite3
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -335,9 +335,8 @@ async def test_token_is_stored_nowhere(machine: "Machine"):
                 await connect(served.url, attempt)
     assert all(token.encode() not in body for body in model.bodies)
     [database] = machine.home.rglob("crow.db")
-    with sqlite3.connect(database) as connection:
+    with closing(sqlite3.connect(database)) as connection, connection:
         assert token not in "\n".join(connection.iterdump())
-    connection.close()
 
 
 async def test_output_of_libraries_is_not_on_standard_output(machine: "Machine"):

@@ -8,7 +8,6 @@ import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from time import process_time
 from typing import Any, Literal
 
 import crow_mcp_server
@@ -31,6 +30,7 @@ from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Server
 from crow_core.mcp.tool import ToolCall
 from crow_core.messages import INTERRUPTED, NOT_RUN, Message
+from crow_core.permission.simple_commands import get_parser
 from crow_core.session import Session
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
 from crow_core.testing.script import ScriptedCall as Use
@@ -952,17 +952,13 @@ async def test_rule_for_a_tool_that_does_not_exist_is_noticed_once(tmp_path: Pat
 
 
 @pytest.mark.parametrize("mode", ["ask", "accept-edits"])
-@pytest.mark.parametrize(
-    "command", ["echo " + "a" * 1_000_000, "$(" * 10_000 + "x" + ")" * 10_000, "sudo -n 1 " * 100_000, "a/" * 500_000]
-)
+@pytest.mark.parametrize("command", ["$( " * 10_000 + "x" + ")" * 10_000, "sudo -n 1 " * 5_000])
 async def test_command_that_is_too_much_is_asked_about(command: str, mode: Mode, tmp_path: Path):
     model = together(run(command))
     rules = {"allow": ["terminal", "terminal:echo *"], "deny": ["terminal:git push*", "*:.env"]}
     async with connect(crow_with(model, mode=mode, **rules), permit="reject_once") as editor:
         session = await editor.new_session(str(tmp_path))
-        start = process_time()
         await editor.prompt(session.session_id, "go")
-        assert process_time() - start < 5  # a limit that only another complexity reaches
     assert len(editor.questions) == 1
 
 
@@ -1478,6 +1474,33 @@ async def test_kind_of_a_call_follows_from_the_command_that_is_meant(tmp_path: P
     assert "1\tone" in shown
     assert "plan mode only reads" in refused
     assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize(
+    ("mode", "deny", "verdict"),
+    [
+        ("ask", ["terminal:rm *"], "ask"),
+        ("accept-edits", [], "ask"),
+        ("plan", [], "deny"),
+        ("yolo", ["terminal:rm *"], "deny"),
+        ("yolo", [], "allow"),
+        ("ask", ["terminal"], "deny"),
+    ],
+)
+async def test_command_that_is_too_long_is_not_compared_with_rules(
+    mode: Mode, deny: list[str], verdict: str, tmp_path: Path
+):
+    model = together(run("true #" + " a;" * 50_000))
+    crow = crow_with(model, mode=mode, allow=["terminal"], deny=deny)
+    async with connect(crow, permit="reject_once") as editor:
+        session = await editor.new_session(str(tmp_path))
+        before = get_parser.cache_info()
+        await editor.prompt(session.session_id, "go")
+        assert get_parser.cache_info() == before
+    assert [[option.option_id for option in asked.options] for asked in editor.questions] == (
+        [["allow", "reject"]] if verdict == "ask" else []
+    )
+    assert answers(model)[0].startswith("This was not run") == (verdict != "allow")
 
 
 READS, PLANS = ("allow", "reading is allowed"), ("deny", "plan mode only reads. Describe the change instead")

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import sqlite3
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -204,11 +205,11 @@ def test_ordinary_work_in_the_folder_keeps_the_trust(home: Home, project: Path) 
     }
     write(project / ".mcp.json", json.dumps({"mcpServers": servers}))
     write(project / ".crow" / "skills" / "a" / "SKILL.md", "Run src/main.py, read README.md.")
-    with sqlite3.connect(project / "test.db") as database:
+    with closing(sqlite3.connect(project / "test.db")) as database, database:
         database.execute("create table t (a)")
     trust = TrustedFolders(home.data)
     trust_now(trust, project)
-    with sqlite3.connect(project / "test.db") as database:
+    with closing(sqlite3.connect(project / "test.db")) as database, database:
         database.execute("insert into t values (1)")
     for name in ("src/main.py", "README.md", "AGENTS.md", "tests/test_x.py", ".crow/notes.md"):
         write(project / name, "changed")

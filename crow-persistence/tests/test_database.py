@@ -14,6 +14,7 @@ from pathlib import Path
 from shutil import rmtree
 from threading import Barrier, Event, Timer
 
+import psycopg
 import pytest
 from crow_core.errors import StoreError
 from crow_persistence import database as module
@@ -268,6 +269,18 @@ def test_wait_for_a_locked_table_is_limited(postgres: str, tmp_path: Path) -> No
     write(database, "c")
     assert written(database) == ["a", "c"]
     database.close()
+
+
+def test_a_transaction_that_ends_after_the_database_was_closed_closes_its_connection(database: Database) -> None:
+    write(database, "a")
+    with database.begin_read() as connection:
+        driver = connection.connection.driver_connection
+        assert driver
+        database.close()
+        assert connection.scalar(select(blobs.c.hash)) == "a"
+    with pytest.raises((sqlite3.ProgrammingError, psycopg.OperationalError), match="closed"):
+        driver.execute("SELECT 1")
+    assert written(database) == ["a"]
 
 
 @pytest.mark.parametrize("kind", ["IMMEDIATE", "EXCLUSIVE"])

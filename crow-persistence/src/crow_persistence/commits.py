@@ -226,11 +226,11 @@ class GroupCommit:
             self._timer.cancel()
         if self._commits is not None:
             await asyncio.wait([self._commits])
+        await asyncio.to_thread(self.reader.shutdown)  # a read that ended later would leave its connection open
         if self.store_future is not None:
             with suppress(StoreError):  # the database could not be opened
                 await self.write(lambda store: store.database.close())
         self.writer.shutdown()
-        self.reader.shutdown()
 
 
 async def tell(session: Session, text: str) -> None:

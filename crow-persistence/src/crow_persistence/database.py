@@ -20,6 +20,7 @@ from sqlalchemy import (
     Connection,
     Engine,
     MetaData,
+    Pool,
     QueuePool,
     String,
     Table,
@@ -135,10 +136,10 @@ class Database:
                 connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def close(self) -> None:
-        """Close the connections. The next use opens them again."""
-        if self._engine is not None:
-            self._engine.dispose()
-            self._engine = None
+        """Close the connections, those in use when their transactions end. The next use opens them again."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.dispose()
         if self._copy is not None:
             self._copy.cleanup()
             self._copy = None
@@ -164,8 +165,10 @@ class Database:
     @contextmanager
     def _transaction(self, **options: Any) -> Generator[Connection]:
         writes = "begin" in options
-        engine = partial(self._get_engine, writes=writes, is_queued=writes)
-        with self._explained(), engine().connect().execution_options(**options) as connection:
+        with self._explained(), ExitStack() as stack:
+            engine = self._get_engine(writes=writes, is_queued=writes)
+            stack.callback(self._close_returned, engine, engine.pool)
+            connection = stack.enter_context(engine.connect().execution_options(**options))
             try:
                 with connection.begin():
                     yield connection
@@ -174,6 +177,12 @@ class Database:
                 raise
             if options.get("briefly") and self.file:
                 connection.invalidate()  # a new connection waits longer for locks
+
+    def _close_returned(self, engine: Engine, pool: Pool) -> None:
+        """Close a connection that was returned to a pool of `engine` after `close`."""
+        if engine is not self._engine:
+            pool.dispose()
+            engine.dispose()  # `close` may have replaced the pool before the connection was made
 
     @contextmanager
     def _explained(self) -> Generator[None]:

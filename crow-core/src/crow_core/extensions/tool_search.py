@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from contextlib import closing
 from typing import Any
 
 import msgspec
@@ -124,7 +125,7 @@ def rank_tools(tools: Sequence[Tool], query: str) -> list[Tool]:
     import sqlite3  # imported here: few sessions search
 
     words = split_words(query)
-    with sqlite3.connect(":memory:") as base:
+    with closing(sqlite3.connect(":memory:")) as base:
         base.execute("CREATE VIRTUAL TABLE tool USING fts5(name, description, parameters, tokenize='porter')")
         base.executemany(
             "INSERT INTO tool (rowid, name, description, parameters) VALUES (?, ?, ?, ?)", make_rows(tools)
@@ -132,7 +133,6 @@ def rank_tools(tools: Sequence[Tool], query: str) -> list[Tool]:
         asked = " OR ".join(f'"{word}"' for word in words)
         matches = "SELECT rowid FROM tool WHERE tool MATCH ? ORDER BY bm25(tool, 4.0, 2.0, 1.0), rowid"
         found = base.execute(matches, (asked,)).fetchall() if words else []
-    base.close()
     return [tools[row] for (row,) in found]
 
 
