@@ -297,7 +297,7 @@ def test_prompt_that_takes_too_long_is_cancelled(make_agent: Make) -> None:
         async with make_agent(Reply(tool_calls=[call("wait", {})]), Reply("Next."), tools=[wait]) as agent:
             session = await agent.session()
             with pytest.raises(PromptTimeout) as raised:
-                await session.prompt("Wait.", timeout=1)
+                await session.prompt("Wait.", timeout=3)
             assert raised.value.result is not None
             assert [call.name for call in raised.value.result.tool_calls] == ["wait"]
             assert (await session.prompt("Go on.")).text == "Next."
