@@ -50,3 +50,7 @@ generate:
     uv run scripts/generate_tools.py
     uv run scripts/generate_cli_help.py
     uv run scripts/generate_hook_table.py
+
+# record the terminal again: the images of the README
+record:
+    uv run scripts/record_terminal.py

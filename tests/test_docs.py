@@ -1,12 +1,16 @@
 """The code and the settings in the documentation work."""
 
 import asyncio
+import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[1]
 READMES = [
@@ -112,3 +116,63 @@ def test_the_page_on_scripts_describes_the_json_and_every_exit_code():
     known = {name for parameter in run.params for name in parameter.opts}
     used = set(re.findall(r"(?<![\w-])--[a-z]+(?:-[a-z]+)*", text)) - {"--help", "--body-file"}
     assert used <= known
+
+
+def test_the_images_of_the_readme_are_drawings_that_load_nothing_and_run_nothing():
+    names = re.findall(r"\]\(([^)]+\.svg)\)", (ROOT / "README.md").read_text("utf-8"))
+    assert len(names) >= 4
+    for name in names:
+        text = (ROOT / name).read_text("utf-8")
+        assert len(text) < 300_000, f"{name} is large; see scripts/record_terminal.py"
+        for element in ElementTree.fromstring(text).iter():
+            assert element.tag.rpartition("}")[2] in {
+                "svg",
+                "title",
+                "style",
+                "defs",
+                "g",
+                "use",
+                "rect",
+                "path",
+                "circle",
+                "text",
+            }
+            assert not [key for key in element.attrib if key.startswith("on")]
+            assert element.get("href", "#").startswith("#")
+        assert "url(" not in text
+        assert "@import" not in text
+
+
+@pytest.mark.skipif(not shutil.which("jq"), reason="jq is not installed")
+@pytest.mark.parametrize(
+    ("base", "crow", "code", "comment"),
+    [
+        ("HEAD", """echo '{"text": "a.py:2 divides by zero.", "error": null}'""", 0, "a.py:2 divides by zero.\n"),
+        ("HEAD", """echo '{"text": "", "error": "overloaded"}'; exit 75""", 0, None),
+        ("HEAD", """echo '{"text": "half", "error": "refused"}'; exit 1""", 1, None),
+        ("no-such-commit", """echo '{"text": "I see no change.", "error": null}'""", 128, None),
+    ],
+    ids=["reviewed", "busy", "failed", "git failed"],
+)
+def test_the_workflow_comments_on_what_was_reviewed_and_fails_otherwise(
+    base: str, crow: str, code: int, comment: str | None, tmp_path: Path
+):
+    text = (ROOT / "docs" / "scripts.md").read_text("utf-8")
+    workflow = yaml.safe_load(re.findall(r"^```yaml\n(.*?)^```", text, re.M | re.S)[0])
+    review, post = workflow["jobs"]["review"]["steps"][-2:]
+    project, programs = tmp_path / "project", tmp_path / "bin"
+    project.mkdir()
+    programs.mkdir()
+    for name, script in {"crow": f"cat > /dev/null; {crow}", "gh": 'cat "$5" > ../posted'}.items():
+        (programs / name).write_text(f"#!/bin/sh\n{script}\n")
+        (programs / name).chmod(0o755)
+    env = {"PATH": f"{programs}:{os.environ['PATH']}", "BASE": base, "NUMBER": "1", "HOME": str(tmp_path)}
+    for words in ("init -q", "-c user.name=a -c user.email=a@b commit -q --allow-empty -m one"):
+        subprocess.run(["git", *words.split()], cwd=project, check=True, env=env)
+    assert review["shell"] == "bash"  # for which GitHub adds these options
+    done = subprocess.run(["bash", "-eo", "pipefail", "-c", review["run"]], cwd=project, env=env, check=False)
+    assert done.returncode == code
+    if code == 0:
+        subprocess.run(["bash", "-e", "-c", post["run"]], cwd=project, env=env, check=True)
+    posted = tmp_path / "posted"
+    assert (posted.read_text() if posted.exists() else None) == comment

@@ -22,6 +22,10 @@ from crow_agent import (
     tool,
 )
 from crow_core.acp.schema import AgentMessageChunk, RequestPermissionRequest, SessionUpdate
+from crow_core.app import Crow
+from crow_core.mcp.result import ToolResult
+from crow_core.mcp.tool import ToolCall
+from crow_core.session import Session
 from crow_core.testing import Reply, ScriptedCall
 from pydantic import BaseModel, Field
 
@@ -100,6 +104,36 @@ def test_function_that_asks_needs_a_permission(make_agent: Make) -> None:
         assert [call.status for call in result.tool_calls] == ["completed", "failed"]
         assert [call.raw_input for call in result.denied] == [{"name": "b"}]
         assert len(asked) == 2
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("answer", "read"),
+    [
+        ("use the archive instead", "the user rejected it: use the archive instead."),
+        ("two\nlines \x1b[31m", "the user rejected it: two\nlines"),
+        ("  \n", "the user rejected it."),
+        ("", "the user rejected it."),
+        (False, "the user rejected it."),
+        (None, "the user rejected it."),
+        ("reject", "the user rejected it."),
+        ("x" * 10_000, "the user rejected it: " + "x" * 2_000 + "."),
+    ],
+)
+def test_model_reads_why_a_permission_function_rejects_a_call(make_agent: Make, answer: Any, read: str) -> None:
+    async def permit(question: RequestPermissionRequest) -> Any:
+        return answer
+
+    async def main() -> None:
+        asked = Reply(tool_calls=[call("terminal", {"command": "rm x"})])
+        async with make_agent(asked, Reply("No."), permissions=permit) as agent:
+            result = await agent.prompt("Remove x.")
+        (refused,) = result.denied
+        assert refused.status == "failed"
+        said = agent.model.requests[1]["messages"][-1]["content"]
+        assert said.startswith(f"This was not run: {read}")
+        assert ("Do not try" in said) == (read == "the user rejected it.")
 
     asyncio.run(main())
 
@@ -282,6 +316,27 @@ def test_budget_ends_the_turn_and_refuses_the_next(make_agent: Make) -> None:
             with pytest.raises(BudgetSpent):
                 await agent.prompt("Again.")
         assert len(agent.model.requests) == 2
+
+    asyncio.run(main())
+
+
+def test_call_that_an_extension_refuses_is_not_asked_about(make_agent: Make) -> None:
+    asked: list[RequestPermissionRequest] = []
+
+    def permit(question: RequestPermissionRequest) -> bool:
+        asked.append(question)
+        return True
+
+    def quiet(crow: Crow) -> None:
+        @crow.before_tool
+        def refuse(session: Session, tool_call: ToolCall) -> ToolResult | None:
+            return ToolResult.error("Not today.")
+
+    async def main() -> None:
+        uses = [call("terminal", {"command": "touch ran"})]
+        async with make_agent(Reply(tool_calls=uses), Reply("No."), permissions=permit, extensions=[quiet]) as agent:
+            result = await agent.prompt("Go.")
+        assert (result.text, asked) == ("No.", [])
 
     asyncio.run(main())
 

@@ -294,6 +294,7 @@ async def test_end_of_input_ends_the_process_and_all_child_processes(machine: "M
     assert os.listdir(machine.env["TMPDIR"]) == []
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 async def test_signal_ends_the_process_and_all_child_processes(
     machine: "Machine", open_pipe: OpenPipe, number: signal.Signals

@@ -2,19 +2,26 @@
 
 import asyncio
 import fcntl
+import hashlib
+import json
 import os
 import pty
+import re
 import struct
 import termios
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 import pytest
-from crow_core.testing import Reply, ScriptedServer
+from crow_core.testing import Reply, ScriptedCall, ScriptedServer
 
 if TYPE_CHECKING:
     from conftest import Machine
 
 pytestmark = pytest.mark.anyio
+
+COLOURS = re.compile(rb"\x1b\[[0-9;]*m")
 
 
 async def test_crow_alone_prints_the_help_where_nobody_sits(machine: "Machine"):
@@ -33,39 +40,100 @@ async def test_chat_through_pipes_prints_whole_lines(machine: "Machine"):
     assert "\x1b" not in done.out
 
 
-async def test_crow_alone_opens_a_session_in_a_terminal(machine: "Machine"):
+class Screen:
+    """A person at a terminal in which `crow` runs."""
+
+    def __init__(self, main: int) -> None:
+        self.main = main
+        self.seen = bytearray()
+        """All that was written to it, without colours."""
+        self._changed = asyncio.Event()
+
+    def read(self) -> None:
+        try:
+            self.seen[:] = COLOURS.sub(b"", self.seen + os.read(self.main, 65536))
+        except OSError:
+            asyncio.get_running_loop().remove_reader(self.main)
+        self._changed.set()
+
+    async def until(self, text: str) -> None:
+        async with asyncio.timeout(60):
+            while text.encode() not in self.seen:
+                await self.change()
+
+    async def change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
+
+    def type(self, text: str) -> None:
+        os.write(self.main, text.encode())
+
+    async def type_until(self, text: str, shown: str) -> None:
+        """Type a text again and again: keys that follow a question at once are ignored."""
+        async with asyncio.timeout(60):
+            while shown.encode() not in self.seen:
+                self.type(text)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(0.3):
+                        while shown.encode() not in self.seen:
+                            await self.change()
+
+
+@asynccontextmanager
+async def open_screen(machine: "Machine", *args: str) -> AsyncGenerator[Screen]:
+    """Start `crow` in a terminal of 80 columns; at the end, leave it by its keys."""
     machine.env["TERM"] = "xterm-256color"
     main, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    seen = bytearray()
-    changed = asyncio.Event()
-
-    def read() -> None:
-        try:
-            seen.extend(os.read(main, 65536))
-        except OSError:
-            asyncio.get_running_loop().remove_reader(main)
-        changed.set()
-
-    async def until(text: bytes) -> None:
-        async with asyncio.timeout(60):
-            while text not in seen:
-                changed.clear()
-                await changed.wait()
-
-    async with ScriptedServer([Reply("A real answer.")]) as server:
-        machine.ask(server.url)
-        process = await machine.start_on(terminal)
-        asyncio.get_running_loop().add_reader(main, read)
-        await until(b"Ask")  # the mode of the session
-        os.write(main, b"hello\r")
-        await until(b"A real answer.")
-        os.write(main, b"\x03\x03")
+    process = await machine.start_on(terminal, *args)
+    screen = Screen(main)
+    asyncio.get_running_loop().add_reader(main, screen.read)
+    try:
+        yield screen
+        screen.type("\x03\x03")
         async with asyncio.timeout(60):
             assert await process.wait() == 0
-    asyncio.get_running_loop().remove_reader(main)
-    os.close(main)
-    assert b"Traceback" not in seen
+        assert b"Traceback" not in screen.seen
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+        asyncio.get_running_loop().remove_reader(main)
+        os.close(main)
+
+
+async def test_crow_alone_opens_a_session_in_a_terminal(machine: "Machine"):
+    async with ScriptedServer([Reply("A real answer.")]) as server:
+        machine.ask(server.url)
+        async with open_screen(machine) as screen:
+            await screen.until("Ask")  # the mode of the session
+            screen.type("hello\r")
+            await screen.until("A real answer.")
+
+
+async def test_command_that_the_user_edits_is_what_runs_and_what_is_recorded(machine: "Machine"):
+    """The screen, the model, the log and the ledger tell the command that ran, and not the model's."""
+    use: ScriptedCall = {"name": "terminal", "arguments": {"command": "echo mine >> out"}}
+    async with ScriptedServer([Reply(tool_calls=[use]), Reply("I see.")]) as server:
+        machine.ask(server.url)
+        async with open_screen(machine) as screen:
+            await screen.until("Ask")
+            screen.type("hello\r")
+            await screen.until("Edit the command")
+            (number,) = set(re.findall(rb"(\d) Edit the command", screen.seen))
+            await screen.type_until(number.decode(), "The command to run instead")
+            screen.type("\x15echo yours | tee -a out\r")
+            await screen.until("I see.")
+            await screen.until("● echo yours | tee -a out")
+    assert (machine.project / "out").read_text() == "yours\n"
+    told = server.requests[-1]["messages"][-1]["content"]
+    assert told == "The user changed the command. It was: echo yours | tee -a out\n\nyours\n"
+    (listed,) = json.loads((await machine.crow("sessions", "list", "--json")).out)
+    show = (await machine.crow("sessions", "show", listed["id"])).out
+    assert "allow, by the user, who changed the command to: echo yours | tee -a out" in show
+    _, decision = json.loads((await machine.crow("audit", "list", "--json")).out)
+    assert "the user, who changed the command to: echo yours | tee -a out" in json.dumps(decision)
+    assert hashlib.sha256(b'{"command":"echo yours | tee -a out"}').hexdigest() in json.dumps(decision)
 
 
 async def test_another_agent_takes_no_model_of_crow(machine: "Machine"):

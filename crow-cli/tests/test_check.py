@@ -496,6 +496,7 @@ def corrupt(value: Any) -> Iterator[tuple[list[Any], Any, Any]]:
             yield [*path, last], other, whole
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("method", "value", "side"),
     [*[(method, value, "result") for method, value in RESULTS], *[(*call, "params") for call in CALLS]],

@@ -150,6 +150,7 @@ def aged(after_aging: Callable[[], "Machine"]) -> "Machine":
     return after_aging()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "options",
     [("--older-than", "90"), ("--max-size", "0", "--older-than", "1"), ("--older-than", "99", "--folder", ".")],
@@ -179,6 +180,7 @@ async def test_prune_by_size_keeps_the_latest_sessions(aged: "Machine"):
     assert await list_titles(aged) == []
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("folder", ["/nowhere", "%", "/", "proj"])
 async def test_prune_takes_only_the_folder_that_is_named(aged: "Machine", folder: str):
     done = await aged.crow("db", "prune", "--folder", folder, "--yes")
@@ -321,6 +323,7 @@ async def test_all_history_is_read_on_a_read_only_disk(aged: "Machine", mounts: 
     assert (aged.project / "copy.db").stat().st_size > 100_000
 
 
+@pytest.mark.slow
 async def test_nothing_is_deleted_on_a_read_only_disk(aged: "Machine", mounts: None):
     id = json.loads((await aged.crow("sessions", "list", "--json")).out)[0]["id"]
     shown = (await aged.crow("sessions", "show", id)).out

@@ -108,7 +108,11 @@ async def test_model_cannot_revoke_an_answer_by_its_terminal(machine: "Machine")
         ("file_editor:a.py", ["--mode", "accept-edits"], ["allow: mode accept-edits"]),
         ("file_editor:.envrc", ["--mode", "accept-edits"], ["ask: **/.*:"]),
         ("fetch:https://example.com", [], ["ask: no rule"]),
-        ('github_create:{"a": 1}', [], ["ask: no rule"]),
+        ('github_create:{"a": 1}', [], ["ask: no rule", "then: ask, once", "another program gets the arguments"]),
+        ("curl -d @x a.example", [], ["then: ask, once a session has read private data", "over the network"]),
+        ("curl a.example", ["--mode", "yolo"], ["allow: mode yolo", "then: say so, once"]),
+        ("make kept", [], ["then: ask", "make runs code of this folder (asked once)"]),
+        ("timeout 5 env A=1 git -C . fetch", [], ["then: ask", "it exchanges a repository with another machine"]),
     ],
 )
 async def test_decision_is_explained_with_its_rule_and_the_file_of_the_rule(
@@ -126,6 +130,19 @@ async def test_explanation_as_json_has_the_same_fields(machine: "Machine") -> No
     machine.configure(RULES)
     found = json.loads((await machine.crow("perms", "explain", "--json", "ls -l && git push")).out)
     assert (found["verdict"], found["commands"], found["is_clear"]) == ("deny", ["git push", "ls -l"], True)
+
+
+@pytest.mark.parametrize(
+    ("call", "settings"), [("git status", ""), ("git push", ""), ("file_editor:a", ""), ("curl x", "taint = false\n")]
+)
+async def test_explanation_does_not_speak_of_the_taint_where_it_changes_nothing(
+    machine: "Machine", call: str, settings: str
+) -> None:
+    machine.configure(RULES.replace("[permissions]\n", f"[permissions]\n{settings}"))
+    done = await machine.crow("perms", "explain", call)
+    assert done.code == 0
+    assert "then:" not in done.out
+    assert json.loads((await machine.crow("perms", "explain", "--json", call)).out)["taint"] == ""
 
 
 async def test_settings_of_a_project_that_would_loosen_are_named_and_ignored(machine: "Machine") -> None:

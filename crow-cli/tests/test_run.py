@@ -1,11 +1,13 @@
 """`crow run`, `crow demo` and `crow trust` as real processes, with a scripted model behind HTTP."""
 
+import asyncio
 import json
 import os
 import re
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -439,6 +441,16 @@ async def test_the_version_is_that_of_the_package(machine: "Machine") -> None:
     done = await machine.crow("--version")
 
     assert (done.code, done.out) == (0, f"crow {crow_core.__version__}\n")
+
+
+async def test_the_version_is_printed_without_what_commands_need() -> None:
+    script = "import sys; from crow_cli.__main__ import main; main(); print(*sys.modules)"
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", script, "--version", stdout=asyncio.subprocess.PIPE
+    )
+    version, modules = (await process.communicate())[0].decode().splitlines()
+    assert version == f"crow {crow_core.__version__}"
+    assert not {"click", "asyncio", "msgspec"} & set(modules.split())
 
 
 @pytest.mark.slow

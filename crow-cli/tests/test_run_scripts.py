@@ -86,6 +86,13 @@ async def test_flag_that_is_named_allows_the_call(machine: "Machine"):
     assert {"b", "c"} <= {file.name for file in machine.project.iterdir()}
 
 
+@pytest.mark.parametrize("mode", ["plan", "ask", "accept-edits"])
+async def test_yolo_with_another_mode_is_wrong_usage(machine: "Machine", mode: str):
+    done = await machine.crow("run", "Go", "--yolo", "--mode", mode, "--output-format", "json")
+    assert (done.code, read(done)["error"], len(done.err.splitlines())) == (2, done.err.strip()[6:], 1)
+    assert f"--mode {mode} asks for another: give one of them." in done.err
+
+
 async def test_denied_rule_alone_is_no_missing_permission(machine: "Machine"):
     async with ScriptedServer([Reply(tool_calls=[command("touch ran")]), Reply("No.")]) as server:
         machine.ask(server.url)
@@ -112,6 +119,7 @@ async def test_failure_that_may_pass_is_exit_code_75(machine: "Machine", failure
     assert outcome["session_id"]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -170,15 +178,17 @@ async def test_wrong_usage_is_exit_code_2_and_json_too(machine: "Machine", optio
     assert (await machine.crow("run", "Hi", *options)).out == ""
 
 
-async def test_interrupt_is_exit_code_130_and_json_too(machine: "Machine"):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+async def test_signal_has_its_exit_code_in_json_too(machine: "Machine", number: signal.Signals):
     async with ScriptedServer([Reply("Some.", hang=True)]) as server:
         machine.ask(server.url)
         process = await machine.start("run", "Go", "--output-format", "json")
         await server.until(lambda: bool(server.requests))
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         done = await machine.finish(process)
-    assert done.code == 130
-    assert (read(done)["stop_reason"], read(done)["error"]) == ("cancelled", "Cancelled.")
+    assert done.code == 128 + number
+    said = "Cancelled." if number == signal.SIGINT else f"Ended by the signal {number.name}."
+    assert (read(done)["stop_reason"], read(done)["error"]) == ("cancelled", said)
 
 
 @pytest.mark.parametrize("words", [["-p", "Hi"], ["--print", "Hi"], ["--yolo", "-p", "Hi"], ["-p", "--yolo", "Hi"]])
@@ -230,6 +240,7 @@ server.run(show_banner=False)
 """
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("inline", [True, False])
 async def test_mcp_config_adds_servers(machine: "Machine", tmp_path: Path, inline: bool):
     (tmp_path / "birds.py").write_text(SERVER)
@@ -255,6 +266,7 @@ async def test_edits_in_an_added_folder_are_those_of_the_project(machine: "Machi
     assert (further / "a.txt").read_text().strip() == "1"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("style", ["text", "json"])
 async def test_question_goes_to_the_terminal_while_standard_input_is_piped(machine: "Machine", style: str):
     async with ScriptedServer([Reply(tool_calls=[command("touch ran")]), Reply("Done.")]) as server:

@@ -244,6 +244,7 @@ async def test_links_out_of_an_untrusted_folder_reach_nobody(machine: "Machine")
     assert "Left out of the settings" in again.err
 
 
+@pytest.mark.slow
 async def test_every_project_file_that_a_session_reads_is_in_the_fingerprint(machine: "Machine") -> None:
     """Trust lists what it covers; whatever else crow opens below the folder would be a hole."""
     serve(machine.project, theirs={"command": "/bin/false", "args": ["tools/server.py"]})

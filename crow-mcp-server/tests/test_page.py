@@ -1,10 +1,13 @@
 """Conversion of malformed and malicious pages."""
 
+import gc
 import sys
 from contextlib import suppress
 from pathlib import Path
 
+import anyio
 import pytest
+from anyio.lowlevel import checkpoint
 from crow_mcp_server.web.page_text import UnreadablePage, convert_feed, convert_html, decode_text, detect_kind, to_text
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -50,6 +53,19 @@ def test_any_bytes_are_decoded_with_any_charset(body: bytes, charset: str | None
 def test_kind_of_any_page_is_detected_quickly():
     assert detect_kind(b"<!---->" * 290 + b"x", "") == "text"
     assert detect_kind(b"<!-- crows --> <!---->" * 20 + b"<html>", "") == "html"
+
+
+@pytest.mark.parametrize("steps", range(10))
+def test_conversion_that_is_cancelled_at_any_moment_leaves_no_process(steps: int):
+    async def cancel():
+        async with anyio.create_task_group() as group:
+            group.start_soon(to_text, b"<p>crow", "html", None, "https://example.com/")
+            for _ in range(steps):
+                await checkpoint()
+            group.cancel_scope.cancel()
+
+    anyio.run(cancel)
+    gc.collect()  # warns of what was left behind
 
 
 @pytest.mark.slow

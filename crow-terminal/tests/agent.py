@@ -1,6 +1,7 @@
 """An ACP agent that does what the first word of a prompt says. It is not crow: it uses only crow's connection."""
 
 import asyncio
+import base64
 import os
 import sys
 from typing import Any
@@ -19,6 +20,7 @@ from crow_core.acp.schema import (
     CreateElicitationRequest,
     DiffContent,
     ElicitationSchema,
+    ImageBlock,
     Implementation,
     InitializeRequest,
     InitializeResponse,
@@ -26,6 +28,7 @@ from crow_core.acp.schema import (
     NewSessionRequest,
     NewSessionResponse,
     PermissionOption,
+    PromptCapabilities,
     PromptRequest,
     PromptResponse,
     RequestPermissionRequest,
@@ -62,7 +65,9 @@ class Agent:
         return InitializeResponse(
             protocol_version=1,
             agent_info=Implementation(name="parrot", version="1"),
-            agent_capabilities=AgentCapabilities(meta=own),
+            agent_capabilities=AgentCapabilities(
+                meta=own, prompt_capabilities=PromptCapabilities(image="BLIND" not in os.environ)
+            ),
         )
 
     async def new_session(self, params: NewSessionRequest) -> NewSessionResponse:
@@ -114,6 +119,10 @@ class Agent:
                 os._exit(3)
             case "evil":
                 await self.say("before \x1b[2J\x1b]0;title\x07 after\u202e end")
+            case "look":
+                images = [block for block in params.prompt if isinstance(block, ImageBlock)]
+                sizes = ", ".join(f"{len(base64.b64decode(one.data))} bytes of {one.mime_type}" for one in images)
+                await self.say(f"I see {sizes or 'nothing'}: {rest}")
             case "think":
                 await self.send(AgentThoughtChunk(content=TextBlock(text="hmm, let me see")))
                 await self.say("thought")

@@ -58,12 +58,16 @@ class Screen:
         return True
 
     def until(self, condition: str | Callable[[], bool]) -> None:
-        """Read until a text is on the screen, or until a condition holds."""
+        """Read until a text is on the screen, or until a condition holds, and the frame has ended."""
         end = time.monotonic() + PATIENCE
-        while not (condition in self.text if isinstance(condition, str) else condition()):
+        while self.is_in_frame() or not (condition in self.text if isinstance(condition, str) else condition()):
             self.read(0.2)
             assert time.monotonic() < end, f"not {condition!r}:\n{self.text}"
         self.settle()
+
+    def is_in_frame(self) -> bool:
+        """Tell whether the program is in the middle of a synchronized update."""
+        return self.written.rfind(b"\x1b[?2026h") > self.written.rfind(b"\x1b[?2026l")
 
     def settle(self) -> None:
         """Read on until nothing more comes for a moment, so that the frame is whole."""

@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from crow_terminal.terminal import breaks_rows_anew
+
+PNG = b"\x89PNG\r\n\x1a\n" + b"0" * 100_000
 
 if TYPE_CHECKING:
     from conftest import Screen
@@ -24,7 +27,7 @@ def test_a_prompt_is_answered_above_the_editor(start: "Start"):
     screen = start()
     screen.until("small")
     screen.type("hello\r")
-    screen.until("25% of 20k")
+    screen.until(lambda: "You said: hello <small>" in screen.text and "25% of 20k" in screen.text)
     lines = [line for line in screen.text.split("\n") if line]
     assert lines[0].split() == [
         "crow",
@@ -210,6 +213,36 @@ def test_a_command_of_the_user_is_told_to_the_agent(start: "Start"):
     screen.until("I ran this command, which ended with exit code 1")
 
 
+def test_images_are_pasted_from_the_clipboard_and_as_paths(start: "Start", tmp_path: Path):
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name in ("wl-paste", "xclip"):
+        (programs / name).write_text(f'#!/bin/sh\ncat "{tmp_path}/clipboard" || exit 1\n')
+        (programs / name).chmod(0o755)
+    screen = start(PATH=f"{programs}:{os.environ['PATH']}")
+    screen.until("small")
+    screen.type("\x16")
+    screen.until("There is no image in the clipboard.")
+    (tmp_path / "clipboard").write_bytes(PNG)
+    screen.type("look \x16")
+    screen.until("❯ look [image 1]")
+    screen.type("\x1b[200~\x1b[201~")  # some terminals paste an image as nothing
+    screen.until("❯ look [image 1][image 2]")
+    (tmp_path / "a b.png").write_bytes(PNG + b"more")
+    screen.type(f" \x1b[200~file://{tmp_path}/a%20b.png\x1b[201~")
+    screen.until("[image 3]")
+    screen.type("\r")
+    flat = "I see " + ", ".join(f"{length} bytes of image/png" for length in (len(PNG), len(PNG), len(PNG) + 4))
+    screen.until(lambda: flat in screen.text.replace("\n", " "))
+
+
+def test_an_agent_that_takes_no_images_is_named(start: "Start"):
+    screen = start(BLIND="1")
+    screen.until("small")
+    screen.type("\x16")
+    screen.until("This agent takes no images.")
+
+
 def test_what_an_agent_sends_cannot_control_the_terminal(start: "Start"):
     screen = start()
     screen.until("small")
@@ -217,6 +250,7 @@ def test_what_an_agent_sends_cannot_control_the_terminal(start: "Start"):
     screen.until("before \\u001b[2J\\u001b]0;title\\u0007 after\\u202e end")
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("columns", [20, 40, 250])
 def test_narrow_and_wide_terminals(start: "Start", columns: int):
     screen = start(columns, 24)
@@ -260,6 +294,7 @@ def test_sigterm_restores_the_terminal(start: "Start"):
     assert termios.tcgetattr(screen.terminal) == screen.before
 
 
+@pytest.mark.slow
 def test_a_flood_is_printed_whole_while_keys_are_heard(start: "Start"):
     screen = start(100, 30)
     screen.until("small")
@@ -279,6 +314,19 @@ def test_plain_lines_for_pipes_and_screen_readers(program: list[str]):
     assert "  2 Allow always: rm *" in done.stdout
     assert "Answer: ever" in done.stdout
     assert "You said: hi" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        ({"TERM": "xterm-256color"}, True),
+        ({"TERM": "xterm-256color", "XTERM_VERSION": "XTerm(379)"}, False),
+        ({"TERM": "linux"}, False),
+        ({"TERM": "tmux-256color", "TMUX": "/tmp/tmux-0/default,1,0", "XTERM_VERSION": "XTerm(379)"}, True),
+    ],
+)
+def test_rows_are_counted_as_the_terminal_breaks_them(env: dict[str, str], expected: bool):
+    assert breaks_rows_anew(env) == expected
 
 
 @pytest.mark.skipif(not shutil.which("tmux"), reason="tmux is not installed")

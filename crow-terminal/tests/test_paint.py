@@ -2,6 +2,7 @@
 
 import re
 
+import pytest
 from crow_core.acp.schema import (
     AgentMessageChunk,
     AgentThoughtChunk,
@@ -209,3 +210,18 @@ def test_prompts_of_a_loaded_session_are_shown():
     assert transcript.add(UserMessageChunk(content=TextBlock(text="Fix ")), 1.0) == []
     assert transcript.add(UserMessageChunk(content=TextBlock(text="it.")), 1.0) == []
     assert transcript.add(message("Done."), 1.0) == [UserPrompt("Fix it.")]
+
+
+@pytest.mark.parametrize(
+    ("name", "env", "theme"),
+    [
+        ("", {}, "dark"),
+        ("", {"COLORFGBG": "0;15"}, "light"),
+        ("", {"COLORFGBG": "0;default;7"}, "light"),
+        ("", {"COLORFGBG": "15;0"}, "dark"),
+        ("dark", {"COLORFGBG": "0;15"}, "dark"),
+        ("light", {"NO_COLOR": "1"}, "mono"),
+    ],
+)
+def test_the_theme_suits_the_background(name: str, env: dict[str, str], theme: str):
+    assert choose_theme(name, env) == THEMES[theme]

@@ -7,6 +7,7 @@ from crow_core.acp.schema import (
     AgentMessageChunk,
     AvailableCommand,
     AvailableCommandsUpdate,
+    BlockContent,
     BooleanPropertySchema,
     CreateElicitationRequest,
     ElicitationSchema,
@@ -33,7 +34,8 @@ from crow_terminal.commands import find_command, find_local_commands
 from crow_terminal.completion import find_files
 from crow_terminal.dialogs import ListDialog, TextDialog
 from crow_terminal.export import to_markdown
-from crow_terminal.live import compose_above, compose_footer
+from crow_terminal.live import compose_above, compose_footer, compose_running
+from crow_terminal.paint import Painter
 from crow_terminal.prompts import find_images, make_prompt
 from crow_terminal.state import (
     Abilities,
@@ -51,6 +53,7 @@ from crow_terminal.state import (
 )
 from crow_terminal.text import measure
 from crow_terminal.theme import THEMES
+from msgspec import UNSET
 
 END = PromptResponse(stop_reason="end_turn")
 
@@ -63,6 +66,12 @@ def ready(**fields: Any) -> State:
 
 def sent(effects: list[Any]) -> list[str]:
     return [effect.text for effect in effects if isinstance(effect, Send)]
+
+
+def paint(effect: Any) -> list[str]:
+    """Paint the block that an effect shows, without bold print."""
+    lines = Painter(THEMES["mono"]).paint(effect.block, 80)
+    return [line.replace("\x1b[1m", "").replace("\x1b[0m", "") for line in lines]
 
 
 def ask(state: State, id: int = 1, now: float = 10.0, **fields: Any) -> list[Any]:
@@ -122,6 +131,12 @@ def test_a_turn_that_fails_gives_the_queue_back():
     assert state.phase == "ready"
 
 
+def test_end_of_the_agent_says_what_to_do_below_a_sentence_of_several_lines():
+    state = ready()
+    (effect,) = state.end_agent("No model.\n- Run `crow setup`.\nOr go on", 1.0)
+    assert effect.block.text == "No model.\n- Run `crow setup`.\nOr go on.\nEnter starts it again."
+
+
 def test_a_question_ignores_the_keys_that_were_typed_for_the_editor():
     state = ready()
     state.submit("one", 0.0)
@@ -161,6 +176,82 @@ def test_esc_at_a_question_stops_the_turn():
     state.submit("one", 0.0)
     ask(state)
     assert state.stop(11.0) == [Cancel()]
+
+
+@pytest.mark.parametrize("at_a_question", [True, False])
+def test_call_that_is_cancelled_at_its_question_or_before_it_is_drawn_as_not_run(at_a_question: bool):
+    state = ready()
+    state.submit("one", 0.0)
+    state.receive(ToolCall(tool_call_id="1", title="rm x", status="pending"), 1.0)
+    if at_a_question:  # of any agent
+        ask(state)
+    state.stop(11.0)
+    meta = UNSET if at_a_question else {"crow": {"notRun": True}}
+    (effect,) = state.receive(ToolCallUpdate(tool_call_id="1", status="failed", meta=meta), 12.0)
+    assert paint(effect) == ["○ rm x  not run"]
+
+
+def test_call_that_ran_when_the_turn_was_cancelled_is_not_drawn_as_not_run():
+    state = ready()
+    state.submit("one", 0.0)
+    state.receive(ToolCall(tool_call_id="2", title="sleep", status="in_progress"), 1.0)
+    ask(state)
+    state.stop(11.0)
+    (effect,) = state.receive(ToolCallUpdate(tool_call_id="2", status="failed"), 12.0)
+    assert paint(effect) == ["✗ sleep  11s"]
+
+
+@pytest.mark.parametrize("answered", [True, False])
+def test_seconds_of_a_call_do_not_count_while_a_question_about_it_waits(answered: bool):
+    state = ready()
+    state.submit("one", 0.0)
+    for id in ("1", "2"):
+        state.receive(ToolCall(tool_call_id=id, title="call", status="in_progress"), 8.0)
+    ask(state, 1, 10.0)
+    question = CreateElicitationRequest(
+        message="Which?",
+        mode="form",
+        session_id="s",
+        tool_call_id="2",
+        requested_schema=ElicitationSchema(properties={"a": StringPropertySchema(title="A")}),
+    )
+    state.ask(2, question, 11.0)
+    assert [one.get_seconds(50.0) for one in state.transcript.running.values()] == [2.0, 3.0]
+    for id in (1, 2):
+        if answered and id == 1:
+            state.choose(1, 100.0)
+        elif answered:
+            state.submit("x", 101.0)
+        else:
+            state.withdraw(3 - id, 99.0 + id)
+    assert state.asked == 0
+    ended = [state.receive(ToolCallUpdate(tool_call_id=id, status="completed"), 105.0)[0] for id in ("1", "2")]
+    assert [round(effect.block.seconds) for effect in ended] == ([7, 7] if answered else [6, 8])
+
+
+def test_live_output_is_the_last_lines_and_the_number_of_those_before_like_the_finished_block():
+    """A line is either shown or counted, however many arrive at once; an empty one is a line."""
+    state = ready()
+    state.submit("one", 0.0)
+
+    def show(lines: list[str], status: str, before: int = 0) -> list[str]:
+        text = "\n".join([*([f"… {before} lines before"] if before else []), *lines])
+        content = [BlockContent(content=TextBlock(text=f"```\n{text}\n```"))]
+        fields: Any = {"title": "make", "kind": "execute", "status": status, "content": content}
+        update = ToolCallUpdate(tool_call_id="1", **fields)
+        effects = state.receive(update, 1.0)
+        if effects:
+            return paint(effects[0])[1:]
+        return compose_running(state, 1.0, 80, 24, THEMES["mono"])[1:]
+
+    for count in (1, 6, 7, 90, 400):
+        lines = ["" if n % 5 == 3 else str(n) for n in range(1, count + 1)]
+        shown = [f"  {line}".rstrip() for line in lines] if count <= 6 else [f"  … {count - 5} lines before"]
+        last = [f"  {line}".rstrip() for line in lines[-5:]] if count > 6 else []
+        assert show(lines, "in_progress") == [*shown, *last]
+    assert show(["a", "b"], "in_progress", before=30) == ["  … 30 lines before", "  a", "  b"]
+    finished = [line.replace("└", " ").replace(" · Ctrl-O", "") for line in show([*map(str, range(400))], "completed")]
+    assert [line.strip() for line in finished] == ["… 395 lines before", "395", "396", "397", "398", "399"]
 
 
 @pytest.mark.parametrize(("row", "text", "meta"), [(4, "why", {"reason": "why"}), (5, "ls", {"command": "ls"})])

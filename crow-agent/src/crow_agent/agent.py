@@ -82,8 +82,9 @@ class Agent:
         `mcp_servers`: further MCP servers by name, each a command, a URL, a dict with the settings of
         `[mcp.servers.NAME]`, or a FastMCP object; sessions and equal agents share their connections.
         `extensions`: functions that take the app, in the order of their hooks, after the configured ones.
-        `permissions`: answers questions whether a tool call may run: a function that returns True, False or the id of
-        an option; "allow" and "deny" answer always so. The rules of the configuration hold in any case.
+        `permissions`: answers questions whether a tool call may run: a function that returns True, False, the id of an
+        option, or any other text, which rejects the call and tells the model why; "allow" and "deny" answer always so.
+        The rules of the configuration hold in any case.
         `mode`: which tool calls need a permission, by default that of the configuration.
         `elicit`: answers forms of tools and MCP servers: a function that returns the values, or None to decline.
         `system`: a Jinja2 template in place of crow's system prompt.

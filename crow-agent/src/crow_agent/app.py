@@ -187,6 +187,7 @@ async def build(
         *named_extensions(config, home, trust, env, without, hidden),
         (ask_user, {}),
     ]
+    crow.asks_last = True
     for extension, options in ordered:
         if extension not in without:
             crow.use(extension, **options)

@@ -49,7 +49,8 @@ logger = logging.getLogger("crow_agent")
 """Gets the warnings of agents, such as that an MCP server does not start."""
 
 Verdict: TypeAlias = bool | str
-"""True to allow a tool call, False to reject it, or the id of one of the options that the question offers."""
+"""True to allow a tool call, False to reject it, the id of one of the options that the question offers, or any other
+text to reject it and tell the model why."""
 Permissions: TypeAlias = Literal["deny", "allow"] | Callable[[RequestPermissionRequest], Verdict | Awaitable[Verdict]]
 Form: TypeAlias = Mapping[str, Any] | None
 """The values of a form; None to decline."""
@@ -157,18 +158,25 @@ class ProgramClient(AcpClient):
         if session := self.sessions.get(notification.session_id):
             session.receive(notification.update)
 
-    async def ask_program(self, question: RequestPermissionRequest) -> bool:
-        """Ask whether a write or a command of an agent may be done; a denied one is shown as a failed tool call."""
+    async def ask_program(self, question: RequestPermissionRequest) -> str:
+        """Ask whether a write or a command of an agent may be done; return why not, or "" if it may.
+
+        A denied one is shown as a failed tool call.
+        """
         about, session = question.tool_call, self.sessions.get(question.session_id)
         answer = await self.on_permission(question)
         if isinstance(answer.outcome, SelectedOutcome) and answer.outcome.option_id == "allow":
             if session is not None:
                 session.allowed.remove(about)
-            return True
+            return ""
         if session is not None:
             fields = {name: value for name, value in asdict(about).items() if value is not UNSET}
             session.receive(ToolCall(**fields, status="failed"))
-        return False
+        match answer.meta:
+            case {"crow": {"reason": str(reason)}}:
+                return reason
+            case _:
+                return "the program does not allow it."
 
     async def on_permission(self, question: RequestPermissionRequest) -> RequestPermissionResponse:
         session = self.sessions.get(question.session_id)
@@ -181,7 +189,9 @@ class ProgramClient(AcpClient):
                 await session.fail(error)
             return RequestPermissionResponse(outcome=CancelledOutcome())
         offered = {option.option_id: option.kind for option in question.options}
+        reason = ""
         if not isinstance(answer, str) or answer not in offered:
+            reason = answer.strip() if isinstance(answer, str) else ""
             kinds = ("allow_once", "allow_always") if answer is True else ("reject_once", "reject_always")
             answer = next((id for kind in kinds for id, known in offered.items() if known == kind), None)
         if session is not None and str(offered.get(answer or "")).startswith("allow"):
@@ -190,7 +200,8 @@ class ProgramClient(AcpClient):
             session.deny(question.tool_call.tool_call_id)
         if answer is None:
             return RequestPermissionResponse(outcome=CancelledOutcome())
-        return RequestPermissionResponse(outcome=SelectedOutcome(option_id=answer))
+        meta = {"crow": {"reason": reason}} if reason else UNSET
+        return RequestPermissionResponse(outcome=SelectedOutcome(option_id=answer), meta=meta)
 
     async def on_elicitation(self, request: CreateElicitationRequest) -> CreateElicitationResponse:
         if self._elicit is None or request.mode != "form":

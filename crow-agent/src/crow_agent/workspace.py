@@ -45,13 +45,14 @@ class FolderOwner(Protocol):
 class LocalWorkspace:
     """Answers an agent's requests for files, in the folders of its sessions, and for terminals.
 
-    `ask` decides about each write and each command, unless the agent has just asked about it itself.
+    `ask` decides about each write and each command, unless the agent has just asked about it itself; it returns why one
+    is not allowed, or "".
     """
 
     def __init__(
         self,
         find_session: Callable[[str], FolderOwner | None],
-        ask: Callable[[RequestPermissionRequest], Awaitable[bool]],
+        ask: Callable[[RequestPermissionRequest], Awaitable[str]],
         env: Mapping[str, str],
     ) -> None:
         self.terminals = ClientTerminals({**os.environ, **env})
@@ -141,8 +142,8 @@ class LocalWorkspace:
                 session.allowed.remove(allowed)
                 return
         question = RequestPermissionRequest(session_id=session.id, tool_call=tool_call, options=[*OPTIONS])
-        if not await self._ask(question):
-            raise RpcError(REFUSED, "Not allowed", details=f"{tool_call.title}: the program does not allow it.")
+        if reason := await self._ask(question):
+            raise RpcError(REFUSED, "Not allowed", details=f"{tool_call.title}: {reason}")
 
 
 def find_texts(tool_call: ToolCallFields) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The entry point of the command `crow`. `crow acp` runs without Click, so that an editor waits less."""
+"""The entry point of the command `crow`. `crow acp`, `crow` and `crow --version` start without Click, and so sooner."""
 
 import gc
 import logging
@@ -21,6 +21,10 @@ def main() -> None:
             from crow_cli.chat import chat  # not above: the other commands do not need it
 
             sys.exit(chat())
+        elif sys.argv[1:] == ["--version"]:
+            from crow_core import __version__  # and not the commands, which take ten times as long
+
+            sys.stdout.write(f"crow {__version__}\n")
         else:
             from crow_cli.commands import cli
 

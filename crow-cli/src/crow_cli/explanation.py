@@ -16,10 +16,11 @@ from crow_core.extensions.permissions import judge_git
 from crow_core.mcp.server import Server
 from crow_core.mcp.tool import Tool, ToolCall
 from crow_core.messages import ToolUse
+from crow_core.permission.exits import find_exit
 from crow_core.permission.judgement import Mode, SessionPermissions, judge
 from crow_core.permission.kept_answers import KeptAnswers
 from crow_core.permission.rules import Rule, Rules, Verdict, parse_rules
-from crow_core.permission.simple_commands import UNKNOWN, read_command_line
+from crow_core.permission.simple_commands import UNKNOWN, CommandLine, read_command_line
 from crow_core.session import Folders, Hooks, Session
 from crow_core.settings.config import Home, load_config, load_environment, load_project_config
 from crow_core.settings.trust import TrustedFolders
@@ -42,6 +43,8 @@ class Explanation:
     """The simple commands of a command line, with `…` for what only the shell can know."""
     is_clear: bool = True
     """False if parts of the command line cannot be known before it runs, such as the value of a variable."""
+    taint: str = ""
+    """Why a session that has read private data and untrusted content is asked about the call; "" if it is not."""
 
 
 def make_tools(definitions: Sequence[dict[str, Any]]) -> dict[str, Tool]:
@@ -99,8 +102,12 @@ async def explain(
     rules: Sequence[tuple[str, Rule]],
     *,
     trusts_folder: bool,
+    has_taint: bool = True,
 ) -> Explanation:
-    """Judge a call and name the source of the decision. `rules` are all rules, with the file of each."""
+    """Judge a call and name the source of the decision. `rules` are all rules, with the file of each.
+
+    `has_taint` says whether the extension `taint` is used.
+    """
     judgement = judge(session, permissions, tool_call)
     if judgement.by_pattern and tool_call.kind == "execute" and not trusts_folder:
         judgement = await judge_git(session, tool_call, judgement)
@@ -119,7 +126,16 @@ async def explain(
         source,
         sorted(each.replace(UNKNOWN, "…") for each in line.commands) if line else [],
         is_clear=not (line and line.unclear),
+        taint=find_taint(tool_call, line) if has_taint and judgement.verdict != "deny" else "",
     )
+
+
+def find_taint(tool_call: ToolCall, line: CommandLine | None) -> str:
+    """Find the reason why a session that has read private data and untrusted content is asked about a call."""
+    if tool_call.tool is None:  # that of an MCP server
+        return "another program gets the arguments" if tool_call.arguments else ""
+    program = line.find_project_runner() if line else ""
+    return find_exit(tool_call) or (f"{program} runs code of this folder (asked once)" if program else "")
 
 
 @dataclass
@@ -134,12 +150,13 @@ class Context:
     trusts_folder: bool
     notes: list[str]
     """Sentences about rules that do not count."""
+    has_taint: bool = True
 
     def explain(self, call: str, *, command: bool = False) -> Explanation:
         """Explain the decision about a call. Raises ValueError."""
         session, tool_call = make_session(self.folder), parse_call(call, self.tools, command=command)
-        trusts = self.trusts_folder
-        return asyncio.run(explain(session, self.permissions, tool_call, self.rules, trusts_folder=trusts))
+        options = {"trusts_folder": self.trusts_folder, "has_taint": self.has_taint}
+        return asyncio.run(explain(session, self.permissions, tool_call, self.rules, **options))
 
 
 def load_context(folder: Path, mode: str | None) -> Context:
@@ -163,7 +180,9 @@ def load_context(folder: Path, mode: str | None) -> Context:
     sources += [(str(project_file), rule) for rule in parse_rules([*denied, *asked])]
     known = SessionPermissions(cast(Mode, mode or own.mode), rules, [str(home.config), str(home.data)], own.protected)
     known.kept = store
-    return Context(folder, known, make_tools(crow_mcp_server.tools(os.environ)), sources, trusts_folder, notes)
+    return Context(
+        folder, known, make_tools(crow_mcp_server.tools(os.environ)), sources, trusts_folder, notes, own.taint
+    )
 
 
 def list_ignored_settings(file: Path, *, is_trusted: bool) -> Iterator[str]:

@@ -99,8 +99,8 @@ def revoke(answers: Sequence[str], folder: Path | None, everything: bool) -> Non
 def explain_call(call: str, mode: str | None, folder: Path, as_json: bool) -> None:
     """Say what would happen to a command or to another tool call, and which rule decides.
 
-    What an extension asks about (the taint of a session, hooks) and what happened in a session (changed files, another
-    folder) do not count here.
+    It also says whether a session is asked that has read private data and untrusted content. What hooks ask about and
+    what else happened in a session (changed files, another folder) does not count here.
     """
     from crow_cli.explanation import load_context  # imported here, as it loads all that decides in a session
 
@@ -121,6 +121,10 @@ def explain_call(call: str, mode: str | None, folder: Path, as_json: bool) -> No
         click.echo(escape_controls(f"runs: {command}"))
     if not found.is_clear:
         click.echo("runs: more, which is not known before the shell runs it")
+    if found.taint:
+        verb = "say so" if context.permissions.mode == "yolo" else "ask"
+        after = f"{verb}, once a session has read private data and untrusted content"
+        click.echo(escape_controls(f"then: {after}, as this may send data away: {found.taint}"))
     for note in context.notes:
         print_note(note)
 

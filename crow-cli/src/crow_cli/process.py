@@ -7,8 +7,9 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
+from contextvars import ContextVar
 from pathlib import Path
 from threading import Timer
 from typing import Any, NoReturn
@@ -20,6 +21,10 @@ PR_SET_DUMPABLE = 4
 EXIT_LIMIT = 40.0
 """Seconds after SIGTERM or SIGHUP by which the process ends, whatever does not answer. The wait for a locked database
 is shorter."""
+
+
+RECEIVED: ContextVar[Sequence[int]] = ContextVar("received", default=())
+"""The signals that have cancelled the coroutine of `run_to_end`, in order."""
 
 
 class SafeFormatter(logging.Formatter):
@@ -77,8 +82,9 @@ def run_to_end(coroutine: Coroutine[Any, Any, int]) -> int:
 
 async def run_with_signals(coroutine: Coroutine[Any, Any, int], timers: list[Timer]) -> int:
     """Run a coroutine that signals cancel. Add the timers that end the process afterwards."""
-    loop, task = asyncio.get_running_loop(), asyncio.ensure_future(coroutine)
     received: list[int] = []
+    RECEIVED.set(received)
+    loop, task = asyncio.get_running_loop(), asyncio.ensure_future(coroutine)
 
     def cancel(number: int) -> None:
         loop.remove_signal_handler(number)

@@ -37,6 +37,7 @@ from crow_core.app import Crow
 
 from crow_cli.console import escape_controls
 from crow_cli.outcome import FAILED, SCHEMA_VERSION, USAGE, ContextUse, Outcome, TurnWatch
+from crow_cli.process import RECEIVED
 from crow_cli.terminal_client import TerminalClient
 
 if TYPE_CHECKING:
@@ -121,10 +122,12 @@ async def run(crow: Crow, prompt: str, cwd: str, options: RunOptions | None = No
             outcome.text = client.text
             print_outcome(watch.conclude(limit=limit), options.style)
     except asyncio.CancelledError:
-        if options.style != "text":
+        received = RECEIVED.get()  # without one it is Ctrl-C, which the command reports
+        if options.style != "text" and received:
             outcome.stop_reason = "cancelled"
             watch.conclude(limit="")
-            outcome.exit_code, outcome.error = 143, "Ended by a signal."
+            outcome.exit_code = 128 + received[0]
+            outcome.error = f"Ended by the signal {signal.Signals(received[0]).name}."
             outcome.print()
         raise
     return outcome.exit_code

@@ -136,6 +136,8 @@ def run(prompt: str | None, output_format: Any, **given: Any) -> None:
     with told_as(output_format):
         if given["go_on"] and given["resume"]:
             fail("-c continues the last session, -r the session that you name: give one of them.")
+        if given["yolo"] and given["mode"] not in (None, "yolo"):
+            fail(f"--yolo is short for --mode yolo, and --mode {given['mode']} asks for another: give one of them.")
         if given["no_session"] and (given["go_on"] or given["resume"]):
             fail("--no-session stores nothing, and -c and -r continue what is stored: give one of them.")
         if given["system_prompt"] is not None and given["append_system_prompt"] is not None:

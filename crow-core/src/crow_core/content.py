@@ -40,6 +40,7 @@ from crow_core.mcp.result import ToolResult
 from crow_core.mcp.tool import ToolCall
 from crow_core.messages import (
     INTERRUPTED,
+    NOT_RUN,
     Message,
     answer_tool_call,
     drop_rewound,
@@ -269,9 +270,15 @@ def to_tool_message(result: ToolResult, tool_call: ToolCall) -> Message:
     return answer_tool_call(tool_call.use, to_content(result), **notes)
 
 
-def to_interruption(tool_call: ToolCall) -> Message:
-    """Make the tool message that answers a call which was interrupted."""
-    return to_tool_message(ToolResult.error(INTERRUPTED), tool_call)
+def to_interruption(tool_call: ToolCall, *, begun: bool = True) -> Message:
+    """Make the tool message that answers a call which was interrupted; it had no effects if it had not `begun`."""
+    return to_tool_message(ToolResult.error(INTERRUPTED if begun else NOT_RUN), tool_call)
+
+
+def to_failure(tool_call: ToolCall, *, begun: bool) -> ToolCallUpdate:
+    """Make the ACP update that ends a call without a result, and says so if it had not `begun`."""
+    meta = UNSET if begun else {"crow": {"notRun": True}}
+    return ToolCallUpdate(tool_call_id=tool_call.id, status="failed", meta=meta)
 
 
 def to_result(message: Message) -> ToolResult:

@@ -15,6 +15,8 @@ import msgspec
 
 INTERRUPTED = "Interrupted before it finished; it may have had effects. Check before you repeat it."
 """The answer to a tool call whose result never arrived."""
+NOT_RUN = "This was not run, and had no effects: the turn ended before the call began."
+"""The answer to a tool call that had not begun when its turn was cancelled, or failed."""
 SUMMARY_TEMPLATE = (
     "[What stands above was kept word for word. The conversation went on and became too long to be sent whole; this is "
     "your own summary of it.]\n\n{}\n\n[The summary ends here. Go on from there.]"

@@ -3,7 +3,7 @@
 import asyncio
 
 from crow_core.acp.schema import StopReason, ToolCallUpdate
-from crow_core.content import to_interruption, to_tool_message, to_update
+from crow_core.content import to_failure, to_interruption, to_tool_message, to_update
 from crow_core.errors import ModelError
 from crow_core.messages import Message, ToolUse, find_unanswered
 from crow_core.models.chat import ModelCall
@@ -69,20 +69,22 @@ async def act(session: Session, tool_uses: list[ToolUse]) -> None:
         raise errors.exceptions[0] from None
     finally:
         for use in find_unanswered(session.log):
-            session.log.append(to_interruption(session.toolbox.parse(use)))
+            session.log.append(to_interruption(session.toolbox.parse(use), begun=use["id"] in session.begun))
+        session.begun.clear()
         await session.stream.fail_announced()
 
 
 async def use_tool(session: Session, use: ToolUse) -> None:
     """Run one tool call and append its answer. The client is told its end, whatever happens."""
     tool_call = session.toolbox.parse(use)
-    end = ToolCallUpdate(tool_call_id=tool_call.id, status="failed")
+    end = None
     await session.hooks.before_announcement.run(session, tool_call)
     await session.log.written()
     try:
         await session.stream.announce(tool_call)
-        result = session.toolbox.reject(tool_call) or await session.hooks.before_tool.run(session, tool_call)
+        result = session.toolbox.reject(tool_call) or await session.decide(tool_call)
         if result is None:
+            session.begun.add(tool_call.id)
             await session.update(ToolCallUpdate(tool_call_id=tool_call.id, status="in_progress"))
             result = await session.toolbox.call(tool_call, session.meta(tool_call))
         result = await session.hooks.after_tool.run(result, session, tool_call)
@@ -90,4 +92,4 @@ async def use_tool(session: Session, use: ToolUse) -> None:
         await session.log.written()
         end = to_update(result, tool_call)
     finally:
-        await session.send(end)
+        await session.send(end or to_failure(tool_call, begun=tool_call.id in session.begun))

@@ -33,7 +33,7 @@ from crow_core.acp.schema import (
 from crow_core.client import Client, User
 from crow_core.content import to_announcement, to_early_announcement
 from crow_core.errors import ModelError
-from crow_core.hooks import Collect, First, Hook, Observe, Pipe, Unwind
+from crow_core.hooks import Collect, First, Hook, Observe, Pipe, Unwind, call_function
 from crow_core.log import SessionLog, new_id
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Server
@@ -154,6 +154,8 @@ class Session:
         self.user = User(client, id, self.log)
         self.stream = ReplyStream(self)
         self.turns = Turns(max_requests)
+        self.begun: set[str] = set()
+        """The ids of the last reply's tool calls that may have had effects."""
         self.state: dict[str, Any] = {}
         """Values of extensions for this session. An extension uses only its own keys; a store adds `Record.state`."""
         self.parent = parent
@@ -270,6 +272,25 @@ class Session:
         if not any(entry.get("crow", {}).get("purpose") == "system" for entry in self.view.entries()):
             self.prompts.system = None
 
+    async def decide(self, tool_call: ToolCall) -> ToolResult | None:
+        """Call the hooks that decide whether a tool call runs; a result that is returned stands in for the tool's.
+
+        Each function is called once, those that are in `permission`, too, before any that may do the work of the tool.
+        """
+        judges = self.hooks.permission.functions
+        functions = self.hooks.before_tool.functions
+        if tool_call.is_answered_by_hook:
+            functions = [*judges, *(function for function in functions if function not in judges)]
+        elif self.hooks.asks_last:
+            functions = sorted(functions, key=judges.__contains__)
+        for function in functions:
+            if function not in judges:
+                self.begun.add(tool_call.id)  # it may do anything
+            if (result := await call_function(function, self, tool_call)) is not None:
+                return result
+            self.begun.discard(tool_call.id)
+        return None
+
     def meta(self, tool_call: ToolCall, **more: Any) -> dict[str, Any]:
         """Make the `_meta` of a request to a tool. Servers that are not built in are sent the trace context only."""
         return {
@@ -380,6 +401,9 @@ class ReplyStream:
 class Hooks:
     """Every hook of an app, with its contract and an example. `help(Crow.before_tool)` shows one of them."""
 
+    asks_last = False
+    """Whether functions that are in `permission`, too, are the last of `before_tool`, whatever the order of use."""
+
     session_start: Observe[[Session]] = Observe("""
         Called when a session has opened, while its MCP servers are starting.
 
@@ -467,6 +491,11 @@ class Hooks:
     before_tool: First[[Session, ToolCall], ToolResult] = First("""
         Called before a tool runs; a result that is returned here stands in for the tool's.
 
+        In an app of crow-agent, the user is asked for a permission afterwards: a call that is refused here is not asked
+        about. A function that does itself what another server's tool does has to ask first; the refusal is what
+        `session.hooks.permission.run(session, tool_call)` returns. For a tool that has a definition and no server,
+        functions that are in `permission`, too, are called first.
+
             @crow.before_tool
             async def refuse(session: Session, tool_call: ToolCall) -> ToolResult | None:
                 return ToolResult.error("Reading only.") if tool_call.kind != "read" else None
@@ -476,7 +505,8 @@ class Hooks:
         Called before a tool of crow's own asks an MCP server for the model; a result that is returned refuses it.
 
         The tool call is the one that the server is asked: of its own tools, or of `SERVER_mcp_resources`. `before_tool`
-        is called for the call that the model made, before.
+        is called for the call that the model made, before. A function that is in `before_tool`, too, decides only, and
+        never does the work of a tool.
 
             @crow.permission
             def refuse(session: Session, tool_call: ToolCall) -> ToolResult | None:

@@ -1,5 +1,6 @@
 """Turn the updates of a session into blocks: finished ones, which never change, and what is still open."""
 
+import re
 from typing import Any, TypeAlias
 
 from crow_core.acp.schema import (
@@ -27,6 +28,9 @@ from crow_terminal.markdown import CodeLines, MarkdownSplitter, Prose
 
 FINAL = ("completed", "failed")
 """The states in which a tool call has ended."""
+KEPT_LINES = 200
+"""Lines of a running tool call's output that are kept."""
+LINES_BEFORE = re.compile(r"… (\d+) lines before")
 MAX_FINISHED = 500
 """Tool calls that have ended and are remembered, to ignore what an agent repeats."""
 
@@ -45,6 +49,8 @@ class Call(Struct, frozen=True):
     diffs_shown: bool = False
     """Whether its diffs were printed before, with the question for permission."""
     denied: bool = False
+    not_run: bool = False
+    """Whether it ended before it began, as its turn was cancelled."""
 
 
 class Proposal(Struct, frozen=True):
@@ -86,6 +92,16 @@ class OpenCall(Struct):
     """The time at which it began, in seconds of the clock that `BlockRecord.add` is given."""
     lines: list[str] = field(default_factory=list[str])
     """The last lines of its output so far."""
+    hidden: int = 0
+    """The lines before them."""
+    asked_at: float | None = None
+    """The time since which the user is asked about it; None if nothing is asked."""
+    is_left: bool = False
+    """Whether the user cancelled the turn in place of an answer."""
+
+    def get_seconds(self, now: float) -> float:
+        """Return how long it has run, without the time in which the user was asked about it."""
+        return (now if self.asked_at is None else self.asked_at) - self.since
 
 
 class BlockRecord:
@@ -153,7 +169,7 @@ class BlockRecord:
     def end_turn(self, now: float) -> list[Block]:
         """Return what is still open, as the turn has ended."""
         done = self.end_text()
-        done += [Call(running.call, now - running.since) for running in self.running.values()]
+        done += [Call(one.call, one.get_seconds(now), not_run=one.is_left) for one in self.running.values()]
         self.running.clear()
         if self.plan:
             done.append(self.plan)
@@ -169,6 +185,22 @@ class BlockRecord:
             self._proposed.add(fields.tool_call_id)
             done.append(Proposal(running.call))
         return done
+
+    def start_question(self, id: str, now: float) -> None:
+        """Stop the clock of a tool call, as the user is asked about it."""
+        if (running := self.running.get(id)) and running.asked_at is None:
+            running.asked_at = now
+
+    def end_question(self, id: str, now: float) -> None:
+        """Let the clock of a tool call go on, as nothing is asked about it any more."""
+        if (running := self.running.get(id)) and running.asked_at is not None:
+            running.since += now - running.asked_at
+            running.asked_at = None
+
+    def leave_question(self, id: str) -> None:
+        """Note that the user has cancelled the turn in place of an answer: the call does not run."""
+        if running := self.running.get(id):
+            running.is_left = True
 
     def _add_text(self, update: AgentMessageChunk | AgentThoughtChunk | UserMessageChunk) -> list[Block]:
         message = type(update), update.message_id
@@ -191,11 +223,12 @@ class BlockRecord:
         done: list[Block] = [] if id in self.running else self.end_text()
         running = self.running.setdefault(id, OpenCall(ToolCall(tool_call_id=id, title=""), now))
         if update.status == "in_progress" and running.call.status != "in_progress":
-            running.since = now
+            running.since, running.asked_at = now, None
         changed = {key: value for key, value in asdict(update).items() if value is not UNSET and value is not None}
         running.call = replace(running.call, **changed)
         if running.call.status not in FINAL:
-            running.lines = add_progress(running.lines, running.call)
+            if running.call.content:
+                running.lines, running.hidden = split_progress(find_output(running.call))
             return done
         del self.running[id]
         self._finished[id] = None
@@ -204,11 +237,12 @@ class BlockRecord:
         if running.call.status == "completed":
             self.diffs += find_diffs(running.call)
         match update.meta:
-            case {"crow": {"denied": _}}:
-                denied = True
+            case {"crow": {**notes}}:
+                denied, not_run = "denied" in notes, notes.get("notRun") is True
             case _:
-                denied = False
-        return [*done, Call(running.call, now - running.since, id in self._proposed, denied)]
+                denied = not_run = False
+        not_run |= running.is_left and running.call.status == "failed"
+        return [*done, Call(running.call, running.get_seconds(now), id in self._proposed, denied, not_run)]
 
 
 def find_diffs(call: ToolCall) -> list[DiffContent]:
@@ -249,6 +283,13 @@ def strip_fence(text: str) -> str:
     return text
 
 
-def add_progress(lines: list[str], call: ToolCall) -> list[str]:
-    """Return the last lines of a running tool call's output, after an update."""
-    return find_output(call).split("\n")[-200:] if call.content else lines
+def split_progress(output: str) -> tuple[list[str], int]:
+    """Split the output of a running tool call so far into its last lines, and the number of those before them.
+
+    crow's own terminal leaves out the beginning of a long output, and says so in its first line.
+    """
+    lines = output.split("\n")
+    before = LINES_BEFORE.fullmatch(lines[0])
+    hidden = int(before[1]) if before else 0
+    lines = lines[1:] if before else lines
+    return lines[-KEPT_LINES:], hidden + max(len(lines) - KEPT_LINES, 0)

@@ -16,6 +16,7 @@ from crow_core import __version__
 from crow_core.acp.connection import ConnectionClosed, RpcError
 from crow_core.acp.schema import (
     AvailableCommandsUpdate,
+    ImageBlock,
     ListSessionsRequest,
     LoadSessionRequest,
     NewSessionResponse,
@@ -35,7 +36,7 @@ from crow_terminal.dialogs import ListDialog, TextDialog
 from crow_terminal.keys import make_bindings
 from crow_terminal.live import compose_above, compose_footer, compose_menu
 from crow_terminal.paint import Painter
-from crow_terminal.prompts import make_prompt
+from crow_terminal.prompts import find_pasted_image, make_prompt
 from crow_terminal.shell import UserCommand
 from crow_terminal.state import Effect, State
 from crow_terminal.terminal import Terminal, restore
@@ -82,7 +83,10 @@ class Chat:
         self.client: ChatClient | None = None
         self.session_id = ""
         self.pastes: dict[str, str] = {}
-        """The long pastes by the words that stand for them in the editor."""
+        """The long pastes, and the paths of images, by the words that stand for them in the editor."""
+        self.images: dict[str, ImageBlock] = {}
+        """The images from the clipboard by the words that stand for them, also in prompts that were sent."""
+        self._image_count = 0
         self.shown: list[Block] = []
         """Every block, for the export."""
         self._pending: deque[tuple[Block, bool]] = deque()
@@ -321,7 +325,10 @@ class Chat:
         client = self.client
         if client is None:
             return
-        blocks = await asyncio.to_thread(make_prompt, text, outputs, self.settings.cwd, self.state.abilities)
+        images = [image for words, image in self.images.items() if words in text]
+        if images and not self.state.abilities.images:
+            self.perform(self.state.remark("This agent takes no images: it gets the text alone.", "warning"))
+        blocks = await asyncio.to_thread(make_prompt, text, outputs, self.settings.cwd, self.state.abilities, images)
         try:
             response = await client.prompt(self.session_id, blocks)
         except RpcError as error:
@@ -507,13 +514,49 @@ class Chat:
         self.perform(self.state.pick_option("model"))
 
     def paste(self, text: str) -> None:
-        """Insert a paste; a long one as words that stand for it."""
+        """Insert a paste; a long one, or the path of an image, as words that stand for it."""
         text = text.replace("\r\n", "\n").replace("\r", "\n")
         lines = text.count("\n") + 1
-        if lines > PASTE_LINES or len(text) > PASTE_LENGTH:
+        writes_prompt = not self.state.dialog
+        if writes_prompt and not text:
+            self.paste_image()  # terminals paste an image as nothing
+        elif writes_prompt and self.state.abilities.images and (path := find_pasted_image(text, self.settings.cwd)):
+            words = self._name_image()
+            self.pastes[words], text = path, words
+        elif lines > PASTE_LINES or len(text) > PASTE_LENGTH:
             words = f"[paste {len(self.pastes) + 1}: {lines} lines]"
             self.pastes[words], text = text, words
         self.terminal.editor.insert_text(text)
+
+    def paste_image(self) -> None:
+        """Insert words that stand for the image in the clipboard."""
+        if self.state.dialog:
+            return
+        if self.state.abilities.images or self.state.phase == "starting":
+            self._start(self._paste_image())
+        else:
+            self.state.show_hint("This agent takes no images.", time.monotonic())
+            self.terminal.update()
+
+    async def _paste_image(self) -> None:
+        from crow_terminal.clipboard import NoImage, read_clipboard
+
+        try:
+            image = await read_clipboard()
+        except NoImage as reason:
+            self.state.show_hint(str(reason), time.monotonic())
+        else:
+            words = self._name_image()
+            self.images[words] = image
+            if self._draft is None:
+                self.terminal.editor.insert_text(words)
+            else:
+                self._draft += words  # a question took the editor meanwhile
+        self.terminal.update()
+
+    def _name_image(self) -> str:
+        self._image_count += 1
+        return f"[image {self._image_count}]"
 
     def apply_completion(self) -> bool:
         editor = self.terminal.editor

@@ -28,6 +28,7 @@ HELP = """\
 - Enter sends; Alt-Enter or Ctrl-J begins a new line; ↑ ↓ bring back earlier prompts; Ctrl-G opens your editor
 - While it works: Enter puts a prompt in the queue, Enter once more sends it now; Esc stops the turn, and you stay
 - Ctrl-O shows what was folded, Ctrl-T hides thoughts, Shift-Tab changes the mode, Alt-M the model
+- Ctrl-V pastes an image, and so does the path of one
 - `@` completes files, `/` commands; `!command` runs a command and tells the agent, `!!command` does not tell it
 - Ctrl-C twice, or Ctrl-D, leaves
 """

@@ -7,7 +7,7 @@ from crow_core.acp.schema import Cost
 
 from crow_terminal.blocks import OpenCall
 from crow_terminal.dialogs import ListDialog, TextDialog
-from crow_terminal.paint import format_seconds, paint_plan, wrap
+from crow_terminal.paint import FOLDED_LINES, format_seconds, paint_plan, wrap
 from crow_terminal.state import State
 from crow_terminal.text import clip, clip_start, escape_line, escape_output, fold, measure
 from crow_terminal.theme import Theme
@@ -17,8 +17,6 @@ SPINNER_STEP = 0.12
 """Seconds between two pictures of the spinner."""
 TAIL_ROWS = 8
 """Rows of the open text. Few, because a terminal that becomes narrower pushes rows into its history."""
-OUTPUT_ROWS = 4
-"""Rows of a running command's output."""
 CALLS = 3
 """Running tool calls that are shown."""
 PLAN_ROWS = 6
@@ -62,21 +60,32 @@ def compose_running(state: State, now: float, width: int, height: int, theme: Th
     lines: list[str] = []
     running = [*state.transcript.running.values()]
     for one in running[-CALLS:]:
-        lines += compose_call(one, now, width, OUTPUT_ROWS if len(running) == 1 and height >= 16 else 1, theme)
+        lines += compose_call(one, now, width, FOLDED_LINES if len(running) == 1 and height >= 16 else 1, theme)
     if len(running) > CALLS:
         lines.append(theme.style("dim", f"  and {len(running) - CALLS} more"))
     if state.command:
         lines.append(f"{theme.style('accent', '!')} {clip(escape_line(state.command), width - 2)}")
-        lines += [theme.style("dim", clip(f"  {line}", width)) for line in state.command_lines[-OUTPUT_ROWS:]]
+        lines += compose_output(state.command_lines, state.command_hidden, FOLDED_LINES, width, theme)
     return lines
 
 
 def compose_call(running: OpenCall, now: float, width: int, rows: int, theme: Theme) -> list[str]:
-    seconds = f"  {format_seconds(now - running.since)}" if now - running.since >= 1 else ""
+    passed = running.get_seconds(now)
+    seconds = f"  {format_seconds(passed)}" if passed >= 1 else ""
     title = escape_line(running.call.title or running.call.name or "…")
     head = f"{theme.style('accent', '◐')} {clip(title, width - 2 - len(seconds))}{theme.style('dim', seconds)}"
-    output = [line for text in running.lines[-rows:] for line in escape_output(text).split("\n")][-rows:]
-    return [head, *(theme.style("dim", clip(f"  {line}", width)) for line in output if line.strip())]
+    return [head, *compose_output(running.lines, running.hidden, rows, width, theme)]
+
+
+def compose_output(lines: Sequence[str], hidden: int, rows: int, width: int, theme: Theme) -> list[str]:
+    """Compose the last lines of an output, after the number of those that are not shown, like a finished block."""
+    shown = [line for text in lines[-rows - 1 :] for line in escape_output(text).split("\n")]
+    hidden += max(len(lines) - rows - 1, 0)
+    if hidden or len(shown) > rows + 1:
+        hidden, shown = hidden + max(len(shown) - rows, 0), shown[-rows:]
+    before = [f"… {hidden} lines before"] if hidden and rows > 1 else []
+    kept = [*before, *(shown if rows > 1 else shown[-1:])]
+    return [theme.style("dim", clip(f"  {line}", width).rstrip()) for line in kept] if any(shown) else []
 
 
 def shorten_plan(lines: list[str], theme: Theme) -> list[str]:

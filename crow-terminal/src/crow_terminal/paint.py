@@ -112,6 +112,8 @@ def paint_prompt(text: str, theme: Theme) -> list[str]:
 def paint_call(block: Call, width: int, theme: Theme, *, whole: bool) -> list[str]:
     call = block.call
     match call.status:
+        case _ if block.not_run:
+            mark, style = "○", "warning"
         case "completed":
             mark, style = "●", "good"
         case "failed":
@@ -119,8 +121,8 @@ def paint_call(block: Call, width: int, theme: Theme, *, whole: bool) -> list[st
         case _:
             mark, style = "○", "warning"
     remarks = [
-        *(["denied"] if block.denied else [] if mark in "●✗" else ["did not end"]),
-        *([format_seconds(block.seconds)] if block.seconds >= 1 and not block.denied else []),
+        *(["denied"] if block.denied else ["not run"] if block.not_run else [] if mark in "●✗" else ["did not end"]),
+        *([format_seconds(block.seconds)] if block.seconds >= 1 and not (block.denied or block.not_run) else []),
     ]
     diffs = find_diffs(call)
     counts = [count_changes(diff) for diff in diffs]
@@ -135,7 +137,7 @@ def paint_call(block: Call, width: int, theme: Theme, *, whole: bool) -> list[st
             lines += paint_diff(diff, theme, whole=whole, name=len(diffs) > 1)
     output = find_output(call)
     if output and not (diffs and call.status == "completed"):
-        failed = call.status == "failed" and not block.denied
+        failed = call.status == "failed" and not (block.denied or block.not_run)
         quiet = call.kind in ("read", "search") and not failed
         lines += paint_output(output, theme, width, whole=whole, quiet=quiet, failed=failed)
     return lines

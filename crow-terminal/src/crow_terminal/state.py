@@ -29,7 +29,7 @@ from crow_core.acp.schema import (
 )
 from msgspec import Struct
 
-from crow_terminal.blocks import Block, BlockRecord, Call, CommandOutput, Note, UserPrompt
+from crow_terminal.blocks import KEPT_LINES, Block, BlockRecord, Call, CommandOutput, Note, UserPrompt
 from crow_terminal.dialogs import Dialog, ListDialog, Row, TextDialog
 from crow_terminal.forms import Form, start_form
 from crow_terminal.markdown import Prose
@@ -199,6 +199,8 @@ class State:
     command: str = ""
     """The user's command that runs."""
     command_lines: list[str] = field(default_factory=list[str])
+    command_hidden: int = 0
+    """The lines of its output before `command_lines`."""
     since: float = 0.0
     """The time at which the turn, or the command, began."""
     cancelled: bool = False
@@ -211,6 +213,8 @@ class State:
     """Questions of the agent behind the one that is shown."""
     asked: int = 0
     """The id of the agent's question that is shown; 0 for none."""
+    asked_call: str = ""
+    """The id of the tool call that it is about; empty for none."""
     options: list[SessionConfigOption] = field(default_factory=list[SessionConfigOption])
     modes: SessionModeState | None = None
     commands: list[AvailableCommand] = field(default_factory=list[AvailableCommand])
@@ -319,7 +323,8 @@ class State:
         self.queue.clear()
         self.phase = "ended"
         stop = "" if sentence.endswith((".", "!", "?")) else "."
-        note = Note(f"{sentence}{stop} Enter starts it again.", "error")
+        gap = "\n" if "\n" in sentence else " "
+        note = Note(f"{sentence}{stop}{gap}Enter starts it again.", "error")
         return [*effects, Show(note), *self._drop_questions(), *restored]
 
     def remark(self, sentence: str, severity: str = "info") -> list[Effect]:
@@ -331,13 +336,18 @@ class State:
     def ask(self, id: int, request: RequestPermissionRequest | CreateElicitationRequest, now: float) -> list[Effect]:
         """The agent asks for a permission, or with a form."""
         self.waiting.append((id, request))
+        self.transcript.start_question(find_call(request), now)
         return [] if self.asked else self._ask_next(now)
 
     def withdraw(self, id: int, now: float) -> list[Effect]:
         """The agent does not need an answer any more."""
+        for other, request in self.waiting:
+            if other == id:
+                self.transcript.end_question(find_call(request), now)
         self.waiting = [one for one in self.waiting if one[0] != id]
         if self.asked != id:
             return []
+        self.transcript.end_question(self.asked_call, now)
         self.asked, self.dialog = 0, None
         return self._ask_next(now)
 
@@ -346,7 +356,7 @@ class State:
         if not self.waiting:
             return []
         self.asked, request = self.waiting.pop(0)
-        self.dialog_since = now
+        self.asked_call, self.dialog_since = find_call(request), now
         if isinstance(request, RequestPermissionRequest):
             return self._ask_permission(request, now)
         form = start_form(request)
@@ -358,6 +368,7 @@ class State:
     def _ask_permission(self, request: RequestPermissionRequest, now: float) -> list[Effect]:
         call = request.tool_call
         effects = self._show(self.transcript.propose(call, now))
+        self.transcript.start_question(call.tool_call_id, now)
         known = self.transcript.running.get(call.tool_call_id)
         title, about = describe_call(known.call if known else call)
 
@@ -404,6 +415,7 @@ class State:
 
     def _reply(self, response: Any, now: float) -> list[Effect]:
         effects: list[Effect] = [Respond(self.asked, response)]
+        self.transcript.end_question(self.asked_call, now)
         was_entry = isinstance(self.dialog, TextDialog)
         self.asked, self.dialog = 0, None
         return [*effects, *([Edit("")] if was_entry else []), *self._ask_next(now)]
@@ -466,14 +478,16 @@ class State:
         command = text.lstrip("!").strip()
         if not command:
             return []
-        self.command, self.command_lines = command, []
+        self.command, self.command_lines, self.command_hidden = command, [], 0
         if self.phase != "working":
             self.since = now
         return [Run(command, shared)]
 
     def extend_command(self, lines: Sequence[str]) -> list[Effect]:
         """The user's command has printed some lines."""
-        self.command_lines = [*self.command_lines, *lines][-100:]
+        known = [*self.command_lines, *lines]
+        self.command_lines = known[-KEPT_LINES:]
+        self.command_hidden += len(known) - len(self.command_lines)
         return []
 
     def end_command(self, output: CommandOutput, shared: bool, now: float) -> list[Effect]:
@@ -500,6 +514,8 @@ class State:
             return restored
         self.cancelled = True
         self.dialog = None
+        if self.asked:
+            self.transcript.leave_question(self.asked_call)
         self.show_hint("Stopping…", now)
         return [*restored, Cancel()]
 
@@ -708,6 +724,13 @@ def list_entries(option: SelectConfigOption) -> list[SelectEntry]:
     return [
         entry for one in option.options for entry in ([one] if isinstance(one.value, str) else list(one.options or []))
     ]
+
+
+def find_call(request: RequestPermissionRequest | CreateElicitationRequest) -> str:
+    """Return the id of the tool call that a question is about; empty if it is about none."""
+    if isinstance(request, RequestPermissionRequest):
+        return request.tool_call.tool_call_id
+    return request.tool_call_id if isinstance(request.tool_call_id, str) else ""
 
 
 def describe_call(call: Any) -> tuple[str, list[str]]:

@@ -11,7 +11,7 @@ as a synchronized update. The version of prompt_toolkit is pinned, because priva
 import asyncio
 import os
 import sys
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO, cast
 
@@ -44,8 +44,14 @@ FRAME = 0.09
 """Seconds between two frames."""
 EDITOR_ROWS = 10
 """Rows that the editor may take."""
-REWRAPS = "XTERM_VERSION" not in os.environ and os.environ.get("TERM") not in ("linux", "vt100")
-"""Whether the terminal breaks the rows on its screen anew when it becomes narrower. xterm cuts them instead."""
+
+
+def breaks_rows_anew(env: Mapping[str, str]) -> bool:
+    """Return whether the terminal breaks the rows on its screen anew when it becomes narrower.
+
+    xterm cuts them instead. tmux breaks them wherever it runs, and passes on the variables of the terminal around it.
+    """
+    return "TMUX" in env or ("XTERM_VERSION" not in env and env.get("TERM") not in ("linux", "vt100"))
 
 
 class FrameOutput(Vt100_Output):
@@ -130,7 +136,7 @@ class InlineApplication(Application[None]):
         if screen is None or known == self.drawn_size:
             return
         above = cursor.y
-        if REWRAPS:
+        if breaks_rows_anew(os.environ):
             for y in range(cursor.y):
                 row = screen.data_buffer[y]
                 used = max((x + cell.width for x, cell in row.items() if cell.char.strip()), default=0)

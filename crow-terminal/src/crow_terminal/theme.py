@@ -28,7 +28,7 @@ class Theme(Struct, frozen=True):
 
 THEMES: dict[str, Theme] = {
     "dark": Theme(),
-    "light": Theme(accent="34", code="ansi_light"),
+    "light": Theme(accent="34", warning="35", code="ansi_light"),
     "vivid": Theme(accent="1;35", added="30;42", removed="30;41", code="monokai"),
     "mono": Theme("1", "", "", "", "1", "1", "1", "", "", ""),
 }
@@ -36,5 +36,9 @@ THEMES: dict[str, Theme] = {
 
 
 def choose_theme(name: str, env: Mapping[str, str]) -> Theme:
-    """Return the theme of this name; `mono` if the variable NO_COLOR is set."""
-    return THEMES["mono" if env.get("NO_COLOR") else name if name in THEMES else "dark"]
+    """Return the theme of this name; `mono` if the variable NO_COLOR is set.
+
+    Without a name it is `light` where the terminal's variable COLORFGBG says that the background is, else `dark`.
+    """
+    is_light = env.get("COLORFGBG", "").rpartition(";")[2] in ("7", "15")
+    return THEMES["mono" if env.get("NO_COLOR") else name if name in THEMES else "light" if is_light else "dark"]

@@ -153,7 +153,9 @@ def permissions(
         get_permissions(session).changed.add(tool_call.id)
         update = ToolCallUpdate(tool_call_id=tool_call.id, title=tool_call.title, raw_input=tool_call.raw_input)
         await session.update(update)
-        return await session.hooks.permission.run(session, tool_call)
+        if tool_call.is_answered_by_hook:
+            return await session.hooks.permission.run(session, tool_call)
+        return await session.decide(tool_call)
 
     async def judge_with_git(session: Session, tool_call: ToolCall) -> Judgement:
         judgement = judge(session, get_permissions(session), tool_call)

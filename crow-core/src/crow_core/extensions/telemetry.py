@@ -84,6 +84,8 @@ def telemetry(crow: Crow, *, tracer: "Tracer | None" = None) -> None:
 
     @crow.before_tool
     def tool(session: Session, tool_call: ToolCall) -> None:
+        if tool_call.id in get_spans(session):
+            return  # called again, as the user has changed the call
         name = tool_call.name
         attributes = {"gen_ai.tool.name": name, "gen_ai.tool.call.id": tool_call.id, "gen_ai.tool.type": "function"}
         start(session, tool_call.id, f"execute_tool {name}", "execute_tool", **attributes)

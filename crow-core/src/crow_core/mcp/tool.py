@@ -182,6 +182,11 @@ class ToolCall:
         """Whether the called tool is one of this server's."""
         return self.tool is not None and self.tool.server is server
 
+    @property
+    def is_answered_by_hook(self) -> bool:
+        """Whether the called tool has no server to connect, as a function in `before_tool` answers its calls."""
+        return self.tool is not None and self.tool.server is not None and self.tool.server.source is None
+
 
 def parse_tool_call(use: ToolUse, tools: Mapping[str, Tool]) -> ToolCall:
     """Parse a tool call of a reply, look up its tool among `tools`, and convert its arguments for that."""

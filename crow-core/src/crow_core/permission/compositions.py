@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from crow_core.permission.simple_commands import get_parser, get_tables, unescape
+from crow_core.permission.simple_commands import get_tables, parse, unescape
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -113,8 +113,8 @@ def read_composition(text: str) -> Composition | None:
         return None
     if not data or len(data) > LENGTH_LIMIT:
         return None
-    root = get_parser().parse(data).root_node
-    tokens = None if root.has_error else list_tokens(root)
+    root = parse(data)
+    tokens = None if root is None or root.has_error else list_tokens(root)
     commands = None if tokens is None else to_commands(tokens, data)
     folder = ""
     if commands and len(commands) > 1 and commands[1].joiner == "&&" and is_change_of_folder(commands[0]):

@@ -17,7 +17,7 @@ import msgspec
 from crow_core.mcp.tool import ToolCall
 from crow_core.permission.command_patterns import CommandPatterns
 from crow_core.permission.protected import PatternGroup
-from crow_core.permission.simple_commands import SHELLS, UNKNOWN, CommandLine, read_command_line
+from crow_core.permission.simple_commands import LENGTH_LIMIT, SHELLS, UNKNOWN, CommandLine, read_command_line
 from crow_core.permission.subjects import SHELL_QUOTES, is_for_terminal_session, only_polls_terminal
 
 ADDRESS = re.compile(r"(?!file:)\b[a-z][a-z0-9+.-]*://|\b[\w.+-]+@[\w.-]+:", re.IGNORECASE)
@@ -109,6 +109,8 @@ def find_exit(tool_call: ToolCall) -> str:
 
 def find_exit_command(command: str) -> str:
     """Find the reason why a command line may send data away; "" if it is no exit."""
+    if len(command) > LENGTH_LIMIT:
+        return "it is too long to be read"
     plain, table = SHELL_QUOTES.sub("", command), load_exits()
     if any(address in plain for address in table.addresses):
         return "it opens a connection"

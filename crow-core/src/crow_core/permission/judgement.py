@@ -35,6 +35,9 @@ from crow_core.text import to_line
 
 Mode = Literal["ask", "accept-edits", "plan", "yolo"]
 
+TEXT_LIMIT = 100_000
+"""Characters of a command, or of the text of another call that runs something, that are compared with rules."""
+
 MODES = (
     Choice("ask", "Ask", "Reads freely; asks before it changes a file or runs a command"),
     Choice(
@@ -45,6 +48,7 @@ MODES = (
 )
 
 
+PLAN_MODE = "plan mode only reads. Describe the change instead"
 STRICTNESS: dict[Verdict, int] = {"deny": 0, "ask": 1, "allow": 2}
 
 
@@ -166,10 +170,27 @@ def judge(session: Session, permissions: SessionPermissions, tool_call: ToolCall
 
     The first step that decides is the judgement; if none does, the user is asked.
     """
+    if tool_call.kind == "execute" and len(find_subject(session, tool_call)) > TEXT_LIMIT:
+        return judge_too_long(permissions, tool_call)
     call = read_call(session, permissions, tool_call)
     steps = (judge_by_strict_rules, judge_by_mode, judge_by_protection, judge_by_allowing_rules, judge_by_answer)
     decided = (step(call) for step in (*steps, judge_by_kind))
     return next(filter(None, decided), Judgement("ask", rules=call.covering))
+
+
+def judge_too_long(permissions: SessionPermissions, tool_call: ToolCall) -> Judgement:
+    """Judge a call whose text is too long to be compared with rules; an answer holds once."""
+    denying = [rule for rule in permissions.rules.deny if rule.covers(tool_call.name)]
+    length = f"it is longer than {TEXT_LIMIT:,} characters"
+    if rule := next((rule for rule in denying if rule.pattern is None), None):
+        return Judgement("deny", f"the rule {str(rule)!r} says deny")
+    if permissions.mode == "plan":
+        return Judgement("deny", PLAN_MODE)
+    if permissions.mode != "yolo":
+        return Judgement("ask", remark=f"This is not compared with the rules, as {length}.")
+    if denying:
+        return Judgement("deny", f"{length}, so it cannot be compared with the rule {str(denying[0])!r}")
+    return Judgement("allow", "mode yolo")
 
 
 def judge_by_strict_rules(call: JudgedCall) -> Judgement | None:
@@ -188,7 +209,7 @@ def judge_by_mode(call: JudgedCall) -> Judgement | None:
     if kind == "execute" and only_polls_terminal(call.tool_call):
         return Judgement("allow", "it only looks at what was started, or ends it")
     if mode == "plan" and kind not in ("read", "search", "think", "fetch"):
-        return Judgement("deny", "plan mode only reads. Describe the change instead")
+        return Judgement("deny", PLAN_MODE)
     return Judgement("allow", "mode yolo") if mode == "yolo" else None
 
 
@@ -218,10 +239,19 @@ def judge_by_allowing_rules(call: JudgedCall) -> Judgement | None:
         return None
     if program := find_runner_after_edits(call.permissions, call.tool_call, call.line):
         return ask_about_runner(program)
+    if "" in call.line.unclear and (rule := next(filter(is_open, allowing), None)):
+        return Judgement(
+            "ask", remark=f"What this runs cannot be known, and the rule {str(rule)!r} only says how it begins."
+        )
     names = " and ".join(repr(str(rule)) for rule in allowing)
     reason = f"the rule {names}" if len(allowing) == 1 else f"the rules {names}"
     by_pattern = any(rule.pattern is not None for rule in allowing)
     return Judgement("allow", reason, by_pattern=by_pattern, writes=bool(call.line.writes))
+
+
+def is_open(rule: Rule) -> bool:
+    """Test whether a rule has a pattern for more than one text."""
+    return rule.pattern is not None and not set("*?[").isdisjoint(rule.pattern)
 
 
 def judge_by_answer(call: JudgedCall) -> Judgement | None:

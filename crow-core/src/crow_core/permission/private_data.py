@@ -23,6 +23,8 @@ from crow_core.permission.subjects import SHELL_QUOTES, expand_user
 
 TEXT_LIMIT = 50_000
 """Characters of a command that are read."""
+WORDS_LIMIT = 5_000
+"""Different words of a command that are looked at."""
 NAMES_LIMIT = 1_000
 """Files that are looked at for a word with wildcards."""
 WORD = re.compile(r"[^\s:=@<>|&;()`$\"'#!\\]+")
@@ -32,7 +34,7 @@ ESCAPES = re.compile(r"\$'[^']*\\")
 """The beginning of a word that is written in escapes, such as `$'\\x2e'`."""
 VARIABLE = re.compile(r"\$\{?[!#]?([A-Za-z_]\w*)")
 LISTS_VARIABLES = re.compile(
-    r"(?:^|[;&|(\n{]|\b(?:builtin|command)\b)\s*(?:set|(?:export|declare|typeset|readonly)(?:\s+-[px]+)?)\s*(?:$|[;&|)\n>])"
+    r"(?:^|[;&|(\n{]|\b(?:builtin|command)\b)[^\S\n]*(?:set|(?:export|declare|typeset|readonly)(?:\s+-[px]+)?)[^\S\n]*(?:$|[;&|)\n>])"
 )
 """A command of the shell's own that prints all variables."""
 INSTALLED = {".git", "node_modules", ".venv", "venv", "__pycache__", "site-packages", "target"}
@@ -61,7 +63,9 @@ class PrivateNames:
     variables: re.Pattern[str]
     commands: CommandPatterns
     programs: re.Pattern[str]
-    """Finds in a text what may be one of `commands`."""
+    """Finds in a text the programs of `commands`."""
+    following: dict[str, set[str]]
+    """The beginnings of the words that follow each of them; "" for any."""
     quiet: CommandPatterns
     copying: frozenset[str]
     folders: CommandPatterns
@@ -77,13 +81,17 @@ def load_private_names() -> PrivateNames:
     patterns = [pattern.removeprefix("**/") for group in table.files for pattern in group.patterns]
     patterns += [pattern.removesuffix("/**") for pattern in patterns if pattern.endswith("/**")]
     commands = CommandPatterns({pattern: group.reason for group in table.commands for pattern in group.patterns})
-    starts = {" ".join(pattern.split()[:2]) for group in table.commands for pattern in group.patterns}
+    following: dict[str, set[str]] = {}
+    for group in table.commands:
+        for program, *words in map(str.split, group.patterns):
+            following.setdefault(program, set()).add(re.split(r"[*?\[$]", words[0])[0] if words else "")
     return PrivateNames(
         re.compile(rf"(?:.*/)?(?:{join_patterns(patterns)})", re.DOTALL),
         re.compile(join_patterns(table.templates), re.DOTALL),
         re.compile("|".join(to_regex(pattern).pattern for pattern in table.variables), re.IGNORECASE),
         commands,
-        re.compile(rf"(?<![\w.-])(?:{'|'.join(sorted(map(to_start, starts)))})", re.DOTALL),
+        re.compile(rf"(?<![\w.-])(?:{'|'.join(map(re.escape, sorted(following)))})(?![\w-])"),
+        following,
         CommandPatterns(dict.fromkeys(table.quiet, "")),
         frozenset(table.copying),
         CommandPatterns(dict.fromkeys(table.folders, "")),
@@ -96,11 +104,13 @@ def join_patterns(patterns: Sequence[str]) -> str:
     return "|".join(to_regex(pattern.lower()).pattern for pattern in patterns)
 
 
-def to_start(words: str) -> str:
-    """Convert the first two words of a pattern to a regular expression that finds them, with other words between."""
-    program, _, second = words.partition(" ")
-    literal = re.split(r"[*?\[$]", second)[0]
-    return rf"{re.escape(program)}(?![\w-])" + (rf".*?{re.escape(literal)}" if literal else "")
+def may_read(text: str) -> bool:
+    """Whether a text has a program of the table, and behind it the beginning of a word that may follow."""
+    names = load_private_names()
+    first: dict[str, int] = {}
+    for found in names.programs.finditer(text):
+        first.setdefault(found[0], found.end())
+    return any(text.find(word, end) >= 0 for program, end in first.items() for word in names.following[program])
 
 
 def is_private_path(path: str) -> bool:
@@ -127,12 +137,15 @@ def find_private_file(command: str, folder: str, is_named: Callable[[str], bool]
         return "the variables of the shell"
     if ESCAPES.search(command):
         return "a name that is written in escapes"
-    words = {word: path for word in WORD.findall(plain) if (path := find_private_word(word, folder, is_named))}
+    named = dict.fromkeys(WORD.findall(plain))
+    if len(named) > WORDS_LIMIT:
+        return "a command with too many words to be looked at"
+    words = {word: path for word in named if (path := find_private_word(word, folder, is_named))}
     if is_private_path(os.path.normpath(folder)) or (is_named is not None and is_named(folder)):
         words.setdefault("", folder)
     if words and not is_quiet(command, words):
         return next(iter(words.values()))
-    if load_private_names().programs.search(plain):
+    if may_read(plain):
         for spelling in read_command_line(command).commands:
             if (found := spelling.split(" ")) and load_private_names().commands.find(found) is not None:
                 return spelling.replace(UNKNOWN, "…")

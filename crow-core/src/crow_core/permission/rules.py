@@ -44,6 +44,12 @@ class Rule:
     def matches(self, tool: str, subject: str) -> bool:
         return self.covers(tool) and (self.pattern is None or fnmatchcase(subject, self.pattern))
 
+    def matches_any(self, tool: str, subjects: Sequence[str]) -> bool:
+        """Whether it matches a call of which the subject has several forms."""
+        return self.covers(tool) and (
+            self.pattern is None or any(fnmatchcase(subject, self.pattern) for subject in subjects)
+        )
+
     def allows(self, tool: str, command: SimpleCommand) -> bool:
         """Test whether it allows a simple command that is part of a longer command line, or that has quotes.
 
@@ -108,10 +114,10 @@ class Rules:
         """
         forms = [subject, *spellings]
         for rule in self.deny:
-            if any(rule.matches(tool, form) for form in forms):
+            if rule.matches_any(tool, forms):
                 return "deny", rule
         for rule in self.ask:
-            if any(rule.matches(tool, form) for form in forms):
+            if rule.matches_any(tool, forms):
                 return "ask", rule
         for rule in self.allow:
             if rule.matches(tool, subject) and (simple or rule.pattern is None):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache, lru_cache
 from importlib.resources import files
-from itertools import takewhile
+from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -26,6 +26,9 @@ LENGTH_LIMIT = 20_000
 """Bytes of a command line that are read; a longer one is not known."""
 NODES_LIMIT = 10_000
 """Nodes of the tree that are read; a command line with more is not known."""
+OPERATORS_LIMIT = 1_000
+"""Characters in a command line that may be operators; one with more is not known. The time that the parser takes for a
+text with errors grows with the square of their number."""
 DEPTH_LIMIT = 10
 """Command lines inside command lines that are read, as in `sh -c "sh -c …"`; deeper ones are not known."""
 
@@ -45,6 +48,12 @@ KEYWORDS = {"!", "{", "}", "if", "then", "elif", "else", "fi", "while", "until",
 FOLDER_OPTIONS = ("-C", "--chdir", "--directory", "--prefix", "--cwd")
 HARMLESS_FILES = {"/dev/null", "/dev/stdout", "/dev/stderr", "/dev/tty"}
 OTHER_KEYWORDS = {"function", "select", "in"}
+SPLITTING_OPTIONS = ("-S", *("--split-string"[:length] for length in range(3, 15)))
+"""The option of `env` whose value is a command line; it may be abbreviated."""
+COMMAND_VARIABLES = re.compile(
+    r"\w*(COMMAND|PAGER|EDITOR|VISUAL|ASKPASS|LESSOPEN|LESSCLOSE|DIFF|GIT_SSH|BROWSER|PS[0-4])"
+)
+"""Variables whose values programs run."""
 FIND_ACTIONS = {
     "find": ("-exec", "-execdir", "-ok", "-okdir"),
     "fd": ("-x", "-X", "--exec", "--exec-batch"),
@@ -79,12 +88,15 @@ class Subcommands(msgspec.Struct, forbid_unknown_fields=True):
     unclear: list[str] = []
     flags: list[str] = []
     same: dict[str, str] = {}
+    parent: str = ""
+    abbreviated: list[str] = []
+    several: bool = False
 
 
 class Writer(msgspec.Struct, forbid_unknown_fields=True):
     """A program whose arguments name files that it changes."""
 
-    operands: Literal["all", "last", "none"] = "all"
+    operands: Literal["all", "last", "first", "names", "none"] = "all"
     skip: int = 0
     unless: list[str] = []
     when: list[str] = []
@@ -93,6 +105,8 @@ class Writer(msgspec.Struct, forbid_unknown_fields=True):
     keys: list[str] = []
     content: bool = True
     sources: bool = False
+    unknown: list[str] | None = None
+    texts: list[str] = []
 
 
 class CommandTables(msgspec.Struct, forbid_unknown_fields=True):
@@ -161,6 +175,13 @@ def get_parser() -> "Parser":
     return tree_sitter.Parser(tree_sitter.Language(tree_sitter_bash.language()))
 
 
+def parse(data: bytes) -> "Node | None":
+    """Parse a command line; None if that may take long."""
+    if len(data) > LENGTH_LIMIT or len(data) - len(data.translate(None, b"|&;<>(`")) > OPERATORS_LIMIT:
+        return None
+    return get_parser().parse(data).root_node
+
+
 @lru_cache(maxsize=32)
 def read_command_line(text: str) -> CommandLine:
     """Find the simple commands in a command line, also those inside others. The parser reads only what is not plain."""
@@ -179,12 +200,12 @@ def read_into(found: CommandLine, text: str, depth: int) -> None:
     if text in found.texts:
         return
     found.texts.add(text)
-    data = text.encode(errors="replace")
-    if depth > DEPTH_LIMIT or len(data) > LENGTH_LIMIT or sum(map(len, found.texts)) > 2 * LENGTH_LIMIT:
+    is_too_much = depth > DEPTH_LIMIT or sum(map(len, found.texts)) > 2 * LENGTH_LIMIT
+    root = None if is_too_much else parse(text.encode(errors="replace"))
+    if root is None:
         found.unclear.add("")
         return
-    root = get_parser().parse(data).root_node
-    if root.has_error:
+    if root.has_error or "@P}" in text:  # the value of a variable is expanded as a prompt
         found.unclear.add("")
     todo, count = [root], 0
     arguments: dict[int, list[Node]] = {}
@@ -201,6 +222,8 @@ def read_into(found: CommandLine, text: str, depth: int) -> None:
                 found.unclear.add("")
         elif node.type == "file_redirect":
             read_redirection(found, node)
+        elif node.type == "variable_assignment":
+            read_assignment(found, node, depth)
         elif node.type in ("command", "declaration_command", "unset_command", "ERROR"):
             read_command(found, node, arguments.get(node.id, ()), depth)
         todo += reversed(node.named_children)  # the first comes first: a folder changes before the commands behind it
@@ -243,6 +266,13 @@ def read_redirection(found: CommandLine, node: "Node") -> None:
         return
     if path not in HARMLESS_FILES:
         (found.reads if operators[0] == "<" else found.writes).add(path)
+
+
+def read_assignment(found: CommandLine, node: "Node", depth: int) -> None:
+    """Add the commands of a variable that programs run, such as GIT_PAGER."""
+    name, value = node.child_by_field_name("name"), node.child_by_field_name("value")
+    if name and value and COMMAND_VARIABLES.fullmatch((name.text or b"").decode(errors="replace")):
+        read_into(found, to_word(value), depth + 1)
 
 
 def read_command(found: CommandLine, node: "Node", more: "Sequence[Node]", depth: int) -> None:
@@ -333,9 +363,8 @@ def unescape(text: str, escapable: str = "") -> str:
 
 def add_words(found: CommandLine, words: Sequence[str], depth: int) -> None:
     """Add a command, and those that it runs."""
-    while words and (words[0] in KEYWORDS or is_assignment(words[0])):
-        words = words[1:]
-    if not words:
+    before = sum(1 for _ in takewhile(lambda word: word in KEYWORDS or is_assignment(word), words))
+    if not (words := words[before:]):
         return
     if depth > DEPTH_LIMIT or len(found.commands) > COMMANDS_LIMIT or (depth and len(words) > WORDS_LIMIT):
         found.unclear.add("")
@@ -345,22 +374,30 @@ def add_words(found: CommandLine, words: Sequence[str], depth: int) -> None:
     name = os.path.basename(words[0])
     for first in {words[0], name}:
         add_spelling(found, [first, *words[1:]])
-    if name == "env" and (script := find_value(words, ("-S", "--split-string"))) is not None:
+    if name == "env" and (script := find_value(words, SPLITTING_OPTIONS)) is not None:
         read_into(found, script, depth + 1)
     if name in SHELLS:
         add_script(found, words[1:], depth)
     elif name == "eval":
         read_into(found, " ".join(words[1:]), depth + 1)
-    elif name == "trap" and len(words) > 1:
-        read_into(found, words[1], depth + 1)
+    elif name == "trap":
+        read_into(found, next((word for word in words[1:] if word != "--"), ""), depth + 1)
+    elif name == "alias":
+        for word in words[1:WORDS_LIMIT]:
+            read_into(found, word.partition("=")[2], depth + 1)
     elif name in FIND_ACTIONS:
-        for inner in list_actions(words, FIND_ACTIONS[name]):
+        actions = [*islice(list_actions(words, FIND_ACTIONS[name]), ANYWHERE_LIMIT + 1)]
+        for inner in actions[:ANYWHERE_LIMIT]:
             add_words(found, inner, depth + 1)
+        found.unclear.update([""] if len(actions) > ANYWHERE_LIMIT else ())
     if name in ("cd", "pushd"):
         found.moves.append(next((word for word in words[1:] if not word.startswith("-")), UNKNOWN))
     found.moves.extend(words[at + 1] for at, word in enumerate(words[:-1]) if word in FOLDER_OPTIONS)
     for known in {name, to_known_name(name)}:
         add_arguments(found, known, words[1:], depth)
+    program, dash, subcommand = name.partition("-")
+    if dash and subcommand and (table := get_tables().subcommands.get(program)):  # git-push, docker-compose
+        add_subcommand(found, program, [subcommand, *words[1:]], table, depth)
 
 
 def to_known_name(name: str) -> str:
@@ -378,6 +415,8 @@ def add_arguments(found: CommandLine, name: str, words: Sequence[str], depth: in
     tables = get_tables()
     if subcommands := tables.subcommands.get(name) or list_programs_with_subcommands().get(name):
         add_subcommand(found, name, words, subcommands, depth)
+    if name == "find" and "-delete" in words:
+        found.changes.update(takewhile(lambda word: not word.startswith("-"), words))
     if writer := tables.writers.get(name):
         add_writes(found, words, writer)
     if (code := tables.code.get(name)) and may_run_commands(words, code):
@@ -397,7 +436,8 @@ def add_arguments(found: CommandLine, name: str, words: Sequence[str], depth: in
 def list_programs_with_subcommands() -> dict[str, Subcommands]:
     """List the programs of which a subcommand runs a command, with no options."""
     tables = get_tables()
-    return {key.rpartition(" ")[0]: Subcommands() for key in (*tables.wrappers, *tables.code) if " " in key}
+    keys = (*tables.wrappers, *tables.code, *tables.writers)
+    return {key.rpartition(" ")[0]: Subcommands() for key in keys if " " in key}
 
 
 def may_run_commands(words: Sequence[str], code: InlineCode) -> bool:
@@ -430,10 +470,16 @@ def add_subcommand(found: CommandLine, name: str, words: Sequence[str], table: S
         else:
             found.unclear.add(f"{name} ")
             words = words[1:]
-    if words:
-        for subcommand in {words[0], table.same.get(words[0], words[0])}:
-            add_spelling(found, [name, subcommand, *words[1:]])
-            add_arguments(found, f"{name} {subcommand}", words[1:], depth)
+    operands = [at for at, word in enumerate(words[:WORDS_LIMIT]) if not word.startswith("-")] if table.several else [0]
+    for at in operands if words else ():
+        names = {words[at], table.same.get(words[at], words[at])}
+        if words[at] not in (*table.abbreviated, *table.same):
+            plain = re.sub("[A-Z]", lambda letter: f"-{letter[0].lower()}", words[at])
+            names.update(full for full in table.abbreviated if full.startswith(plain))
+        for program in filter(None, (name, table.parent)):
+            for subcommand in sorted(names):
+                add_spelling(found, [program, subcommand, *words[at + 1 :]])
+                add_arguments(found, f"{program} {subcommand}", words[at + 1 :], depth)
 
 
 def add_script(found: CommandLine, words: Sequence[str], depth: int) -> None:
@@ -459,6 +505,8 @@ def add_writes(found: CommandLine, words: Sequence[str], writer: Writer) -> None
         name, equals, value = word.partition("=")
         if f"{name}=" in writer.keys:
             values.append(value)
+        elif word in writer.writes:
+            values.append(next(rest, ""))
         elif word == "--":
             operands += rest
         elif not word.startswith("-") or word == "-":
@@ -480,16 +528,38 @@ def add_writes(found: CommandLine, words: Sequence[str], writer: Writer) -> None
                         next(rest, "")
                     break
     (found.writes if writer.content else found.changes).update(values)
+    for text in writer.texts:
+        found.writes.update(file or UNKNOWN for word in words for file in re.findall(text, word[:CODE_LIMIT]))
     operands = operands[skip:]
-    if not is_active or writer.operands == "none":
+    if not is_active:
         return
+    folders = values or ["."]
     if writer.operands == "all":
         (found.writes if writer.content else found.changes).update(operands)
-    else:  # the last one may be a folder, in which the files keep their names
+    elif writer.operands == "first":
+        found.writes.update(operands[:1])
+    elif writer.operands == "names":
+        names = {os.path.basename(operand.rstrip("/")) for operand in operands}
+        found.writes.update(os.path.join(folder, name) for folder in folders for name in names)
+    elif writer.operands == "last":  # the last one may be a folder, in which the files keep their names
         last = values[-1] if values else operands.pop() if len(operands) > 1 else "."
         found.writes.add(last)
         found.writes.update(os.path.join(last, os.path.basename(source.rstrip("/"))) for source in operands)
         found.changes.update(operands if writer.sources else ())
+        folders = [last]
+    if writer.unknown is not None and (not writer.unknown or has_option(words, writer.unknown)):
+        within = folders if writer.operands in ("last", "names") else ()
+        found.writes.update(os.path.join(folder, UNKNOWN) for folder in within if folder not in (".", "./"))
+        found.writes.update([UNKNOWN] if not within or {".", "./"} & {*within} else ())
+
+
+def has_option(words: Sequence[str], options: Sequence[str]) -> bool:
+    """Test whether one of these options, or words, is among the words, also with other letters in the same word."""
+    return any(
+        word == option or (len(option) == 2 and option[0] == "-" != word[1:2] and word[:1] == "-" and option[1] in word)
+        for word in words
+        for option in options
+    )
 
 
 def find_value(words: Sequence[str], options: Sequence[str]) -> str | None:
@@ -504,11 +574,11 @@ def find_value(words: Sequence[str], options: Sequence[str]) -> str | None:
 
 
 def list_actions(words: Sequence[str], actions: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Yield the commands that are run for files that are found."""
+    """Yield the commands that are run for files that are found, up to their limit of words."""
     for index, word in enumerate(words):
         if word in actions:
-            rest = words[index + 1 :]
-            yield rest[: next((at for at, other in enumerate(rest) if other in (";", "+")), len(rest))]
+            rest = words[index + 1 : index + WORDS_LIMIT + 2]
+            yield [*takewhile(lambda other: other not in (";", "+"), rest)]
 
 
 def unwrap(words: Sequence[str], wrapper: Wrapper) -> Iterator[Sequence[str]]:
@@ -520,20 +590,22 @@ def unwrap(words: Sequence[str], wrapper: Wrapper) -> Iterator[Sequence[str]]:
         if len(words) > ANYWHERE_LIMIT:
             yield [UNKNOWN]
         return
-    unknown = 0
-    while words and (words[0].startswith("-") or is_assignment(words[0])):
-        if words[0] == "--":
-            words = words[1:]
-            break
-        unknown += words[0].startswith("-") and words[0] not in wrapper.values and "=" not in words[0]
-        words = words[2:] if words[0] in wrapper.values else words[1:]
-    words = words[wrapper.operands :]
-    for index in range(min(unknown, 3) + 1):  # an option that is not known may take the next word
-        inner = words[index:]
-        while inner and is_assignment(inner[0]):
-            inner = inner[1:]
-        if inner:
-            yield inner
+    at, may_be_value = 0, False
+    while at < len(words):
+        word, is_value = words[at], may_be_value
+        may_be_value = word.startswith("-") and "=" not in word and word != "--"
+        if word in wrapper.values:
+            at, may_be_value = at + 2, False
+        elif (word.startswith("-") and word != "--") or is_assignment(word):
+            at += 1
+        else:
+            start = at + (word == "--") + wrapper.operands
+            start += sum(1 for _ in takewhile(is_assignment, words[start:]))
+            if start < len(words):
+                yield words[start:]
+            if not is_value or at > WORDS_LIMIT:  # an option that is not known may take the word as its value
+                return
+            at += 1
 
 
 def is_assignment(word: str) -> bool:

@@ -92,8 +92,8 @@ def find_spellings(session: Session, tool_call: ToolCall, subject: str) -> list[
         return spell_path(session, path)
     # Coarser than `read_command_line`, and needed where that cannot read a command and nobody is asked (mode yolo).
     pieces = [piece for text in (subject, SHELL_QUOTES.sub("", subject)) for piece in OPERATORS.split(text)]
-    commands = [" ".join(piece.split()) for piece in pieces]
-    return [*commands, *(COMMAND_PREFIXES.sub("", command, count=1) for command in commands)]
+    commands = dict.fromkeys(" ".join(piece.split()) for piece in dict.fromkeys(pieces))  # each is compared once
+    return [*(commands | dict.fromkeys(COMMAND_PREFIXES.sub("", command, count=1) for command in commands))]
 
 
 def spell_path(session: Session, path: str) -> list[str]:

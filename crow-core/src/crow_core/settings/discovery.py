@@ -25,8 +25,8 @@ LISTING_TIMEOUT = 0.7
 """Seconds that a local server may take to list its models."""
 
 NO_MODEL_MESSAGE = """No model is configured, and no local server (Ollama, LM Studio, llama.cpp, vLLM) answers.
-Run `crow setup`, which asks for a model, tests it and writes ~/.config/crow/config.toml.
-Or set OPENAI_BASE_URL and CROW_MODEL, for example http://localhost:11434/v1 and qwen3:8b; for OpenAI, OPENAI_API_KEY.
+Run `crow setup`, which asks for a model, tests it and writes ~/.config/crow/config.toml; or start a local server.
+For OpenAI, set OPENAI_API_KEY and CROW_MODEL; for any other, OPENAI_BASE_URL and CROW_MODEL.
 `crow demo` works right now, without any model."""
 
 OPENAI_URL = "https://api.openai.com/v1"

@@ -214,7 +214,7 @@ class PuppetAgent:
         try:
             await self.ask_client("fs/write_text_file", request)
         except RpcError as error:
-            await self.do_say(id, f"not written: {error.message}")
+            await self.do_say(id, f"not written: {[*getattr(error, '__notes__', ()), error.message][0]}")
 
     async def do_open(self, id: str, command: str) -> str:
         words = shlex.split(command)

@@ -35,6 +35,7 @@ class OutputCapture:
         self._head = bytearray()
         self._tail = bytearray()
         self._dropped = 0  # characters
+        self._lines = 0  # line ends so far
         self._path = path
         self._from_terminal = from_terminal
         self._file: BinaryIO | None = None
@@ -42,6 +43,7 @@ class OutputCapture:
 
     def feed(self, data: bytes) -> None:
         """Add output."""
+        self._lines += data.count(b"\n")
         if self._file:
             self._write(data)
         room = MAX_END_BYTES - len(self._head)
@@ -75,16 +77,17 @@ class OutputCapture:
         text = self.get_text(limit)
         if not self._file:
             self._open_file()
-        self._head, self._tail, self._dropped = bytearray(), bytearray(), 0
+        self._head, self._tail, self._dropped, self._lines = bytearray(), bytearray(), 0, 0
         return text
 
     def get_end(self, limit: int) -> str:
-        """Return the last lines of the output, cleaned, in at most `limit` characters."""
+        """Return the last lines of the output, cleaned, in about `limit` characters, after the number of the others."""
         data = (self._head[-4 * limit :] + self._tail[-4 * limit :])[-4 * limit :]
         text = self._clean(data.decode("utf-8", "replace"))
         if len(data) < 4 * limit and len(text) <= limit:
             return text
-        return "…\n" + text[2 - limit :].partition("\n")[2]  # whole lines only, because crow masks secrets in them
+        end = text[2 - limit :].partition("\n")[2]  # whole lines only, because crow masks secrets in them
+        return f"… {max(self._lines - end.count(chr(10)), 1)} lines before\n{end}"
 
     def close(self) -> None:
         """Close the file."""

@@ -117,13 +117,20 @@ async def to_text(body: bytes, kind: PageKind, charset: str | None, url: str) ->
     command = [sys.executable, "-P", "-m", "crow_mcp_server.web.page_text", kind, charset or "", url]
     names = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "SYSTEMROOT")  # no secrets for code that reads foreign pages
     env = {name: os.environ[name] for name in names if name in os.environ}
-    with TemporaryFile() as file:  # not a pipe, which breaks when the process ends early
-        file.write(body)
-        file.seek(0)
-        done = await anyio.run_process(command, stdin=file, env=env, check=False)
-    if done.returncode == 0:
-        return done.stdout.decode()
-    reason = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+    with TemporaryFile() as page, TemporaryFile() as text, TemporaryFile() as errors:  # pipes break when it ends early
+        page.write(body)
+        page.seek(0)
+        process = None
+        with anyio.CancelScope(shield=True):  # asyncio leaves a process behind whose start is cancelled
+            process = await anyio.open_process(command, stdin=page, stdout=text, stderr=errors, env=env)
+        assert process
+        async with process:
+            code = await process.wait()
+        text.seek(0)
+        errors.seek(0)
+        if code == 0:
+            return text.read().decode()
+        reason = errors.read().decode(errors="replace").strip().rpartition("\n")[2]
     raise UnreadablePage(reason or "reading it took too much time or memory")
 
 

@@ -1,0 +1,88 @@
+"""Read an image from the system's clipboard, by the programs that can."""
+
+import asyncio
+import base64
+import os
+import re
+import shutil
+import signal
+from collections.abc import Sequence
+from contextlib import suppress
+
+from crow_core.acp.schema import ImageBlock
+
+from crow_terminal.prompts import MAX_IMAGE_BYTES
+
+TYPES = ("image/png", "image/jpeg", "image/webp", "image/gif")
+COMMANDS: tuple[tuple[str, ...], ...] = (
+    *(("wl-paste", "--no-newline", "--type", each) for each in TYPES),
+    *(("xclip", "-selection", "clipboard", "-target", each, "-out") for each in TYPES),
+    ("pngpaste", "-"),
+    ("osascript", "-e", "get the clipboard as «class PNGf»"),
+)
+"""The commands that print the image, in the order in which they are tried: Wayland, X11, macOS."""
+TIMEOUT = 5.0
+"""Seconds for all commands together: the program that owns the clipboard may not answer."""
+APPLE_DATA = re.compile(rb"\s*\xc2\xabdata PNGf([0-9A-Fa-f]+)\xc2\xbb\s*")
+"""The output of osascript."""
+
+
+class NoImage(Exception):
+    """There is no image to paste; the message is a sentence for the user."""
+
+
+async def read_clipboard() -> ImageBlock:
+    """Read the image from the clipboard. Raises NoImage."""
+    commands = [command for command in COMMANDS if shutil.which(command[0])]
+    if not commands:
+        raise NoImage("No program here reads images from the clipboard: install wl-clipboard (Wayland) or xclip (X11).")
+    try:
+        async with asyncio.timeout(TIMEOUT):
+            for command in commands:
+                data = await read_output(command, 2 * MAX_IMAGE_BYTES + 100)  # osascript takes two characters a byte
+                if apple := APPLE_DATA.fullmatch(data):
+                    data = bytes.fromhex(apple[1].decode())
+                if mime_type := detect_type(data):
+                    if len(data) > MAX_IMAGE_BYTES:
+                        raise NoImage(f"The image in the clipboard is larger than {MAX_IMAGE_BYTES // 1_000_000} MB.")
+                    return ImageBlock(data=base64.b64encode(data).decode(), mime_type=mime_type)
+    except TimeoutError:
+        raise NoImage(f"The clipboard did not answer within {TIMEOUT:g} seconds.") from None
+    raise NoImage("There is no image in the clipboard.")
+
+
+def detect_type(data: bytes) -> str:
+    """Return the media type of an image by its first bytes; empty for anything else."""
+    if data.startswith(b"\x89PNG\r\n\x1a\n"):
+        return "image/png"
+    if data.startswith(b"\xff\xd8\xff"):
+        return "image/jpeg"
+    if data.startswith((b"GIF87a", b"GIF89a")):
+        return "image/gif"
+    return "image/webp" if data[:4] == b"RIFF" and data[8:12] == b"WEBP" else ""
+
+
+async def read_output(command: Sequence[str], limit: int) -> bytes:
+    """Run a command without a shell and return its output, up to some more than `limit` bytes; empty if it fails."""
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    except OSError:
+        return b""
+    assert process.stdout
+    data = bytearray()
+    try:
+        while len(data) <= limit and (piece := await process.stdout.read(1 << 20)):
+            data += piece
+        if len(data) <= limit and await process.wait():
+            return b""
+    finally:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+    return bytes(data)
