@@ -1009,6 +1009,40 @@ def test_env_file_of_the_working_folder_does_not_change_fastmcps_settings(tmp_pa
     assert printed(ours + SETTINGS) == "5.0 []\n"
 
 
+ENDS_DURING_AN_IMPORT = """
+import asyncio, atexit, time
+from threading import Event
+from typing import Annotated
+from crow_core.mcp.server import run_in_thread
+from pydantic import BeforeValidator, TypeAdapter
+
+began, ending = Event(), Event()
+
+def work(value):
+    began.set()
+    ending.wait()
+    for _ in range(200):
+        time.sleep(0.001)
+    print("done", flush=True)
+    return value
+
+async def main():
+    native = TypeAdapter(Annotated[int, BeforeValidator(work)])  # calls `work` from Rust, as imports do
+    task = asyncio.ensure_future(run_in_thread(lambda: native.validate_python(1)))
+    while not began.is_set():
+        await asyncio.sleep(0.001)
+    task.cancel()
+    atexit.register(ending.set)
+
+asyncio.run(main())
+"""
+
+
+def test_a_process_that_ends_during_an_import_does_not_crash():
+    done = subprocess.run([sys.executable, "-c", ENDS_DURING_AN_IMPORT], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+
+
 @asynccontextmanager
 async def serve_http(server: FastMCP, port: int) -> AsyncGenerator[None]:
     """Serve a FastMCP server on a port of this machine."""

@@ -4,9 +4,11 @@ Importing FastMCP takes about a second, so it is imported in a thread when the f
 """
 
 import asyncio
+import atexit
 import importlib
 import logging
 import os
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Hashable, Sequence
@@ -75,6 +77,8 @@ URL_ELICITATION_REQUIRED = -32042
 """The MCP error code of a tool call that requires the user to visit a page first."""
 REASON_LIMIT = 4000
 """Characters of a server's error message that are used."""
+EXIT_LIMIT = 5.0
+"""Seconds that the end of the process waits at most for a thread that imports a module."""
 STOP_GRACE = 1.0
 """Seconds a server may take to end; then all its processes are killed."""
 
@@ -805,8 +809,33 @@ def from_acp(config: McpServer, cwd: str, auth: Callable[[], Any] | None = None)
     return source.server
 
 
+class ImportThread(threading.Thread):
+    """A daemon thread that imports modules.
+
+    Python ends a daemon thread in a way that aborts the process if the thread is in a function written in C++ or Rust.
+    The process therefore stops the thread's imports at exit, and waits for the thread.
+    """
+
+    def start(self) -> None:
+        atexit.register(self._end)
+        super().start()
+
+    def run(self) -> None:
+        super().run()
+        atexit.unregister(self._end)
+
+    def _end(self) -> None:
+        sys.meta_path.insert(0, cast("Any", self))
+        self.join(EXIT_LIMIT)
+
+    def find_spec(self, *_: object) -> None:
+        """Raise SystemExit if this thread looks for another module: a method of the finders in `sys.meta_path`."""
+        if threading.current_thread() is self:
+            raise SystemExit
+
+
 async def run_in_thread(function: Callable[[], T]) -> T:
-    """Run a slow import in a daemon thread, so that the process can exit while it runs."""
+    """Run a slow import in a thread, so that the process can exit while it runs."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
@@ -822,7 +851,7 @@ async def run_in_thread(function: Callable[[], T]) -> T:
         with suppress(RuntimeError):  # the loop has closed
             loop.call_soon_threadsafe(settle, *outcome)
 
-    threading.Thread(target=work, daemon=True, name="crow-import").start()
+    ImportThread(target=work, daemon=True, name="crow-import").start()
     return await future
 
 
