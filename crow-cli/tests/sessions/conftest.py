@@ -46,7 +46,7 @@ from crow_core.acp.schema import (
     UserMessageChunk,
 )
 from crow_core.acp.transports import ChildTransport
-from crow_core.messages import INTERRUPTED
+from crow_core.messages import INTERRUPTED, NOT_RUN
 from crow_core.testing import Editor, Failure, Reply, ScriptedCall, ScriptedServer
 from crow_core.testing.script import get_usage
 
@@ -630,7 +630,7 @@ def describe_call(call: dict[str, Any], commands: bool) -> str:
     hidden = call.get("kind") == "execute" and not commands
     parts = [] if hidden else [describe_content(part) for part in call.get("content") or []]
     status = call.get("status")
-    if status in ("pending", "in_progress") or (status == "failed" and parts in ([], [INTERRUPTED])):
+    if status in ("pending", "in_progress") or (status == "failed" and parts in ([], [INTERRUPTED], [NOT_RUN])):
         return f"{call.get('name')}({call.get('raw_input')}) was interrupted"
     return "\n".join([f"{call.get('title')} ({call.get('kind')}, {status})", *parts])
 
