@@ -1022,7 +1022,7 @@ def work(value):
     began.set()
     ending.wait()
     for _ in range(200):
-        time.sleep(0.001)
+        time.sleep(0.001)  # gives the main thread, which is ending, its turns
     print("done", flush=True)
     return value
 

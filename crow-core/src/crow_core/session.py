@@ -402,7 +402,7 @@ class Hooks:
     """Every hook of an app, with its contract and an example. `help(Crow.before_tool)` shows one of them."""
 
     asks_last = False
-    """Whether functions that are in `permission`, too, are the last of `before_tool`, whatever the order of use."""
+    """True if `before_tool` calls the functions that are also in `permission` last; if false, in the order of use."""
 
     session_start: Observe[[Session]] = Observe("""
         Called when a session has opened, while its MCP servers are starting.

@@ -50,7 +50,7 @@ class Call(Struct, frozen=True):
     """Whether its diffs were printed before, with the question for permission."""
     denied: bool = False
     not_run: bool = False
-    """Whether it ended before it began, as its turn was cancelled."""
+    """True if the tool did not run, because the turn ended before."""
 
 
 class Proposal(Struct, frozen=True):
@@ -97,7 +97,7 @@ class OpenCall(Struct):
     asked_at: float | None = None
     """The time since which the user is asked about it; None if nothing is asked."""
     is_left: bool = False
-    """Whether the user cancelled the turn in place of an answer."""
+    """True if the user cancelled the turn instead of answering the question about this call."""
 
     def get_seconds(self, now: float) -> float:
         """Return how long it has run, without the time in which the user was asked about it."""

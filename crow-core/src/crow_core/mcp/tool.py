@@ -184,7 +184,7 @@ class ToolCall:
 
     @property
     def is_answered_by_hook(self) -> bool:
-        """Whether the called tool has no server to connect, as a function in `before_tool` answers its calls."""
+        """True if a function in `before_tool` answers the call, as its tool has a definition and no server to call."""
         return self.tool is not None and self.tool.server is not None and self.tool.server.source is None
 
 

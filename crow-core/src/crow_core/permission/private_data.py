@@ -105,7 +105,7 @@ def join_patterns(patterns: Sequence[str]) -> str:
 
 
 def may_read(text: str) -> bool:
-    """Whether a text has a program of the table, and behind it the beginning of a word that may follow."""
+    """Test whether a text may name private data: it has a program of the table, and a word that belongs to it later."""
     names = load_private_names()
     first: dict[str, int] = {}
     for found in names.programs.finditer(text):

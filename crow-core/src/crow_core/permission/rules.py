@@ -45,7 +45,7 @@ class Rule:
         return self.covers(tool) and (self.pattern is None or fnmatchcase(subject, self.pattern))
 
     def matches_any(self, tool: str, subjects: Sequence[str]) -> bool:
-        """Whether it matches a call of which the subject has several forms."""
+        """Test whether the rule matches a tool call whose subject can be written in any of these forms."""
         return self.covers(tool) and (
             self.pattern is None or any(fnmatchcase(subject, self.pattern) for subject in subjects)
         )
