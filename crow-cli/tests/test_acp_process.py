@@ -413,11 +413,14 @@ async def test_crows_own_methods_are_announced_and_answered(machine: "Machine"):
             told = await editor.initialize("editor", ClientCapabilities())
             session = await editor.new_session(str(machine.project))
             assert told.agent_capabilities.meta
-            assert told.agent_capabilities.meta["crow"]["methods"] == ["_crow/search", "_crow/usage", "_crow/undo"]
+            methods = ["_crow/search", "_crow/steer", "_crow/usage", "_crow/undo"]
+            assert told.agent_capabilities.meta["crow"]["methods"] == methods
             assert (await editor.request("_crow/usage", {"sessionId": session.session_id}))["calls"] == 0
             assert await editor.request("_crow/search", {"sessionId": session.session_id, "words": "crow"}) == {
                 "hits": []
             }
+            steer = {"sessionId": session.session_id, "prompt": [{"type": "text", "text": "no turn runs"}]}
+            assert await editor.request("_crow/steer", steer) == {"taken": False}
             with pytest.raises(RpcError, match="Nothing was taken back"):
                 await editor.request("_crow/undo", {"sessionId": session.session_id})
 

@@ -496,6 +496,6 @@ async def test_interrupted_reply_ends_the_turn_with_its_error_unless_a_hook_cont
         session = await editor.new_session("/")
         with pytest.raises(RpcError) as failure:
             await editor.prompt(session.session_id, "go")
-        assert failure.value.data == {"details": "The connection broke."}
+        assert failure.value.data == {"retry": True, "details": "The connection broke."}
         assert (await editor.prompt(session.session_id, "again")).stop_reason == "end_turn"
     assert len(model.requests) == 3

@@ -17,7 +17,8 @@ from crow_core.app import Crow
 from crow_core.errors import StoreError
 from crow_core.extensions.permissions import permissions
 from crow_core.mcp.server import Server
-from crow_core.testing import Reply, ScriptedModel, connect
+from crow_core.messages import marker_kind
+from crow_core.testing import Reply, ScriptedCall, ScriptedModel, connect
 from crow_persistence import commits, leases, requests
 from crow_persistence import database as module
 from crow_persistence.batch import SELECT_LAST_ID
@@ -93,6 +94,23 @@ async def test_a_prompt_takes_two_commits_and_a_tool_turn_two_more(database: Dat
             found.clear()
             await editor.prompt(session.session_id, "1 + 2, ten times?")
             assert 11 <= len(found) <= 2 + 2 * 10
+
+
+async def test_a_turn_with_a_key_takes_no_more_commits(database: Database, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(commits, "COMMIT_DELAY", 3600)  # the machine may be slow
+    asked: ScriptedCall = {"name": "demo_add", "arguments": {"a": 1, "b": 2}}
+    use = Reply("Let me see.", tool_calls=[asked])
+    crow = app(database, ScriptedModel([Reply("Hello."), Reply("Hello."), use, Reply("3.")]))
+    async with connect(crow.use(permissions, mode="yolo")) as editor:
+        session = crow.sessions[(await editor.new_session("/")).session_id]
+        counts: list[int] = []
+        for key in ("open the database", "hi", "1 + 2?"):
+            with count_commits(database) as found:
+                await crow.prompt(session, {"role": "user", "content": key}, key=key)
+            counts.append(len(found))
+        assert 1 <= counts[1] <= 2
+        assert 1 <= counts[2] <= 4
+        assert [marker_kind(entry) for entry in session.log].count("started") == 1
 
 
 @pytest.mark.parametrize(("limit", "is_idle"), [(3600, True), (0, False)], ids=["idle", "busy too long"])

@@ -136,6 +136,22 @@ async def test_lease_of_a_killed_process_expires_at_once(database: Database, pro
         await load(crow, id)
 
 
+async def test_executor_whose_leases_were_broken_writes_nothing(database: Database):
+    leases.EXECUTOR[:] = ["worker_1"]
+    async with app(database) as woken:
+        session = await talk(woken, "one")
+        leases.EXECUTOR.clear()
+        async with app(database) as other:
+            with database.begin_write() as connection:
+                assert leases.break_leases(connection, "workerx1") == 0, "the id is no pattern"
+                assert leases.break_leases(connection, "worker_1") == 1
+            again = await load(other, session.id)
+            with pytest.raises(StoreError, match="was taken over by"):
+                await say(woken, session, "two")
+            await say(other, again, "three")
+            assert said(database, session.id) == ["one", "three"]
+
+
 @pytest.mark.parametrize("owner", ["else/0/0:1:2:3", "", "nonsense", ":::::", "else:x:y:z"])
 async def test_lease_of_an_unreachable_owner_expires_after_the_timeout(database: Database, owner: str):
     async with app(database) as crow:

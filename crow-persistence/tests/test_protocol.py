@@ -39,6 +39,7 @@ from crow_core.acp.schema import (
 )
 from crow_core.app import Crow
 from crow_core.extensions.permissions import permissions
+from crow_core.extensions.steering import steering
 from crow_core.extensions.titles import titles
 from crow_core.mcp.server import Server
 from crow_core.mcp.tool import ToolCall as ToolCallValue
@@ -435,3 +436,37 @@ async def test_invalid_search_is_refused(database: Database, wrong: dict[str, An
         with pytest.raises(RpcError) as refused:
             await editor.request("_crow/search", {"sessionId": session.session_id, **wrong})
         assert refused.value.code == INVALID_PARAMS
+
+
+async def test_words_that_joined_a_running_turn_are_shown_again_where_they_were(database: Database):
+    streaming, finish = asyncio.Event(), asyncio.Event()
+
+    async def answer(request: dict[str, Any]) -> Reply:
+        if streaming.is_set():
+            return Reply("In blue.")
+        streaming.set()
+        await finish.wait()
+        return Reply("Done.")
+
+    url = database.url.render_as_string(hide_password=False)
+    crow = Crow(ScriptedModel(answer)).use(persistence, url=url, folder=database.folder).use(steering)
+    async with connect(crow) as editor:
+        session = (await editor.new_session("/")).session_id
+        turn = asyncio.ensure_future(editor.prompt(session, "go"))
+        await streaming.wait()
+        words = {"sessionId": session, "prompt": [{"type": "text", "text": "rather"}]}
+        steer = asyncio.ensure_future(editor.request("_crow/steer", words))
+        while not any(one.state.get("steering") and one.state["steering"].waiting for one in crow.sessions.values()):
+            await asyncio.sleep(0)
+        finish.set()
+        await turn
+        assert await steer == {"taken": True}
+        await editor.request("session/close", CloseSessionRequest(session_id=session))
+        shown = len(editor.updates)
+        await editor.request("session/load", LoadSessionRequest(session_id=session, cwd="/", mcp_servers=[]))
+        texts = [
+            each.content.text
+            for each in editor.updates[shown:]
+            if isinstance(each, UserMessageChunk | AgentMessageChunk) and isinstance(each.content, TextBlock)
+        ]
+    assert texts == ["go", "Done.", "rather", "In blue."]

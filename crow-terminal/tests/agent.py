@@ -43,6 +43,7 @@ from crow_core.acp.schema import (
     ToolCallFields,
     ToolCallUpdate,
     UsageUpdate,
+    UserMessageChunk,
 )
 from crow_core.acp.transports import stdio
 
@@ -56,12 +57,14 @@ class Agent:
             "session/cancel": self.cancel,
             "session/set_config_option": self.set_option,
         }
-        self.connection = Connection(transport, AGENT_METHODS, CLIENT_METHODS, handlers)
+        self.connection = Connection(transport, AGENT_METHODS, CLIENT_METHODS, handlers, fallback=self.steer)
         self.model = "small"
         self.cancelled = asyncio.Event()
 
     async def initialize(self, params: InitializeRequest) -> InitializeResponse:
         own: Any = {"crow": {"permissionAnswers": ["reason", "command"]}}
+        if "STEERS" in os.environ:
+            own["crow"]["methods"] = ["_crow/steer"]
         return InitializeResponse(
             protocol_version=1,
             agent_info=Implementation(name="parrot", version="1"),
@@ -130,6 +133,15 @@ class Agent:
                 await self.say(f"You said: {text} <{self.model}>")
         await self.send(UsageUpdate(used=5_000, size=20_000))
         return PromptResponse(stop_reason="end_turn")
+
+    async def steer(self, method: str, params: dict[str, Any]) -> dict[str, bool]:
+        """Take words that do not begin with “no”; the others wait for the end of the turn."""
+        text = params["prompt"][0]["text"]
+        if text.startswith("no"):
+            await self.cancelled.wait()
+            return {"taken": False}
+        await self.send(UserMessageChunk(content=TextBlock(text=text), message_id=text))
+        return {"taken": True}
 
     async def ask(self) -> None:
         call: Any = {"tool_call_id": "1", "title": "rm -rf build", "kind": "execute"}

@@ -13,6 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from crow_core.acp.schema import AgentMessageChunk, TextBlock
+from crow_terminal.agents import AgentAddress
+from crow_terminal.chat import Chat, Settings
+from crow_terminal.state import Show
 from crow_terminal.terminal import breaks_rows_anew
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"0" * 100_000
@@ -99,6 +103,26 @@ def test_enter_once_more_sends_the_queue_now(start: "Start"):
     screen.until("» now")
     screen.type("\r")
     screen.until("You said: now")
+
+
+def test_enter_steers_alt_q_queues_and_esc_gives_back_what_was_not_taken(start: "Start"):
+    screen = start(STEERS="1")
+    screen.until("small")
+    screen.type("wait\r")
+    screen.until("waiting")
+    screen.type("rather\r")
+    screen.until(lambda: {"❯ rather", "❯"} <= {*screen.text.split("\n")} and "» " not in screen.text)
+    screen.type("nothing\r")
+    screen.until("» nothing")
+    screen.type("later\x1bq")
+    screen.until("» later")
+    screen.type("draft")
+    screen.until("❯ draft")
+    screen.type("\x1b")
+    screen.until("Cancelled.")
+    screen.until("❯ nothing\nlater\ndraft")
+    screen.type("\r")
+    screen.until("You said: nothing")
 
 
 def test_ctrl_c_twice_leaves(start: "Start"):
@@ -234,6 +258,28 @@ def test_images_are_pasted_from_the_clipboard_and_as_paths(start: "Start", tmp_p
     screen.type("\r")
     flat = "I see " + ", ".join(f"{length} bytes of image/png" for length in (len(PNG), len(PNG), len(PNG) + 4))
     screen.until(lambda: flat in screen.text.replace("\n", " "))
+
+
+def test_an_image_that_is_too_large_is_named(start: "Start", tmp_path: Path):
+    with (tmp_path / "large.png").open("wb") as file:
+        file.truncate(10_000_001)
+    screen = start()
+    screen.until("small")
+    screen.type(f"look {tmp_path}/large.png\r")
+    screen.until("large.png: larger than 10 MB: the agent gets the path alone.")
+
+
+def test_open_text_stays_until_it_is_printed():
+    """A key draws the editor again between the end of a block and the frame that prints it."""
+    chat = Chat(Settings(AgentAddress("crow", ("true",)), "/"))
+    chat.state.transcript.add(AgentMessageChunk(content=TextBlock(text="Some words")), 0)
+    tail = chat.paint_tail(80)
+    assert "Some words" in "".join(tail)
+    blocks = chat.state.transcript.add(AgentMessageChunk(content=TextBlock(text=" end.\n\nNext")), 0)
+    chat.perform([Show(block) for block in blocks])
+    assert chat.paint_tail(80) == tail
+    assert "Some words end." in "".join(chat.take_lines(80))
+    assert "Next" in "".join(chat.paint_tail(80))
 
 
 def test_an_agent_that_takes_no_images_is_named(start: "Start"):

@@ -28,6 +28,7 @@ from crow_core.acp.schema import (
     ToolCallUpdate,
     Usage,
     UsageUpdate,
+    UserMessageChunk,
 )
 from crow_terminal.blocks import CommandOutput, Note, UserPrompt
 from crow_terminal.commands import find_command, find_local_commands
@@ -49,6 +50,7 @@ from crow_terminal.state import (
     SetOption,
     Show,
     State,
+    Steer,
     TakeBack,
 )
 from crow_terminal.text import measure
@@ -110,9 +112,105 @@ def test_esc_cancels_once_and_gives_the_queue_back():
     assert state.stop(0.0) == []
     state.submit("one", 0.0)
     state.submit("two", 1.0)
-    assert state.stop(1.0) == [Edit("two"), Cancel()]
+    assert state.stop(1.0) == [Edit("two", keep=True), Cancel()]
     assert state.stop(1.0) == []
     assert sent(state.end_turn(PromptResponse(stop_reason="cancelled"), 2.0)) == []
+
+
+CANCELLED = PromptResponse(stop_reason="cancelled")
+
+
+def steering() -> State:
+    """Return a state in a turn of an agent that takes words for it."""
+    state = ready(abilities=Abilities(steers=True))
+    state.submit("one", 0.0)
+    return state
+
+
+def steer(state: State, text: str) -> Steer:
+    edit, effect = state.submit(text, 1.0)
+    assert edit == Edit("")
+    assert isinstance(effect, Steer)
+    assert effect.text == text
+    return effect
+
+
+def test_enter_steers_and_words_that_are_taken_are_shown_when_the_agent_shows_them():
+    state = steering()
+    words = steer(state, "rather")
+    assert any("» rather" in line for line in compose_above(state, 1.0, 80, 24, THEMES["mono"], []))
+    chunk = UserMessageChunk(content=TextBlock(text="rather"), message_id="1")
+    assert state.receive(chunk, 2.0) == []
+    assert state.end_steer(words, True, 2.0) == [Show(UserPrompt("rather"))]
+    assert state.prompts == ["one", "rather"]
+    assert not any("»" in line for line in compose_above(state, 2.0, 80, 24, THEMES["mono"], []))
+    assert sent(state.end_turn(END, 3.0)) == []
+
+
+def test_words_that_the_turn_did_not_take_are_sent_before_the_queue_whichever_answer_comes_first():
+    for late in (False, True):
+        state = steering()
+        state.outputs.append(CommandOutput("ls", "a", 0))
+        first, second = steer(state, "first"), steer(state, "second")
+        assert first.outputs
+        state.submit("queued", 1.0, later=True)
+        done = sent(state.end_turn(END, 2.0)) if late else []
+        assert done == []
+        done = [*sent(state.end_steer(first, False, 2.0)), *sent(state.end_steer(second, False, 2.0))]
+        effects = state.end_turn(END, 2.0) if not late else []
+        assert [*done, *sent(effects)] == ["first"]
+        assert state.queue == ["second", "queued"]
+        assert state.prompts == ["one", "first"]
+
+
+def test_enter_without_text_sends_what_steers_as_a_prompt():
+    state = steering()
+    words = steer(state, "rather")
+    assert state.submit("", 1.0) == [Cancel()]
+    assert sent(state.end_turn(CANCELLED, 2.0)) == []
+    assert sent(state.end_steer(words, False, 2.0)) == ["rather"]
+
+
+def test_esc_gives_back_what_the_turn_did_not_take_and_keeps_what_is_typed():
+    state = steering()
+    taken, words = steer(state, "taken"), steer(state, "rather")
+    assert state.stop(1.0) == [Cancel()]
+    assert state.end_steer(taken, True, 1.0) == []
+    assert sent(state.submit("next", 1.0)) == []
+    assert sent(state.end_turn(CANCELLED, 2.0)) == []
+    effects = state.end_steer(words, False, 2.0)
+    assert effects[0] == Edit("rather", keep=True)
+    assert sent(effects) == ["next"]
+
+
+def test_a_turn_that_fails_and_an_agent_that_ends_give_back_what_was_not_taken():
+    state = steering()
+    words = steer(state, "rather")
+    state.fail_turn("The model did not answer.", 1.0)
+    assert state.end_steer(words, False, 1.0) == [Edit("rather", keep=True)]
+    state = steering()
+    words = steer(state, "rather")
+    assert Edit("rather\nqueued", keep=True) in [
+        *state.submit("queued", 1.0, later=True),
+        *state.end_agent("It ended.", 1.0),
+    ]
+    assert state.end_steer(words, False, 1.0) == []
+
+
+def test_what_does_not_steer_waits_for_the_end_of_the_turn():
+    for state, text in ((steering(), "/compact"), (ready(), "rather")):
+        state.submit("one", 0.0)
+        assert state.submit(text, 1.0) == [Edit("")]
+        assert state.queue[-1] == text
+    state = steering()
+    state.submit("!ls", 1.0)
+    assert state.submit("look at it", 1.0) == [Edit("")]
+
+
+def test_help_tells_the_keys_of_this_agent():
+    for state, known in ((steering(), True), (ready(), False)):
+        command, words = find_command(state, "/help") or pytest.fail("no help")
+        assert ("Alt-Q" in command.run(state, words)[0].block.text) is known
 
 
 def test_ctrl_c_twice_leaves_and_slowly_does_not():
@@ -127,7 +225,7 @@ def test_a_turn_that_fails_gives_the_queue_back():
     state.submit("one", 0.0)
     state.submit("two", 0.0)
     effects = state.fail_turn("The model did not answer.", 1.0)
-    assert effects == [Show(Note("The model did not answer.", "error")), Edit("two")]
+    assert effects == [Show(Note("The model did not answer.", "error")), Edit("two", keep=True)]
     assert state.phase == "ready"
 
 

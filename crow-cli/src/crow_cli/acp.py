@@ -16,7 +16,7 @@ from crow_core.settings.discovery import search_models, takes_audio
 
 from crow_cli.process import find_command, hide_memory, log_to_stderr, run_to_end
 
-METHODS = ("_crow/search", "_crow/usage", "_crow/undo")
+METHODS = ("_crow/search", "_crow/steer", "_crow/usage", "_crow/undo")
 """The methods beyond ACP of crow's own extensions."""
 
 

@@ -2,10 +2,12 @@
 
 import asyncio
 import os
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 from msgspec import UNSET, Struct, UnsetType
@@ -111,7 +113,7 @@ from crow_core.options import Option
 from crow_core.output import TURN_NOTES, check_schema
 from crow_core.providers import PROTOCOL, PROVIDER_ID, ClientProvider, is_shareable_url
 from crow_core.session import Session
-from crow_core.store import ArchiveFilter, Page, SessionChange, Summary
+from crow_core.store import ArchiveFilter, KeyedOrigin, Page, SessionChange, Summary
 from crow_core.text import clean_json, to_line
 from crow_core.trace import TRACE, extract_trace
 
@@ -123,6 +125,9 @@ OUTPUT_RETRIES = 2
 
 TERMINAL_LOGIN = "setup"
 """The id of the method of authentication that runs a command on a terminal."""
+
+SESSION_ID = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{,63}")
+"""Matches an id that a client in this process may choose for a session; it is also part of names of files."""
 
 MAX_TITLE = 200
 """Characters of a title that a client sets; a longer one is shortened."""
@@ -237,6 +242,9 @@ class AcpAgent:
         self.unstable = unstable
         """Whether to use parts of ACP that may still change: tokens of a turn, the client's system prompts and
         endpoints, archived sessions, titles that the client sets, and the states of sessions and of the login."""
+        self.in_process = False
+        """Whether the client is a part of this process, so that it may choose the ids of sessions, and give a prompt a
+        key by which an interrupted turn goes on."""
         self.capabilities = ClientCapabilities()
         self.logged_out = False
         """Whether the client has called `logout`, and not `authenticate` since."""
@@ -349,7 +357,7 @@ class AcpAgent:
                 auth=AgentAuthCapabilities(
                     logout=LogoutCapabilities(), status=AuthStatusCapabilities() if self.unstable else UNSET
                 ),
-                meta={"crow": own} if (own := to_own_capabilities(announced)) else UNSET,
+                meta={"crow": own} if (own := to_own_capabilities(announced, keys=self.in_process)) else UNSET,
             ),
             auth_methods=[
                 AuthMethod(
@@ -406,7 +414,11 @@ class AcpAgent:
 
     async def new_session(self, params: NewSessionRequest) -> NewSessionResponse:
         crow, cwd = await self.crow(), check_folder(params.cwd)
-        session = await self.open_session(crow.open, self, cwd, params=params)
+        if id := self.get_own_note(params, "sessionId"):
+            opener = partial(crow.load_or_open, origin=self.get_origin(params))
+            session = await self.open_session(opener, self, check_id(id), cwd, params=params, id=id)
+        else:
+            session = await self.open_session(crow.open, self, cwd, params=params)
         return NewSessionResponse(
             session_id=session.id,
             modes=session.options.to_modes() or UNSET,
@@ -441,6 +453,22 @@ class AcpAgent:
         asyncio.get_running_loop().call_soon(self.start_announcing, session)
         return session
 
+    def get_own_note(self, params: NewSessionRequest | PromptRequest, name: str) -> str:
+        """Return what a client in this process notes in `_meta.crow` of a request; empty for any other client."""
+        match params.meta:
+            case {"crow": {**notes}} if self.in_process:
+                return str(notes.get(name, ""))
+            case _:
+                return ""
+
+    def get_origin(self, params: NewSessionRequest) -> KeyedOrigin | None:
+        """Return the session that a new one continues, as a client in this process notes it; None for none."""
+        match params.meta:
+            case {"crow": {"origin": {**notes}}} if self.in_process:
+                return KeyedOrigin(notes["session"], tuple(notes["prefixes"]), frozenset(notes["keys"]))
+            case _:
+                return None
+
     async def load_session(self, params: LoadSessionRequest) -> LoadSessionResponse:
         session = await self.reopen_session(params)
         for update in replay(session.log, session.cwd):
@@ -464,7 +492,8 @@ class AcpAgent:
         if (before := crow.sessions.get(id)) and not self.is_used_elsewhere(before):
             self.sessions.pop(id, None)
             await crow.close(before)
-        return await self.open_session(crow.load, self, id, cwd, params=params, id=id)
+        load = partial(crow.load, goes_on=self.in_process)
+        return await self.open_session(load, self, id, cwd, params=params, id=id)
 
     def is_used_elsewhere(self, session: Session) -> bool:
         """Whether an open session belongs to another client that is still connected."""
@@ -567,17 +596,19 @@ class AcpAgent:
         TURN_TOTALS.set(spent := TokenTotals())
         TRACE.set(extract_trace(params.meta or {}))
         try:
-            stop_reason = await crow.prompt(session, message)
+            stop_reason = await crow.prompt(session, message, key=self.get_own_note(params, "key"))
             usage = to_usage(spent) if self.unstable else UNSET
             return PromptResponse(stop_reason=stop_reason, usage=usage, meta={"crow": notes} if notes else UNSET)
         except asyncio.CancelledError:
             return PromptResponse(stop_reason="cancelled")
         except ModelError as error:
-            raise RpcError(INTERNAL_ERROR, "The model did not answer", details=str(error)) from error
+            may_pass = {"retry": True} if error.may_pass else UNSET
+            raise RpcError(INTERNAL_ERROR, "The model did not answer", may_pass, details=str(error)) from error
         except StoreError as error:
-            raise RpcError(INTERNAL_ERROR, "The session cannot be stored", details=str(error)) from error
+            kind = {"lost": True} if error.is_lost else {"retry": True}
+            raise RpcError(INTERNAL_ERROR, "The session cannot be stored", kind, details=str(error)) from error
         except PromptError as error:
-            raise RpcError(INTERNAL_ERROR, "The prompt's template cannot be used", details=str(error)) from error
+            raise RpcError(INTERNAL_ERROR, "The prompt cannot be used", details=str(error)) from error
 
     async def cancel(self, params: CancelNotification) -> None:
         if (session := self.sessions.get(params.session_id)) and (crow := self.source.made):
@@ -767,7 +798,7 @@ def make_unknown_session_error(id: str) -> RpcError:
 
 def to_store_rpc_error(error: StoreError, id: str = "") -> RpcError:
     """Convert an error of the store, or of a session that is open elsewhere."""
-    data: dict[str, Any] = {"details": str(error)}
+    data: dict[str, Any] = {"details": str(error), "retry": True}
     if id:
         data["sessionId"] = id
     if isinstance(error, SessionBusy):
@@ -811,9 +842,10 @@ def check_prompt(blocks: Sequence[ContentBlock], *, audio: bool) -> None:
         raise RpcError(INVALID_PARAMS, "Unusable prompt", details=details)
 
 
-def to_own_capabilities(announced: Announced) -> dict[str, Any]:
-    """Convert the abilities beyond ACP to `agentCapabilities._meta.crow`."""
+def to_own_capabilities(announced: Announced, *, keys: bool = False) -> dict[str, Any]:
+    """Convert the abilities beyond ACP to `agentCapabilities._meta.crow`; with `keys`, a prompt may have a key."""
     methods = {"methods": [*announced.methods]} if announced.methods else {}
+    methods |= {"keys": True} if keys else {}
     methods |= {"permissionAnswers": ["reason", "command"]} if announced.permission_answers else {}
     return methods | ({"outputSchema": True} if announced.output_schema else {})
 
@@ -836,6 +868,14 @@ def parse_output(meta: Mapping[str, Any], *, possible: bool) -> dict[str, Any] |
     if details:
         raise RpcError(INVALID_PARAMS, "Unusable output schema", details=details)
     return {"schema": schema, "retries": retries}
+
+
+def check_id(id: str) -> str:
+    """Return the id of a session if a store can hold it. Raises RpcError."""
+    if not SESSION_ID.fullmatch(id):
+        details = f"{id[:80]!r} is not an id. Give up to 64 letters, digits, '.', '_' or '-'; the first is no sign."
+        raise RpcError(INVALID_PARAMS, "Unusable session id", details=details)
+    return id
 
 
 def check_folder(path: str) -> str:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Concatenate, ParamSpec
 
 from crow_core.acp.connection import ConnectionClosed
@@ -10,7 +11,16 @@ from crow_core.acp.schema import StopReason
 from crow_core.bridge import Bridge
 from crow_core.client import Client
 from crow_core.content import to_interruption
-from crow_core.errors import EndTurn, ModelError, SessionBusy
+from crow_core.errors import EndTurn, ModelError, SessionBusy, StoreError
+from crow_core.keyed_turns import (
+    digest_prompt,
+    drop_later_turns,
+    end_turn,
+    find_open_turn,
+    find_turn,
+    go_on,
+    show_ended,
+)
 from crow_core.log import new_id
 from crow_core.mcp.server import Server
 from crow_core.messages import Message, find_unanswered
@@ -19,7 +29,7 @@ from crow_core.options import Choice, Option
 from crow_core.prompts import Prompt
 from crow_core.react import react
 from crow_core.session import Folders, Hooks, Session
-from crow_core.store import Record, SessionChange
+from crow_core.store import KeyedOrigin, Record, SessionChange
 from crow_core.text import to_line
 
 P = ParamSpec("P")
@@ -100,18 +110,22 @@ class Crow(Hooks):
         servers: Sequence[Server] = (),
         models: Mapping[str, Model] | None = None,
         record: Record | None = None,
+        id: str = "",
         parent: Session | None = None,
+        goes_on: bool = False,
     ) -> Session:
         """Open a session, new or from the `record` of a stored one.
 
-        Its MCP servers start in the background; the first prompt waits for them. `models` replace the app's. `parent`
-        is the session that a sub-agent works for. Raises ModelError if there are no models.
+        Its MCP servers start in the background; the first prompt waits for them. `models` replace the app's. `id` is
+        that of a new session; by default one is made. `parent` is the session that a sub-agent works for. With
+        `goes_on`, an interrupted turn that has a key is left as it is, so that `prompt` with its key goes on with it.
+        Raises ModelError if there are no models.
         """
         self.seal()
         session = Session(
             self,
             client,
-            record.id if record else new_id(),
+            record.id if record else id or new_id(),
             Folders(cwd, [cwd, *roots]),
             self.models_or_own(models),
             self.prompts,
@@ -132,8 +146,9 @@ class Crow(Hooks):
             own = [*(server for more in await self.mcp_servers.run(session) for server in more), *servers]
             session.toolbox.add([*self.servers, *own])
             await self.session_start.run(session)
-            for use in find_unanswered(session.log):
-                session.log.append(to_interruption(session.toolbox.parse(use)))
+            session.turns.has_keys = any("key" in entry.get("crow", ()) for entry in session.log)
+            if not (goes_on and find_open_turn(session.view.entries())):
+                answer_unanswered(session)
         except BaseException:
             await self.close(session)
             raise
@@ -148,14 +163,52 @@ class Crow(Hooks):
         roots: Sequence[str] = (),
         servers: Sequence[Server] = (),
         models: Mapping[str, Model] | None = None,
+        goes_on: bool = False,
     ) -> Session | None:
-        """Open a stored session; None if there is no such session. Raises StoreError."""
+        """Open a stored session; None if there is no such session. `goes_on` is that of `open`. Raises StoreError."""
         if id in self.sessions:
             raise SessionBusy(f"Session {id} is open in this process. Close it there first, or fork it.")
         await self.closed(id)
         models = self.models_or_own(models)
-        record = await self.load_session.run(id)
-        return record and await self.open(client, cwd, roots=roots, servers=servers, models=models, record=record)
+        if (record := await self.load_session.run(id)) is None:
+            return None
+        return await self.open(client, cwd, roots=roots, servers=servers, models=models, record=record, goes_on=goes_on)
+
+    async def load_or_open(
+        self,
+        client: Client,
+        id: str,
+        cwd: str,
+        *,
+        roots: Sequence[str] = (),
+        servers: Sequence[Server] = (),
+        models: Mapping[str, Model] | None = None,
+        origin: KeyedOrigin | None = None,
+    ) -> Session:
+        """Open the stored session with this id, or a new one, so that an interrupted turn with a key can go on.
+
+        A new one is stored at once, so that no other process can take the id. With `origin`, it continues another
+        session. Raises StoreError.
+        """
+        load = partial(self.load, client, id, cwd, roots=roots, servers=servers, models=models, goes_on=True)
+        if session := await load():
+            return drop_later_turns(session, origin) if origin else session
+        if origin and (record := await self.fork_session.run(origin.session, id, "")):
+            session = await self.open(client, cwd, roots=roots, servers=servers, models=models, record=record)
+            return drop_later_turns(session, origin)
+        session = await self.open(client, cwd, roots=roots, servers=servers, models=models, id=id)
+        try:
+            session.log.append({"crow": {"kind": "opened"}})
+            await session.log.written()
+        except StoreError:
+            await self.close(session)
+            if session := await load():  # another process was faster
+                return session
+            raise
+        except BaseException:
+            await self.close(session)
+            raise
+        return session
 
     async def fork(
         self,
@@ -205,13 +258,17 @@ class Crow(Hooks):
         await self.closed(id)
         return await self.change_session.run(id, SessionChange(title=title)) is not None
 
-    async def prompt(self, session: Session, message: Message) -> StopReason:
+    async def prompt(self, session: Session, message: Message, *, key: str = "") -> StopReason:
         """Run a turn. The prompts to one session run one after the other, first in, first out.
 
         Returns "cancelled" after `cancel`. If the waiting task itself is cancelled, raises CancelledError once the turn
         has ended.
+
+        A turn with a `key` of the caller's can be interrupted, also by the end of the process: the same prompt with the
+        same key goes on with it, and returns what it returned once it has ended. Raises PromptError if the key belongs
+        to another prompt of the session.
         """
-        turn = asyncio.ensure_future(self.run_turn(session, message))
+        turn = asyncio.ensure_future(self.run_turn(session, message, key))
         session.turns.tasks.append(turn)
         try:
             await asyncio.wait([turn])
@@ -224,23 +281,29 @@ class Crow(Hooks):
                 session.turns.tasks.remove(turn)
         return "cancelled" if turn.cancelled() else turn.result()
 
-    async def run_turn(self, session: Session, message: Message) -> StopReason:
-        """Run one turn, from the user's message to its stop reason."""
+    async def run_turn(self, session: Session, message: Message, key: str) -> StopReason:
+        """Run one turn, from the user's message to its stop reason; or go on with the turn that has the key."""
         turns = session.turns
         turns.id_known.set()
         async with turns.lock:
             outcome: StopReason | Exception = "cancelled"
             reporting: asyncio.Task[None] | None = None
+            if (turn := find_turn(session.view.entries(), key, message)) and turn.end:
+                await show_ended(session, turn)
+                return turn.end["stop"]
             try:
-                turns.message = message
+                turns.message, turns.key = turn.message if turn else message, key
+                turns.running = asyncio.current_task()
                 await self.update_tools(session)
                 reporting = asyncio.ensure_future(self.report_failures(session))
                 session.toolbox.preload()
-                stop_reason = await react(session, await self.before_prompt.run(message, session))
+                stop_reason = await (go_on(session, turn) if turn else self.begin_turn(session, message))
+                end_turn(session, stop_reason)
                 await session.log.written()
                 outcome = stop_reason
             except EndTurn as end:
                 outcome = stop_reason = end.stop_reason
+                end_turn(session, stop_reason, end.text)
                 await session.log.finish()
                 if end.text:
                     await session.say(end.text)
@@ -256,7 +319,20 @@ class Crow(Hooks):
                 with suppress(TimeoutError):  # the next turn waits for it
                     async with asyncio.timeout(CANCEL_LIMIT if outcome == "cancelled" else None):
                         await session.log.written()
+                turns.key, turns.running, session.log.is_suspended = "", None, False
             return stop_reason
+
+    async def begin_turn(self, session: Session, message: Message) -> StopReason:
+        """Run a turn from its start. A turn that was interrupted before, and has another key, is given up."""
+        key = session.turns.key
+        notes = {"key": key, "prompt": digest_prompt(message)} if key else {}
+        prompt = await self.before_prompt.run(message, session)
+        if session.turns.has_keys and (left := find_open_turn(session.view.entries())):
+            answer_unanswered(session)
+            end_turn(session, "cancelled", key=left)
+        session.turns.has_keys |= bool(key)
+        session.log.append({**prompt, "crow": {**prompt.get("crow", {}), **notes}} if notes else prompt)
+        return await react(session)
 
     async def update_tools(self, session: Session) -> None:
         """Take in the tools of MCP servers that have connected, and tell the user about servers that have not."""
@@ -331,9 +407,20 @@ class Crow(Hooks):
                 await model.close()
 
 
+def answer_unanswered(session: Session) -> None:
+    """Answer the tool calls of the last reply that have no answer, and never will."""
+    for use in find_unanswered(session.log):
+        session.log.append(to_interruption(session.toolbox.parse(use)))
+
+
 def cancel_turn(session: Session, turn: "asyncio.Task[StopReason]") -> None:
-    """Cancel a turn, but only once: a second time would interrupt its clean-up."""
+    """Cancel a turn, but only once: a second time would interrupt its clean-up.
+
+    Nothing more is appended to the log of a turn with a key, so that it can go on where it was interrupted.
+    """
     if turn in session.turns.tasks and not turn.cancelling():
+        if session.turns.key and turn is session.turns.running:
+            session.log.is_suspended = True
         turn.cancel()
 
 

@@ -1,7 +1,7 @@
 """The errors that the core raises. Their texts are for the user: what happened, where, and what to do.
 
 ModelError          a model call failed
-PromptError         a template cannot be rendered
+PromptError         a template cannot be rendered, or a prompt is refused
 ConfigError         a setting cannot be used
 ElicitationError    the user cannot be asked, or the answer does not fit the question
 StoreError          a session cannot be written or read
@@ -34,13 +34,21 @@ class ModelError(Exception):
         self.too_long = too_long
         """Whether the request exceeded the window: a shorter one may succeed."""
 
+    @property
+    def may_pass(self) -> bool:
+        """Whether the same request may succeed later, in minutes or hours."""
+        return self.retry or self.retry_after is not None
+
 
 class PromptError(Exception):
-    """A template cannot be rendered; the text names the prompt and the fault."""
+    """A template cannot be rendered, or a prompt is refused; the text names the prompt and the fault."""
 
 
 class StoreError(Exception):
     """A session cannot be written or read; the text says why and what to do."""
+
+    is_lost = False
+    """True if another process has the session now, or it was deleted: this process never writes it again."""
 
 
 class SessionBusy(StoreError):

@@ -373,6 +373,17 @@ def find_unanswered(log: Sequence[Message]) -> list[ToolUse]:
     return []
 
 
+def find_markers_of_call(log: Sequence[Message], id: str) -> list[dict[str, Any]]:
+    """Find the notes of the markers about a tool call of the last reply."""
+    found: list[dict[str, Any]] = []
+    for entry in reversed(log):
+        if entry.get("role") == "assistant":
+            break
+        if marker_kind(entry) and entry.get("crow", {}).get("call") == id:
+            found.append(entry.get("crow", {}))
+    return found
+
+
 def drop_markers(messages: list[Message]) -> list[Message]:
     """Drop the entries that are not messages."""
     return [message for message in messages if "role" in message]

@@ -5,17 +5,16 @@ import asyncio
 from crow_core.acp.schema import StopReason, ToolCallUpdate
 from crow_core.content import to_failure, to_interruption, to_tool_message, to_update
 from crow_core.errors import ModelError
-from crow_core.messages import Message, ToolUse, find_unanswered
+from crow_core.messages import ToolUse, find_unanswered
 from crow_core.models.chat import ModelCall
 from crow_core.session import Session
 
 STOP_REASONS: dict[str, StopReason] = {"length": "max_tokens", "content_filter": "refusal"}
 
 
-async def react(session: Session, prompt: Message) -> StopReason:
-    """Run one turn, and append all that happens to the session's log."""
-    session.log.append(prompt)
-    for _ in range(session.turns.max_requests):
+async def react(session: Session, made: int = 0) -> StopReason:
+    """Run a turn to its end, and append all that happens to the session's log. `made` model calls were made before."""
+    for _ in range(made, session.turns.max_requests):
         try:
             model_call = await ask(session)
         except ModelError as error:
@@ -79,12 +78,13 @@ async def use_tool(session: Session, use: ToolUse) -> None:
     tool_call = session.toolbox.parse(use)
     end = None
     await session.hooks.before_announcement.run(session, tool_call)
+    session.mark_decided(tool_call)
     await session.log.written()
     try:
         await session.stream.announce(tool_call)
         result = session.toolbox.reject(tool_call) or await session.decide(tool_call)
         if result is None:
-            session.begun.add(tool_call.id)
+            session.mark_started(tool_call)
             await session.update(ToolCallUpdate(tool_call_id=tool_call.id, status="in_progress"))
             result = await session.toolbox.call(tool_call, session.meta(tool_call))
         result = await session.hooks.after_tool.run(result, session, tool_call)

@@ -39,9 +39,10 @@ from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Server
 from crow_core.mcp.tool import ToolCall
 from crow_core.mcp.toolbox import Toolbox
-from crow_core.messages import Delta, Message, find_shell, settle
+from crow_core.messages import Delta, Message, find_markers_of_call, find_shell, settle
 from crow_core.models.chat import Model, ModelCall, ModelRequest
 from crow_core.models.reply import PartialCall
+from crow_core.models.usage import count_tokens, find_price
 from crow_core.options import Option, SessionOptions
 from crow_core.prompts import Prompt, SessionPrompts
 from crow_core.store import ArchiveFilter, Page, Record, SessionChange, Summary
@@ -112,6 +113,12 @@ class Turns:
     """Whether no turn has started since the session was opened."""
     message: Message | None = None
     """The user's message of the running turn, as it arrived; before that, of the turn before."""
+    key: str = ""
+    """The key of that turn, with which it can go on after it was interrupted; empty if it has none."""
+    has_keys: bool = False
+    """Whether the log has a turn with a key."""
+    running: "asyncio.Task[StopReason] | None" = None
+    """The running turn, which holds `lock`."""
     id_known: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the client knows the session's id; it cannot understand an update before."""
 
@@ -272,6 +279,22 @@ class Session:
         if not any(entry.get("crow", {}).get("purpose") == "system" for entry in self.view.entries()):
             self.prompts.system = None
 
+    def mark_started(self, tool_call: ToolCall) -> None:
+        """Note that a call may have effects from now on; if its turn has a key and it not only reads, by a marker."""
+        self.begun.add(tool_call.id)
+        if self.turns.key and tool_call.kind not in ("read", "search", "think"):
+            markers = find_markers_of_call(self.log, tool_call.id)
+            if not any(notes.get("kind") == "started" for notes in markers):
+                self.log.append({"crow": {"kind": "started", "call": tool_call.id}})
+
+    def mark_decided(self, tool_call: ToolCall) -> None:
+        """Append the marker of `mark_started` early if the log has the decision that the call may run, so that both are
+        written together."""
+        markers = find_markers_of_call(self.log, tool_call.id) if self.turns.key else []
+        if any(notes.get("kind") == "decision" and notes.get("is") == "allow" for notes in markers):
+            self.mark_started(tool_call)
+            self.begun.discard(tool_call.id)
+
     async def decide(self, tool_call: ToolCall) -> ToolResult | None:
         """Call the hooks that decide whether a tool call runs; a result that is returned stands in for the tool's.
 
@@ -286,6 +309,9 @@ class Session:
         for function in functions:
             if function not in judges:
                 self.begun.add(tool_call.id)  # it may do anything
+                if self.turns.key and tool_call.is_answered_by_hook:
+                    self.mark_started(tool_call)
+                    await self.log.written()
             if (result := await call_function(function, self, tool_call)) is not None:
                 return result
             self.begun.discard(tool_call.id)
@@ -392,6 +418,9 @@ class ReplyStream:
         reply = settle(model_call.reply, used=self.used_ids, whole=whole)
         if called := self._session.toolbox.find_called(reply.get("tool_calls", [])):
             notes["called"] = called
+        if self._session.turns.key:
+            price = find_price(model_call)
+            notes["spent"] = {**count_tokens(model_call), "money": price[0] if price else 0}
         if any(reply.get(key) for key in ("content", "reasoning_content", "tool_calls")):
             reply["crow"] = reply.get("crow", {}) | notes
             log.append(reply)
@@ -456,10 +485,22 @@ class Hooks:
     before_prompt: Pipe[Message, [Session]] = Pipe("""
         Receives the user's message before it is appended to the log; may return another, or raise EndTurn.
 
+        A message that joins a running turn has the note `steer` (`message["crow"]["steer"]`).
+
             @crow.before_prompt
             def greet(message: Message, session: Session) -> None:
                 if message.get("content") == "ping":
                     raise EndTurn("end_turn", "pong")
+        """)
+
+    turn_resume: Observe[[Session, Sequence[Message]]] = Observe("""
+        Called instead of `before_prompt` when an interrupted turn goes on, with the entries of the turn so far.
+
+        An extension derives from them what it counts in a turn, since another process may have begun it.
+
+            @crow.turn_resume
+            def count(session: Session, entries: list[Message]) -> None:
+                session.state["replies"] = sum(entry.get("role") == "assistant" for entry in entries)
         """)
 
     before_model: Pipe[ModelRequest, [Session]] = Pipe("""

@@ -18,6 +18,8 @@ SELECT_NEXT_IDS = text("SELECT nextval(pg_get_serial_sequence('messages', 'id'))
 class OutOfStep(StoreError):
     """A row that a session is known to have does not exist, or belongs to another owner."""
 
+    is_lost = True
+
 
 class Batch:
     """Rows to write, by statement."""

@@ -12,7 +12,7 @@ from crow_core.acp.connection import ConnectionClosed
 from crow_core.errors import StoreError
 from crow_core.session import Session
 
-from crow_persistence.writes import SessionWrite
+from crow_persistence.writes import SessionWrite, is_stored
 
 if TYPE_CHECKING:
     from crow_persistence.database import Database
@@ -85,8 +85,8 @@ class GroupCommit:
 
     def _has_news(self, session: Session) -> bool:
         """Test whether a write may have to be stored. A session is not stored before its first message, so that the
-        choice of a mode or a model does not open the database."""
-        return self.store_future is not None or any("role" in entry for entry in session.log)
+        choice of a mode or a model does not open the database, unless its id was chosen."""
+        return self.store_future is not None or is_stored(session.log)
 
     def _start_timer(self, limit: float) -> None:
         """Commit after COMMIT_DELAY; later, but not after `limit` by the loop's clock, if the database is not open."""

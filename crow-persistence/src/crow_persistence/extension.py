@@ -52,6 +52,10 @@ def persistence(
             with suppress(StoreError):  # the next write raises it again
                 await commits.get_store()
 
+    @crow.turn_resume
+    def resume_turn(session: Session, entries: Sequence[Message]) -> None:
+        commits.begin_turn(session)
+
     @crow.message
     def write_message(session: Session, entry: Message) -> None:
         commits.add(session)

@@ -46,10 +46,14 @@ def _(element: DatabaseClock, compiler: Any, **_: Any) -> str:
     return "CAST(extract(epoch FROM clock_timestamp()) * 1000 AS BIGINT)"
 
 
+EXECUTOR: list[str] = []
+"""Has the id of this process among those that run workflows; empty if it is none of them."""
+
+
 def make_owner() -> str:
-    """Return a new, unique name for an owner of leases in this process."""
+    """Return a new, unique name for an owner of leases in this process, with the process's id as an executor."""
     pid = os.getpid()
-    return f"{machine_id()}:{pid}:{process_start(pid) or ''}:{token_hex(4)}"
+    return f"{machine_id()}:{pid}:{process_start(pid) or ''}:{token_hex(4)}:{''.join(EXECUTOR)}"
 
 
 @cache
@@ -111,6 +115,12 @@ def release(connection: Connection, owner: str, id: str) -> None:
     """Release an owner's lease of a session."""
     its = (sessions.c.id == id) & (sessions.c.owner == owner)
     connection.execute(update(sessions).where(its).values(owner=None, beat=None))
+
+
+def break_leases(connection: Connection, executor: str) -> int:
+    """Release all leases of an executor that has ended, and return their number. If it wakes up, it cannot write."""
+    its = sessions.c.owner.endswith(f":{executor}", autoescape=True)
+    return connection.execute(update(sessions).where(its).values(owner=None, beat=None)).rowcount
 
 
 def send_heartbeat(connection: Connection, owner: str, ids: Collection[str]) -> None:

@@ -263,9 +263,16 @@ def fit(count: int) -> int | None:
 
 
 def count_common(first: Sequence[Any], second: Sequence[Any]) -> int:
-    """Count the messages that two requests begin with alike. Comparing identical objects is fast."""
-    pairs = enumerate(zip(first, second, strict=False))
-    return next((at for at, (one, other) in pairs if one != other), min(len(first), len(second)))
+    """Count the messages that two requests begin with alike: comparing slices of the same objects is fast."""
+    low, high = 0, min(len(first), len(second))
+    middle = high  # nearly always
+    while low < high:
+        if first[low:middle] == second[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+        middle = (low + high + 1) // 2
+    return low
 
 
 def digest_body(latest: SentRequest, sent_messages: Sequence[Any], base: SentRequest | None, shared: int) -> str:

@@ -20,7 +20,7 @@ from crow_persistence.database import Database
 from crow_persistence.heads import AnchoredHead, read_secrets
 from crow_persistence.progress import Progress
 from crow_persistence.requests import RequestEncoder
-from crow_persistence.writes import SessionWrite
+from crow_persistence.writes import SessionWrite, is_stored
 
 ROW_FAULTS = (DataError, IntegrityError, InterfaceError, ProgrammingError)
 """Errors of a row, which leave the connection and the transaction of others usable."""
@@ -161,7 +161,7 @@ class Store:
     def has_news(self, write: SessionWrite) -> bool:
         """Test whether there is anything to write; a session is not stored before its first message."""
         progress = self.get_progress(write.session)
-        if not progress.number and not any("role" in entry for entry in write.session.log[: write.entries]):
+        if not progress.number and not is_stored(write.session.log[: write.entries]):
             progress.model_calls += write.model_calls
             return False
         return bool(len(progress.rows) < write.entries or write.parts or write.model_calls)

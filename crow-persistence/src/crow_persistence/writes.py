@@ -1,12 +1,17 @@
 """What a session has to write to the database with the next commit."""
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from crow_core.messages import Message
+from crow_core.messages import Message, marker_kind
 from crow_core.models.chat import ModelCall
 from crow_core.session import Session
+
+
+def is_stored(log: Sequence[Message]) -> bool:
+    """Whether a session with this log is stored: it has a message, or is new and its id was chosen."""
+    return any("role" in entry or marker_kind(entry) == "opened" for entry in log)
 
 
 @dataclass(eq=False)

@@ -16,6 +16,7 @@ from crow_core import __version__
 from crow_core.acp.connection import ConnectionClosed, RpcError
 from crow_core.acp.schema import (
     AvailableCommandsUpdate,
+    ContentBlock,
     ImageBlock,
     ListSessionsRequest,
     LoadSessionRequest,
@@ -36,7 +37,7 @@ from crow_terminal.dialogs import ListDialog, TextDialog
 from crow_terminal.keys import make_bindings
 from crow_terminal.live import compose_above, compose_footer, compose_menu
 from crow_terminal.paint import Painter
-from crow_terminal.prompts import find_pasted_image, make_prompt
+from crow_terminal.prompts import MAX_IMAGE_BYTES, find_large_images, find_pasted_image, make_prompt
 from crow_terminal.shell import UserCommand
 from crow_terminal.state import Effect, State
 from crow_terminal.terminal import Terminal, restore
@@ -155,8 +156,10 @@ class Chat:
         return compose_above(self.state, time.monotonic(), width, height, self.painter.theme, self.paint_tail(width))
 
     def paint_tail(self, width: int) -> list[str]:
-        """Paint the open text, unless more of it waits to be printed than fits."""
-        block = None if self._pending or self._lines else self.state.transcript.open
+        """Paint the open text. While finished blocks wait for their frame, it stays as it was before."""
+        if self._pending or self._lines:
+            return self._tail[2] if self._tail[1] == width else []
+        block = self.state.transcript.open
         if block is None or (self.painter.fold_thoughts and block.thought):
             return []
         if self._tail[0] != block or self._tail[1] != width:
@@ -177,6 +180,8 @@ class Chat:
 
     def take_lines(self, width: int) -> list[str]:
         """Return the next lines to print."""
+        if self._pending:
+            self._tail = (None, 0, [])
         end = time.monotonic() + PAINT_SECONDS
         while self._pending and len(self._lines) < MAX_PENDING_LINES and time.monotonic() < end:
             block, whole = self._pending.popleft()
@@ -207,6 +212,8 @@ class Chat:
                     self.shown.append(block)
             case effects.Send(text=text, outputs=outputs):
                 self._start(self._prompt(text, outputs))
+            case effects.Steer():
+                self._start(self._steer(effect))
             case effects.Cancel():
                 self._start(self._cancel())
             case effects.Respond(id=id, response=response):
@@ -214,8 +221,8 @@ class Chat:
                     self.client.answer(id, response)
             case effects.Leave():
                 self.terminal.exit()
-            case effects.Edit(text=text):
-                self.terminal.set_text(text)
+            case effects.Edit(text=text, keep=keep):
+                self._edit(text, keep)
             case effects.SetOption(id=id, value=value):
                 self._start(self._set_option(id, value))
             case effects.Open(session=session, again=again):
@@ -244,6 +251,13 @@ class Chat:
                     self.painter.fold_thoughts = thoughts
                 if output is not None:
                     self.painter.whole = not output
+
+    def _edit(self, text: str, keep: bool) -> None:
+        """Put a text into the editor; with `keep`, above the one that is there, or that waits for a question's end."""
+        if keep and self._draft is not None:
+            self._draft = "\n".join(filter(None, [text, self._draft]))
+        else:
+            self.terminal.set_text("\n".join(filter(None, [text, self.terminal.editor.text])) if keep else text)
 
     # The agent
 
@@ -325,10 +339,7 @@ class Chat:
         client = self.client
         if client is None:
             return
-        images = [image for words, image in self.images.items() if words in text]
-        if images and not self.state.abilities.images:
-            self.perform(self.state.remark("This agent takes no images: it gets the text alone.", "warning"))
-        blocks = await asyncio.to_thread(make_prompt, text, outputs, self.settings.cwd, self.state.abilities, images)
+        blocks = await self._make_prompt(text, outputs)
         try:
             response = await client.prompt(self.session_id, blocks)
         except RpcError as error:
@@ -337,6 +348,28 @@ class Chat:
             pass  # the end of the connection is told by its own task
         else:
             self.perform(self.state.end_turn(response, time.monotonic()))
+
+    async def _make_prompt(self, text: str, outputs: Sequence[CommandOutput]) -> list[ContentBlock]:
+        images = [image for words, image in self.images.items() if words in text]
+        if images and not self.state.abilities.images:
+            self.perform(self.state.remark("This agent takes no images: it gets the text alone.", "warning"))
+        elif large := await asyncio.to_thread(find_large_images, text, self.settings.cwd):
+            limit = f"larger than {MAX_IMAGE_BYTES // 1_000_000} MB: the agent gets the path alone"
+            self.perform(self.state.remark(f"{', '.join(map(escape_line, large))}: {limit}.", "warning"))
+        return await asyncio.to_thread(make_prompt, text, outputs, self.settings.cwd, self.state.abilities, images)
+
+    async def _steer(self, words: effects.Steer) -> None:
+        taken = False
+        try:
+            if client := self.client:
+                blocks = await self._make_prompt(words.text, words.outputs)
+                answer = await client.request("_crow/steer", {"sessionId": self.session_id, "prompt": blocks})
+                taken = isinstance(answer, dict) and answer.get("taken") is True  # pyright: ignore[reportUnknownMemberType]
+        except RpcError:
+            pass  # they are sent as a prompt, whose answer says what is wrong
+        except ConnectionClosed:
+            return  # the end of the connection is told by its own task
+        self.perform(self.state.end_steer(words, taken, time.monotonic()))
 
     async def _cancel(self) -> None:
         if self.client:
@@ -436,7 +469,7 @@ class Chat:
     def can_recall(self) -> bool:
         return bool(self.state.queue) and not self.terminal.editor.text and not self.is_choosing()
 
-    def submit(self) -> None:
+    def submit(self, *, later: bool = False) -> None:
         text = self.expand(self.terminal.editor.text)
         now = time.monotonic()
         if not isinstance(self.state.dialog, TextDialog):
@@ -451,7 +484,7 @@ class Chat:
                 else:
                     self.perform(command.run(self.state, words))
                 return
-        self.perform(self.state.submit(text, now))
+        self.perform(self.state.submit(text, now, later=later))
         self.pastes.clear()
 
     def expand(self, text: str) -> str:

@@ -148,4 +148,5 @@ def find_abilities(initialized: InitializeResponse) -> Abilities:
         images=can.prompt_capabilities.image,
         resumes=can.session_capabilities.resume not in (UNSET, None),
         answers=tuple(map(str, answers)),
+        steers="_crow/steer" in methods,
     )

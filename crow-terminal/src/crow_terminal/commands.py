@@ -26,12 +26,17 @@ HELP = """\
 **Keys**
 
 - Enter sends; Alt-Enter or Ctrl-J begins a new line; ↑ ↓ bring back earlier prompts; Ctrl-G opens your editor
-- While it works: Enter puts a prompt in the queue, Enter once more sends it now; Esc stops the turn, and you stay
+{working}
 - Ctrl-O shows what was folded, Ctrl-T hides thoughts, Shift-Tab changes the mode, Alt-M the model
 - Ctrl-V pastes an image, and so does the path of one
 - `@` completes files, `/` commands; `!command` runs a command and tells the agent, `!!command` does not tell it
 - Ctrl-C twice, or Ctrl-D, leaves
 """
+QUEUEING = """\
+- While it works: Enter puts a prompt in the queue, Enter once more sends it now; Esc stops the turn, and you stay"""
+STEERING = """\
+- While it works: Enter tells it at its next step, Alt-Q puts a prompt in the queue for after the turn; Enter once more
+  stops the turn and sends what waits; Esc stops the turn, and you stay"""
 
 
 class LocalCommand(Struct, frozen=True):
@@ -51,7 +56,8 @@ class LocalCommand(Struct, frozen=True):
 def show_help(state: State, words: str) -> list[Effect]:
     lines = [f"- `/{one.name}` {one.description}" for one in find_local_commands(state)]
     lines += [f"- `/{one.name}` {one.description}" for one in find_agent_commands(state)]
-    return [Show(Prose(HELP)), Show(Prose("**Commands**\n\n" + "\n".join(lines)))]
+    help = HELP.format(working=STEERING if state.abilities.steers else QUEUEING)
+    return [Show(Prose(help)), Show(Prose("**Commands**\n\n" + "\n".join(lines)))]
 
 
 def show_diff(state: State, words: str) -> list[Effect]:

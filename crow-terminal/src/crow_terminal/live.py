@@ -48,10 +48,12 @@ def compose_above(state: State, now: float, width: int, height: int, theme: Them
         about = [line for text in dialog.about for line in escape_output(text).split("\n")]
         lines += [clip(line, width) for line in about[:ABOUT_ROWS]]
         lines.append(theme.style("warning", clip(f"{dialog.label}:", width)))
-    for text in state.queue[-QUEUE_ROWS:]:
+    for text in [*(one.text for one in state.steers), *state.refused, *state.queue][-QUEUE_ROWS:]:
         lines.append(theme.style("dim", clip(f"» {escape_line(text)}", width)))
     if state.queue and state.phase == "working":
         lines.append(theme.style("dim", clip("  Enter sends it now · ↑ takes it back", width)))
+    elif state.steers and state.phase == "working":
+        lines.append(theme.style("dim", clip("  the agent reads it at its next step · Enter sends it now", width)))
     return lines[-max(3, height - 6) :]
 
 

@@ -5,6 +5,7 @@ import mimetypes
 import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -59,6 +60,16 @@ def find_images(text: str, cwd: str) -> list[Path]:
         if is_image(path := Path(cwd, os.path.expanduser(name))):
             found[path] = None
     return [*found]
+
+
+def find_large_images(text: str, cwd: str) -> list[str]:
+    """Return the names of the images in a text that are too large to be sent."""
+    found: list[str] = []
+    for path in find_images(text, cwd):
+        with suppress(OSError):
+            if path.stat().st_size > MAX_IMAGE_BYTES:
+                found.append(path.name)
+    return found
 
 
 def find_pasted_image(text: str, cwd: str) -> str:

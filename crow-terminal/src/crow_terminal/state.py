@@ -64,6 +64,14 @@ class Send(Struct, frozen=True):
     """The commands that the user ran before, which the agent has not seen."""
 
 
+class Steer(Struct, frozen=True):
+    """Send words for the running turn. `end_steer` tells the answer."""
+
+    text: str
+    outputs: tuple[CommandOutput, ...] = ()
+    """The commands that the user ran before, which the agent has not seen."""
+
+
 class Cancel(Struct, frozen=True):
     """Cancel the running turn."""
 
@@ -89,6 +97,8 @@ class Edit(Struct, frozen=True):
     """Replace the text of the editor."""
 
     text: str
+    keep: bool = False
+    """Whether what is in the editor stays, below the text."""
 
 
 class SetOption(Struct, frozen=True):
@@ -155,7 +165,7 @@ class Fold(Struct, frozen=True):
 
 
 Effect: TypeAlias = (
-    Show | Send | Cancel | Respond | Leave | Ring | Edit | SetOption | Open | ListSessions | Run | StopCommand
+    Show | Send | Steer | Cancel | Respond | Leave | Ring | Edit | SetOption | Open | ListSessions | Run | StopCommand
     | TakeBack | Copy | ExportSession | SetTheme | Fold
 )  # fmt: skip
 
@@ -176,6 +186,8 @@ class Abilities(Struct):
     """Whether it opens a stored session without sending what was said in it."""
     answers: tuple[str, ...] = ()
     """The additions that it accepts in the answer to a permission question: `reason`, `command`."""
+    steers: bool = False
+    """Whether it takes words for the running turn."""
 
 
 @dataclass
@@ -194,6 +206,12 @@ class State:
     """The prompts of this session, oldest first."""
     queue: list[str] = field(default_factory=list[str])
     """Prompts to send when the turn ends."""
+    steers: list[Steer] = field(default_factory=list[Steer])
+    """Words for the running turn that the agent has neither taken nor refused."""
+    refused: list[str] = field(default_factory=list[str])
+    """Words that the turn did not take, until all of `steers` are answered."""
+    returning: bool = False
+    """Whether words that the turn did not take go back to the editor, rather than into the queue."""
     outputs: list[CommandOutput] = field(default_factory=list[CommandOutput])
     """The user's commands that the next prompt tells the agent of."""
     command: str = ""
@@ -257,6 +275,7 @@ class State:
     def leave_session(self, *, again: bool = False) -> list[Effect]:
         """The session is closed, as another one is opened, or the same one `again`."""
         effects = self._drop_questions()
+        self._leave_steers()
         self.phase, self.commands = "starting", []
         self.muted, self.loading = again, not again
         if not again:
@@ -280,10 +299,7 @@ class State:
             case _ if self.muted:
                 pass
             case _:
-                blocks = self.transcript.add(update, now)
-                if self.loading:
-                    self.prompts += [block.text for block in blocks if isinstance(block, UserPrompt)]
-                return self._show(blocks)
+                return self._show(self.transcript.add(update, now))
         return []
 
     def end_turn(self, response: PromptResponse, now: float) -> list[Effect]:
@@ -303,7 +319,7 @@ class State:
             effects.append(Show(Note(sentence, "warning")))
         elif seconds >= NOTIFY_AFTER:
             effects.append(Show(Note(f"Took {format_seconds(seconds)}.", "done")))
-        if not self.queue:
+        if not self.queue and not self.steers:
             effects += self._ring(f"{self.agent} is done", now)
         self.phase, self.cancelled, self.hint = "ready", False, ""
         return [*effects, *self._drop_questions(), *self._send_next(now)]
@@ -311,21 +327,46 @@ class State:
     def fail_turn(self, sentence: str, now: float) -> list[Effect]:
         """The agent has answered a prompt with an error."""
         effects = self._show(self.transcript.end_turn(now))
-        self.phase, self.cancelled = "ready", False
-        restored = [Edit("\n".join(self.queue))] if self.queue else []
+        self.phase, self.cancelled, self.returning = "ready", False, bool(self.steers)
+        restored = [Edit("\n".join(self.queue), keep=True)] if self.queue else []
         self.queue.clear()
         return [*effects, Show(Note(sentence, "error")), *self._drop_questions(), *restored]
 
     def end_agent(self, sentence: str, now: float) -> list[Effect]:
         """The connection to the agent has ended, or it could not be opened."""
         effects = self._show(self.transcript.end_turn(now))
-        restored = [Edit("\n".join(self.queue))] if self.queue else []
+        self._leave_steers()
+        restored = [Edit("\n".join(self.queue), keep=True)] if self.queue else []
         self.queue.clear()
         self.phase = "ended"
         stop = "" if sentence.endswith((".", "!", "?")) else "."
         gap = "\n" if "\n" in sentence else " "
         note = Note(f"{sentence}{stop}{gap}Enter starts it again.", "error")
         return [*effects, Show(note), *self._drop_questions(), *restored]
+
+    def end_steer(self, steer: Steer, taken: bool, now: float) -> list[Effect]:
+        """The agent has answered whether the running turn has the words."""
+        if not any(one is steer for one in self.steers):
+            return []  # the agent has ended meanwhile
+        self.steers = [one for one in self.steers if one is not steer]
+        effects = self._show(self.transcript.end_text()) if taken else []
+        if not taken:
+            self.refused.append(steer.text)
+            self.outputs[:0] = steer.outputs
+        if self.steers:
+            return effects
+        if self.returning and self.refused:
+            effects.append(Edit("\n".join(self.refused), keep=True))
+        elif self.refused:
+            self.queue[:0] = self.refused
+        self.refused, self.returning = [], False
+        return [*effects, *self._send_next(now)]
+
+    def _leave_steers(self) -> None:
+        """Move the words that will get no answer into the queue."""
+        self.queue[:0] = [*self.refused, *(steer.text for steer in self.steers)]
+        self.outputs[:0] = [output for steer in self.steers for output in steer.outputs]
+        self.steers, self.refused, self.returning = [], [], False
 
     def remark(self, sentence: str, severity: str = "info") -> list[Effect]:
         """Something is to be said to the user."""
@@ -429,8 +470,8 @@ class State:
 
     # The user
 
-    def submit(self, text: str, now: float) -> list[Effect]:
-        """The user has pressed Enter, with this text in the editor."""
+    def submit(self, text: str, now: float, *, later: bool = False) -> list[Effect]:
+        """The user has pressed Enter, with this text in the editor; `later` keeps it for after the turn."""
         if isinstance(self.dialog, TextDialog):
             if not self.is_ready_for_keys(now):
                 return []
@@ -443,7 +484,10 @@ class State:
                 self.show_hint("A command runs already; Esc stops it.", now)
                 return []
             return [Edit(""), *self._run(stripped, now)]
-        if self.phase != "ready" or self.command:
+        if self._can_steer(stripped) and not later:
+            self.steers.append(steer := Steer(text, self._take_outputs()))
+            return [Edit(""), steer]
+        if self.phase != "ready" or self.command or self.steers:
             self.queue.append(text)
             restart: list[Effect] = []
             if self.phase == "ended":
@@ -454,10 +498,19 @@ class State:
     def _submit_nothing(self, now: float) -> list[Effect]:
         if self.phase == "ended":
             return self._restart()
-        if self.phase == "working" and self.queue and not self.cancelled:
+        if self.phase == "working" and (self.queue or self.steers) and not self.cancelled:
             self.cancelled = True
             return [Cancel()]  # the next prompt of the queue follows
         return []
+
+    def _can_steer(self, text: str) -> bool:
+        """Whether words join the running turn; slash commands, and all while the user's command runs, do not."""
+        runs = self.phase == "working" and not self.cancelled and not self.command
+        return self.abilities.steers and runs and not text.startswith("/")
+
+    def _take_outputs(self) -> tuple[CommandOutput, ...]:
+        outputs, self.outputs = tuple(self.outputs), []
+        return outputs
 
     def _restart(self) -> list[Effect]:
         self.phase = "starting"
@@ -465,13 +518,12 @@ class State:
 
     def _send(self, text: str, now: float) -> list[Effect]:
         self.phase, self.since, self.cancelled = "working", now, False
-        self.prompts.append(text)
-        outputs, self.outputs = tuple(self.outputs), []
-        return [*self._show([*self.transcript.end_text(), UserPrompt(text)]), Send(text, outputs)]
+        return [*self._show([*self.transcript.end_text(), UserPrompt(text)]), Send(text, self._take_outputs())]
 
     def _send_next(self, now: float) -> list[Effect]:
         """Send the next prompt of the queue."""
-        return self._send(self.queue.pop(0), now) if self.queue and self.phase == "ready" and not self.command else []
+        waits = self.phase != "ready" or self.command or self.steers
+        return self._send(self.queue.pop(0), now) if self.queue and not waits else []
 
     def _run(self, text: str, now: float) -> list[Effect]:
         shared = not text.startswith("!!")
@@ -508,8 +560,9 @@ class State:
             return self._dismiss(now)
         if self.phase != "working":
             return []
-        restored: list[Effect] = [Edit("\n".join(self.queue))] if self.queue else []
+        restored: list[Effect] = [Edit("\n".join(self.queue), keep=True)] if self.queue else []
         self.queue.clear()
+        self.returning = bool(self.steers)
         if self.cancelled:
             return restored
         self.cancelled = True
@@ -664,7 +717,7 @@ class State:
             Row(str(one.title or one.session_id), str(one.updated_at or "")[:16], one.session_id) for one in sessions
         ]
         if not rows:
-            return self.remark("There are no stored sessions in this folder.")
+            return self.remark("There are no other sessions in this folder.")
         return self.pick("Sessions", rows, lambda row, _: [Open(row.value)])
 
     def pick_turn(self) -> list[Effect]:
@@ -711,6 +764,7 @@ class State:
             ):
                 self.folded.append(block)
         del self.folded[:-UNFOLDABLE]
+        self.prompts += [block.text for block in blocks if isinstance(block, UserPrompt)]
         return [Show(block) for block in blocks]
 
 

@@ -1,6 +1,7 @@
 """Limits of what a session may use before the user is asked whether it may use as much again."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import monotonic
@@ -74,9 +75,13 @@ def budgets(
 
     @crow.before_prompt
     def begin(message: Message, session: Session) -> None:
-        if not session.parent:
+        if not session.parent and not message.get("crow", {}).get("steer"):
             budget_of(session).stopped = False
             budget_of(session).count_time()
+
+    @crow.turn_resume
+    def resume(session: Session, entries: Sequence[Message]) -> None:
+        begin(entries[0], session)
 
     @crow.model_call
     def spend(session: Session, model_call: ModelCall) -> None:
@@ -109,13 +114,19 @@ def budgets(
         budget = budget_of(session)
         budget.count_time(on=False)
         spent = {what: budget.spent[what] for what in limits if what in budget.spent}
-        if spent != find_spent(session.view.entries()):
+        before = find_spent(session.view.entries())
+        if spent != {what: before[what] for what in limits if what in before}:
             session.log.append({"crow": {"kind": "budget", "spent": spent}})
 
 
 def find_spent(log: Sequence[Message]) -> dict[str, float]:
-    """Find the last budget marker of a log; return what had been used by then."""
+    """Find the last budget marker of a log; return what had been used by then, and by later replies that say so."""
+    later = Counter[str]()
     for entry in reversed(log):
+        notes = entry.get("crow", {})
         if marker_kind(entry) == "budget":
-            return dict(entry.get("crow", {})["spent"])
-    return {}
+            later.update(notes["spent"])
+            break
+        if spent := notes.get("spent"):
+            later.update(requests=1, tokens=spent["prompt"] + spent["completion"], money=spent["money"])
+    return dict(later)

@@ -60,6 +60,13 @@ class RequestedOutput:
     value: Any = UNSET
     """The result; UNSET until there is one."""
 
+    def take(self, value: Any) -> None:
+        """Take a result, or UNSET to ask for another, and note it for the answer to the prompt."""
+        self.value = value
+        if (notes := TURN_NOTES.get()) is not None:
+            notes.pop("output", None)
+            notes |= {} if value is UNSET else {"output": value}
+
     @property
     def instruction(self) -> str:
         """The sentence that asks the model for the result."""
@@ -101,11 +108,26 @@ def structured_output(crow: Crow) -> None:
 
     @crow.before_prompt
     def instruct(message: Message, session: Session) -> Message | None:
-        if (requested := get_requested(session)) is None:
+        if (requested := get_requested(session)) is None or message.get("crow", {}).get("steer"):
             return None
         asked = attach_blocks(message, [TextBlock(text=requested.instruction)])
         note = {"schema": requested.schema.schema, "retries": requested.retries}
         return {**asked, "crow": {**asked.get("crow", {}), "output": note}}
+
+    @crow.turn_resume
+    def resume(session: Session, entries: Sequence[Message]) -> None:
+        if (requested := get_requested(session)) is None or not requested.tool_name:
+            return
+        failed = {entry.get("tool_call_id"): "failed" in entry.get("crow", {}) for entry in entries}
+        for use in (use for entry in entries for use in entry.get("tool_calls", ())):
+            tool_call = session.toolbox.parse(use)
+            if tool_call.name == requested.tool_name and use["id"] in failed:
+                try:
+                    requested.take(accept_arguments(requested.schema, tool_call))
+                except ValueError as error:
+                    requested.faults.append(str(error))
+        if requested.value is not UNSET:
+            raise EndTurn
 
     @crow.before_model
     def constrain(request: ModelRequest, session: Session) -> ModelRequest | None:
@@ -125,7 +147,7 @@ def structured_output(crow: Crow) -> None:
         if requested.value is not UNSET:
             return ToolResult.text(AGAIN)
         try:
-            requested.value = accept_arguments(requested.schema, tool_call)
+            requested.take(accept_arguments(requested.schema, tool_call))
         except ValueError as error:
             instruction = f"Call {requested.tool_name} again, with arguments that fit."
             requested.misfits[tool_call.id] = str(error)
@@ -146,7 +168,7 @@ def structured_output(crow: Crow) -> None:
             return
         if requested.value is not UNSET and (more := await crow.before_end.run(session, "end_turn")) is not None:
             session.log.append(more)  # an extension lets the turn go on, so that the result may change
-            requested.value = UNSET
+            requested.take(UNSET)
             return
         raise EndTurn
 
@@ -157,7 +179,7 @@ def structured_output(crow: Crow) -> None:
             return None
         replies = (entry for entry in reversed(session.log) if entry.get("role") == "assistant")
         try:
-            requested.value = requested.schema.accept_text(str(next(replies, Message()).get("content") or ""))
+            requested.take(requested.schema.accept_text(str(next(replies, Message()).get("content") or "")))
             return None
         except ValueError as error:
             requested.faults.append(str(error))
@@ -174,6 +196,7 @@ def structured_output(crow: Crow) -> None:
         if requested.value is not UNSET and outcome == "end_turn":
             notes["output"] = requested.value
         else:
+            notes.pop("output", None)
             notes["outputFaults"] = requested.faults
 
 

@@ -5,7 +5,7 @@ crow): this module never loads it by itself. No span holds text of the conversat
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from crow_core.acp.schema import StopReason
@@ -64,7 +64,12 @@ def telemetry(crow: Crow, *, tracer: "Tracer | None" = None) -> None:
 
     @crow.before_prompt
     def turn(message: Message, session: Session) -> None:
-        start(session, TURN, "invoke_agent crow", "invoke_agent", **{"gen_ai.agent.name": "crow"})
+        if not message.get("crow", {}).get("steer"):
+            start(session, TURN, "invoke_agent crow", "invoke_agent", **{"gen_ai.agent.name": "crow"})
+
+    @crow.turn_resume
+    def resume(session: Session, entries: Sequence[Message]) -> None:
+        turn(entries[0], session)
 
     @crow.before_model
     def chat(request: ModelRequest, session: Session) -> None:

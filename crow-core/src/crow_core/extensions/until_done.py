@@ -1,6 +1,6 @@
 """Let a turn go on until a command succeeds, or until the model has checked its own work."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Annotated
 
 from msgspec import Meta
@@ -52,7 +52,14 @@ def until_done(
 
     @crow.before_prompt
     def begin(message: Message, session: Session) -> None:
-        session.state[ROUNDS] = None
+        if not message.get("crow", {}).get("steer"):
+            session.state[ROUNDS] = None
+
+    @crow.turn_resume
+    def count(session: Session, entries: Sequence[Message]) -> None:
+        asked = [str(entry.get("content")) for entry in entries if entry.get("crow", {}).get("hidden")]
+        rounds = sum(text == QUESTION or text.startswith(FAILED.partition("{")[0]) for text in asked)
+        session.state[ROUNDS] = rounds if any(entry.get("role") == "tool" for entry in entries) else None
 
     @crow.after_tool
     def work(result: ToolResult, session: Session, tool_call: ToolCall) -> None:

@@ -1,0 +1,190 @@
+"""Turns with a key: what is counted in a turn goes on with it, and no client of another process has keys."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from crow_core.acp.schema import (
+    ClientCapabilities,
+    NewSessionRequest,
+    PromptRequest,
+    RequestPermissionResponse,
+    SelectedOutcome,
+    TextBlock,
+)
+from crow_core.app import Crow
+from crow_core.errors import ModelError, PromptError
+from crow_core.extensions.budgets import budgets
+from crow_core.extensions.loop_guard import REMARK, loop_guard
+from crow_core.extensions.until_done import QUESTION, until_done
+from crow_core.mcp.server import Server
+from crow_core.mcp.tool import ToolCall
+from crow_core.messages import INTERRUPTED, Message, find_prompts, marker_kind
+from crow_core.session import Session
+from crow_core.store import Record
+from crow_core.testing import Reply, ScriptedModel, connect
+from fastmcp import FastMCP
+
+pytestmark = pytest.mark.anyio
+
+DEMO = FastMCP("demo")
+DOWN = Reply(error=ModelError("The model is down."))
+LOOK = Reply(tool_calls=[{"name": "demo_look", "arguments": {}}])
+
+
+@DEMO.tool
+def look() -> str:
+    return "nothing new"
+
+
+class Nobody:
+    """A client that shows nothing, and whose user says no."""
+
+    capabilities = ClientCapabilities()
+
+    async def request(self, method: str, params: Any) -> Any:
+        return RequestPermissionResponse(outcome=SelectedOutcome(option_id="no"))
+
+    async def notify(self, method: str, params: Any) -> None: ...
+
+
+def prompt(text: str = "Go.") -> Message:
+    return {"role": "user", "content": text}
+
+
+def app(*replies: Reply, max_requests: int = 200) -> Crow:
+    crow = Crow(ScriptedModel(replies), servers=[Server("demo", lambda: DEMO, shared=True)], max_requests=max_requests)
+    crow.servers_wait = 60
+    return crow
+
+
+async def go_on(crow: Crow, log: list[Message], *, key: str = "1") -> tuple[str, Session]:
+    """Prompt an app to which nothing but the log of a session is known; return the stop reason and the session."""
+    session = await crow.open(Nobody(), "/", record=Record("work", [*log]), goes_on=True)
+    stop_reason = await crow.prompt(session, prompt(), key=key)
+    await crow.shut_down()
+    return stop_reason, session
+
+
+async def interrupt(crow: Crow) -> list[Message]:
+    """Run a turn in which the model fails at last; return the session's log."""
+    opened: list[Session] = []
+    crow.session_start(opened.append)
+    with pytest.raises(ModelError, match="The model is down"):
+        await go_on(crow, [])
+    await crow.shut_down()
+    return opened[0].log.entries
+
+
+def find_texts(session: Session, role: str) -> list[str]:
+    return [str(entry.get("content")) for entry in session.log if entry.get("role") == role]
+
+
+async def test_limit_of_requests_counts_those_before_the_interruption():
+    log = await interrupt(app(LOOK, LOOK, DOWN, max_requests=3))
+    stop_reason, session = await go_on(app(LOOK, LOOK, max_requests=3), log)
+    assert stop_reason == "max_turn_requests"
+    assert len(find_texts(session, "assistant")) == 3
+    assert (await go_on(app(), session.log.entries))[0] == "max_turn_requests", "it is final"
+
+
+@pytest.mark.parametrize(("reply", "stop_reason"), [("length", "max_tokens"), ("content_filter", "refusal")])
+async def test_cut_and_refused_turns_are_final(reply: str, stop_reason: str):
+    ended, session = await go_on(app(Reply("Well", finish_reason=reply)), [])
+    assert ended == stop_reason
+    assert (await go_on(app(), session.log.entries))[0] == stop_reason
+
+
+async def test_loop_guard_counts_the_calls_before_the_interruption():
+    log = await interrupt(app(LOOK, LOOK, LOOK, DOWN).use(loop_guard, tell=3, ask=9))
+    _, session = await go_on(app(LOOK, Reply("Well.")).use(loop_guard, tell=3, ask=9), log)
+    remarks = [text.partition("\n\n")[2] for text in find_texts(session, "tool")]
+    assert remarks == ["", "", REMARK.format(3), REMARK.format(4)]
+
+
+async def test_until_done_counts_the_rounds_before_the_interruption():
+    log = await interrupt(app(LOOK, Reply("Well."), Reply("So."), DOWN).use(until_done, times=2))
+    _, session = await go_on(app(Reply("Hm.")).use(until_done, times=2), log)
+    assert [text == QUESTION for text in find_texts(session, "user")] == [False, True, True]
+
+
+async def test_budget_counts_the_requests_before_the_interruption():
+    log = await interrupt(app(LOOK, LOOK, DOWN))
+    log = [entry for entry in log if marker_kind(entry) != "budget"]  # the process was killed
+    stop_reason, session = await go_on(app(LOOK, Reply("Never.")).use(budgets, requests=3), log)
+    assert stop_reason == "max_turn_requests"
+    assert len(find_texts(session, "assistant")) == 3
+
+
+async def test_reply_that_was_stored_before_the_end_is_not_asked_for_again():
+    _, session = await go_on(app(Reply("Well.")), [])
+    log = [entry for entry in session.log if marker_kind(entry) != "ended"]
+    stop_reason, session = await go_on(app(), log)
+    assert (stop_reason, marker_kind(session.log[-1])) == ("end_turn", "ended")
+
+
+async def test_prompt_without_a_key_after_an_interrupted_turn_gives_it_up():
+    log = await interrupt(app(LOOK, DOWN))
+    _, session = await go_on(app(Reply("Well.")), log, key="")
+    assert [marker_kind(entry) for entry in session.log if marker_kind(entry) == "ended"] == ["ended"]
+    assert (await go_on(app(), session.log.entries))[0] == "cancelled"
+
+
+async def test_rewound_turn_is_run_anew():
+    _, session = await go_on(app(Reply("Well.")), [])
+    session.rewind("")
+    _, session = await go_on(app(Reply("Again.")), session.log.entries)
+    assert find_texts(session, "assistant")[-1] == "Again."
+
+
+async def test_key_of_another_prompt_is_refused_before_anything_runs():
+    _, session = await go_on(app(Reply("Well.")), [])
+    crow = app()
+    session = await crow.open(Nobody(), "/", record=Record("work", session.log.entries))
+    with pytest.raises(PromptError, match="belongs to another prompt"):
+        await crow.prompt(session, prompt("Stop."), key="1")
+    assert not session.turns.tasks
+    await crow.shut_down()
+
+
+async def test_client_of_another_process_chooses_no_id_and_has_no_keys():
+    crow = app(Reply("Hello."), Reply("Hello."))
+    async with connect(crow) as editor:
+        params = NewSessionRequest(cwd="/", mcp_servers=[], meta={"crow": {"sessionId": "work"}})
+        opened = await editor.request("session/new", params)
+        assert opened.session_id != "work"
+        for _ in range(2):
+            meta = {"crow": {"key": "1"}}
+            await editor.request(
+                "session/prompt",
+                PromptRequest(session_id=opened.session_id, prompt=[TextBlock(text="Go.")], meta=meta),
+            )
+        log = crow.sessions[opened.session_id].log
+        assert len(find_prompts(log)) == 2
+        assert "key" not in str([entry.get("crow") for entry in log if entry.get("role") == "user"])
+
+
+async def test_interrupted_call_that_a_hook_answers_runs_once():
+    began, ran = asyncio.Event(), list[str]()
+    definition: dict[str, Any] = {"name": "work", "inputSchema": {"type": "object", "properties": {}}}
+
+    def own(*replies: Reply) -> Crow:
+        crow = Crow(ScriptedModel(replies), servers=[Server("own", None, definitions=[definition], built_in=True)])
+
+        @crow.before_tool
+        async def work(session: Session, tool_call: ToolCall) -> None:
+            ran.append(tool_call.id)
+            began.set()
+            await asyncio.Event().wait()
+
+        return crow
+
+    crow = own(Reply(tool_calls=[{"name": "work", "arguments": {}}]))
+    session = await crow.open(Nobody(), "/", record=Record("work", []))
+    turn = asyncio.ensure_future(crow.prompt(session, prompt(), key="1"))
+    await began.wait()
+    await crow.close(session)
+    assert await turn == "cancelled"
+    _, session = await go_on(own(Reply("Well.")), session.log.entries)
+    assert (find_texts(session, "tool"), len(ran)) == ([INTERRUPTED], 1)
+    await crow.shut_down()
