@@ -22,9 +22,10 @@ check:
 test *args:
     uv run pytest {{args}}
 
-# kill it 200 times, and let 32 processes write at once, on both databases; CROW_TEST_POSTGRES names a server
+# kill it 200 times, let 32 processes write at once, on both databases, and kill, stop and cut off workers; CROW_TEST_POSTGRES names a server
 soak:
     CROW_SOAK=200 CROW_TEST_ALL=1 uv run pytest crow-persistence/tests/test_kill.py
+    CROW_SOAK=200 CROW_TEST_ALL=1 uv run pytest crow-cli/tests/test_worker.py
 
 # change the code in many small ways, and list the changes that no test notices: hooks, react, messages, ...; hours for all
 mutate *names:
@@ -41,6 +42,7 @@ bench:
     uv run benchmarks/terminal.py
     uv run benchmarks/tools.py
     uv run benchmarks/cancel.py
+    uv run benchmarks/workflows.py
     uv run benchmarks/idle.py
     uv run benchmarks/permissions.py
 

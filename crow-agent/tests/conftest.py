@@ -1,12 +1,17 @@
 """Agents of tests: crow's own with a scripted model and a home of its own."""
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from crow_agent import Agent
 from crow_core.testing import ScriptedModel
+from sqlalchemy import create_engine, make_url, text
+
+POSTGRES = os.environ.get("CROW_TEST_POSTGRES", "")
 
 
 @pytest.fixture
@@ -28,3 +33,21 @@ def make_agent(home: Path, tmp_path: Path) -> Callable[..., Agent]:
         return agent
 
     return make
+
+
+@pytest.fixture
+def store(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Yield the URL of an empty PostgreSQL database, or "" for a file of SQLite."""
+    if request.param == "sqlite":
+        yield ""
+        return
+    if not POSTGRES:
+        pytest.skip("No PostgreSQL to test with; CROW_TEST_POSTGRES names one.")
+    server = create_engine(POSTGRES, isolation_level="AUTOCOMMIT")
+    name = f"crow_{uuid4().hex}"
+    with server.connect() as connection:
+        connection.execute(text(f"CREATE DATABASE {name}"))
+    yield make_url(POSTGRES).set(database=name).render_as_string(hide_password=False)
+    with server.connect() as connection:
+        connection.execute(text(f"DROP DATABASE {name} WITH (FORCE)"))
+    server.dispose()

@@ -493,6 +493,33 @@ def test_cancelled_task_cancels_the_turn_and_the_session_goes_on(make_agent: Mak
     asyncio.run(main())
 
 
+def test_words_during_a_prompt_are_in_the_next_model_call(make_agent: Make) -> None:
+    async def main() -> None:
+        joined: list[asyncio.Task[bool]] = []
+
+        def extension(crow: Crow) -> None:
+            @crow.before_tool
+            async def wait_for_words(session: Session, tool_call: ToolCall) -> None:
+                joined.append(asyncio.ensure_future(opened.steer("Only the left side.")))
+                while "steering" not in session.state or not session.state["steering"].waiting:
+                    await asyncio.sleep(0)
+
+        @tool(reads=True)
+        async def look() -> str:
+            """Look around."""
+            return "a room"
+
+        replies = [Reply(tool_calls=[call("look", {})]), Reply("A door.")]
+        async with make_agent(*replies, tools=[look], extensions=[extension]) as agent:
+            opened = await agent.session()
+            assert (await opened.prompt("Look.")).text == "A door."
+            assert await joined[0]
+            assert agent.model.requests[-1]["messages"][-1]["content"] == "Only the left side."
+            assert not await opened.steer("Too late.")
+
+    asyncio.run(main())
+
+
 def test_leaving_a_stream_early_cancels_its_turn(make_agent: Make) -> None:
     async def main() -> None:
         async with make_agent(Reply("One two", hang=True), Reply("Next.")) as agent:

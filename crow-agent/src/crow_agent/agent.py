@@ -3,7 +3,7 @@
 import asyncio
 import os
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
 from crow_core.acp.schema import AuthenticateRequest, LoadSessionRequest, NewSessionRequest, ResumeSessionRequest
 from crow_core.agent_process import START_TIMEOUT
 from crow_core.errors import ConfigError
+from msgspec import UNSET
 
 from crow_agent.budget import Budget, limit_spending
 from crow_agent.client import Elicit, Permissions, ProgramClient
 from crow_agent.connections import AgentConnection, connect_address, connect_app, connect_command
 from crow_agent.content import PromptContent
+from crow_agent.durable import PLACE, outside_workflows
 from crow_agent.errors import AgentClosed, AgentError
 from crow_agent.output import OutputType
 from crow_agent.result import Result
@@ -277,7 +279,8 @@ class Agent:
                 raise AgentError("This agent was started in another event loop. Make one agent for each event loop.")
             if self._client is None:
                 self._loop = loop
-                self._client = await self._start()
+                with outside_workflows():  # the tasks that start here work for the whole program
+                    self._client = await self._start()
             return self._client
 
     async def _start(self) -> "ProgramClient":
@@ -302,18 +305,23 @@ class Agent:
         if stack is not None:
             await stack.aclose()
 
-    async def session(self, id: str = "", *, cwd: str | Path = "") -> "AgentSession":
-        """Open a new session, or the stored one with this id. Raises SessionNotFound."""
+    async def session(self, id: str = "", *, create: bool = False, cwd: str | Path = "") -> "AgentSession":
+        """Open a new session, or the stored one with this id. Raises SessionNotFound.
+
+        With `create`, a session that does not exist yet is made, with this id of up to 64 letters, digits, `.`, `_` and
+        `-`. It is stored at once and belongs to this process until it is closed, or the process ends. Inside a durable
+        workflow, a session without an id gets one that is the same when the workflow goes on in another process.
+        """
+        if not id and (place := PLACE.get()) is not None:
+            return await place.open_session(self, str(cwd))
         folder = to_absolute(cwd) if cwd else self._cwd
         client, counts = await self.open(), self._counts_itself
-        if not id:
-            params = NewSessionRequest(cwd=folder, mcp_servers=[])
-            response = await client.ask("session/new", params, timeout=START_TIMEOUT)
-            session = AgentSession(client, response.session_id, folder, self.budget, counts=counts)
-            session.take_options(response)
-            return session
+        if create and not client.takes_keys:
+            raise AgentError(f"{client.connected.name} gives its sessions ids of its own. Leave out create=True.")
+        if create or not id:
+            return await self.make_session(id, folder)
         if id in client.sessions:
-            raise AgentError(f"Session {id} is open in this agent. Use the session that is open, or fork it.")
+            raise make_open_error(id)
         capabilities = client.initialized.agent_capabilities
         if capabilities.session_capabilities.resume:
             method, params = "session/resume", ResumeSessionRequest(session_id=id, cwd=folder)
@@ -330,6 +338,23 @@ class Agent:
         except BaseException:
             client.sessions.pop(id, None)
             raise
+        return session
+
+    async def make_session(
+        self, id: str, cwd: str | Path = "", origin: Mapping[str, Any] | None = None
+    ) -> "AgentSession":
+        """Make a session, or open the stored one with this id; without an id, it is a new one.
+
+        `origin` says which session a new one continues: `KeyedOrigin` of the core.
+        """
+        client, folder = await self.open(), to_absolute(cwd) if cwd else self._cwd
+        if id in client.sessions:
+            raise make_open_error(id)
+        notes = {"sessionId": id, **({"origin": origin} if origin else {})}
+        params = NewSessionRequest(cwd=folder, mcp_servers=[], meta={"crow": notes} if id else UNSET)
+        response = await client.ask("session/new", params, timeout=START_TIMEOUT)
+        session = AgentSession(client, response.session_id, folder, self.budget, counts=self._counts_itself)
+        session.take_options(response)
         return session
 
     async def login(self, method: str = "") -> None:
@@ -441,13 +466,16 @@ class Agent:
             raise TypeError("map takes a list of prompts. For one prompt, use prompt().")
         if output is not None:
             OutputType[Any](output)  # raises an error that concerns all items
-        waiting = iter(list(enumerate(prompts)))
+        place = PLACE.get()
+        branches = [(prompt, place.branch() if place else nullcontext()) for prompt in prompts]
+        waiting = iter(list(enumerate(branches)))
         results: dict[int, Result[Any]] = {}
 
         async def work() -> None:
-            for index, prompt in waiting:
+            for index, (prompt, branch) in waiting:
                 try:
-                    results[index] = await self.prompt(prompt, output=output, retries=retries, timeout=timeout)
+                    with branch:
+                        results[index] = await self.prompt(prompt, output=output, retries=retries, timeout=timeout)
                 except Exception as error:  # of a function of the program, too: it stays with its item
                     so_far = error.result if isinstance(error, AgentError) else None
                     results[index] = replace(so_far or Result(""), error=error)
@@ -457,6 +485,11 @@ class Agent:
             for _ in range(max(at_once, 1)):
                 group.create_task(work())
         return [results[index] for index in sorted(results)]
+
+
+def make_open_error(id: str) -> AgentError:
+    """Make the error for a session that this agent has open."""
+    return AgentError(f"Session {id} is open in this agent. Use the session that is open, or fork it.")
 
 
 def to_absolute(folder: str | Path) -> str:

@@ -34,6 +34,7 @@ from crow_core.extensions.reasoning_effort import reasoning_effort
 from crow_core.extensions.refused_prompts import refused_prompts
 from crow_core.extensions.resources import resources
 from crow_core.extensions.shell_hooks import shell_hooks
+from crow_core.extensions.steering import steering
 from crow_core.extensions.structured_output import structured_output
 from crow_core.extensions.subagents import subagents
 from crow_core.extensions.taint import taint
@@ -154,6 +155,7 @@ async def build(
         (telemetry, {}),
         (mask_secrets, {"known": [*find_secrets(config, env), *extra_secrets]}),
         (templates, {"files": partial(find_prompt_files, config, home, trust)}),
+        (steering, {}),  # before extensions that read the log in `before_model`
         (
             partial(shell_hooks, hidden=hidden),
             parse_options(partial(shell_hooks, hidden=hidden), config.hooks, ["hooks"], home),

@@ -107,6 +107,15 @@ class ProgramClient(AcpClient):
         self._permissions: Permissions = permissions
         self._elicit = elicit
 
+    @property
+    def takes_keys(self) -> bool:
+        """Whether the agent is crow in this process, which takes ids for sessions and keys for prompts."""
+        match self.initialized.agent_capabilities.meta:
+            case {"crow": {"keys": True}}:
+                return True
+            case _:
+                return False
+
     def make_workspace(self, env: Mapping[str, str]) -> "LocalWorkspace":
         """Make what answers requests for files and terminals; `env` is for the commands."""
         from crow_agent.workspace import LocalWorkspace  # only other agents need it

@@ -59,7 +59,7 @@ async def connect_app(make: "Callable[[], Awaitable[Crow]]") -> AsyncGenerator[A
         raise AgentError(str(error)) from error
     ours, theirs = memory_pair()
     agent = AcpAgent(theirs, crow, unstable=True)
-    agent.max_sessions = None
+    agent.max_sessions, agent.in_process = None, True
     serving = asyncio.ensure_future(agent.serve())
     try:
         yield AgentConnection(ours, "crow", make_end("crow"))

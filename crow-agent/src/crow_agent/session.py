@@ -32,6 +32,7 @@ from msgspec import UNSET, json
 from crow_agent.budget import Budget
 from crow_agent.client import ProgramClient
 from crow_agent.content import PromptContent, to_blocks
+from crow_agent.durable import PLACE
 from crow_agent.errors import AgentClosed, AgentError, AgentLost, OutputError, PromptTimeout
 from crow_agent.notebook import LiveDisplay, find_display
 from crow_agent.output import CORRECTION, INSTRUCTION, OutputType
@@ -78,12 +79,23 @@ class AgentSession:
         self._fault: Exception | None = None
         """The error of one of the program's functions, which ends the turn."""
 
+    @property
+    def takes_keys(self) -> bool:
+        """True if an interrupted turn can go on: it is a session of crow's own."""
+        return self._client.takes_keys
+
+    @property
+    def is_lost(self) -> bool:
+        """True if its agent was closed."""
+        return self._client.closed or self._client.connection.is_closing
+
     @overload
     async def prompt(
         self,
         prompt: PromptContent,
         *,
         timeout: float | None = None,
+        key: str = "",
         on_update: Callable[[SessionUpdate], None] | None = None,
     ) -> Result[str]: ...
 
@@ -95,6 +107,7 @@ class AgentSession:
         output: type[T],
         retries: int = 2,
         timeout: float | None = None,
+        key: str = "",
         on_update: Callable[[SessionUpdate], None] | None = None,
     ) -> Result[T]: ...
 
@@ -106,6 +119,7 @@ class AgentSession:
         output: Any,
         retries: int = 2,
         timeout: float | None = None,
+        key: str = "",
         on_update: Callable[[SessionUpdate], None] | None = None,
     ) -> Result[Any]: ...
 
@@ -116,18 +130,37 @@ class AgentSession:
         output: Any = None,
         retries: int = 2,
         timeout: float | None = None,
+        key: str = "",
         on_update: Callable[[SessionUpdate], None] | None = None,
     ) -> Result[Any]:
         """Send a prompt and wait for the end of its turn: a text, a file, an image, or several of them.
 
         `output` is the type of the answer; one that does not fit is asked for again, `retries` times. `timeout` is in
         seconds. `on_update` is called with each update of ACP. Cancelling the waiting task cancels the turn.
+
+        A turn with a `key` can be interrupted, also by the end of the process: the same prompt with the same key, in
+        this session or when it is opened again, goes on with it. Once it has ended, it returns the same result, and
+        runs nothing. A completed tool call is never repeated; an interrupted one runs at most once unless its tool is
+        declared `idempotent`.
+
+        Inside a durable workflow, it is a step that makes its own key.
+
         Raises PromptFailed, PromptTimeout, OutputError, BudgetSpent, AgentLost, AgentClosed; TypeError and ValueError
         for an `output` that is no type with a JSON schema, or a JSON schema that cannot be used.
         """
+        if (place := PLACE.get()) is not None:
+
+            def ask(made: str) -> Awaitable[Result[Any]]:
+                return self.prompt(
+                    prompt, output=output, retries=retries, timeout=timeout, key=key or made, on_update=on_update
+                )
+
+            return await place.prompt(self, ask, output)
         wanted = None if output is None else OutputType[Any](output)
         if retries < 0:
             raise ValueError(f"retries is {retries}. Give the number of further attempts, 0 for none.")
+        if key and not self._client.takes_keys:
+            raise AgentError(f"{self._client.connected.name} takes no keys: it cannot go on with an interrupted turn.")
         async with self._turn:
             if self._record.cost is not None:
                 self._cost = self._counted = self._record.cost
@@ -135,7 +168,7 @@ class AgentSession:
             self.allowed.clear()
             try:
                 async with asyncio.timeout(timeout):
-                    return await self._run(prompt, wanted, retries)
+                    return await self._run(prompt, wanted, retries, key)
             except TimeoutError:
                 if timeout is None:
                     raise
@@ -172,6 +205,22 @@ class AgentSession:
         """Cancel the running turn: its result has the stop reason `cancelled`."""
         if self._request is not None and not self._client.connection.is_closing:
             await self._client.cancel(self.id)
+
+    async def steer(self, prompt: PromptContent) -> bool:
+        """Give words to the running prompt, for the model's next step. Return True when they have joined its turn.
+
+        False if no prompt runs, or its turn ends without them: send them as a prompt. Raises AgentError for an agent
+        that takes no words while a prompt runs; crow does.
+        """
+        self._check_open()
+        capabilities = self._client.initialized.agent_capabilities
+        if "_crow/steer" not in get_notes(capabilities.meta).get("methods", ()):
+            raise AgentError(
+                f"{self._client.connected.name} takes no words while a prompt runs. Send them as a prompt."
+            )
+        blocks = self._to_blocks(prompt)
+        answer = await self._client.ask("_crow/steer", {"sessionId": self.id, "prompt": blocks})
+        return bool(answer["taken"])
 
     async def fork(self) -> "AgentSession":
         """Open a new session that continues this one from here."""
@@ -233,21 +282,17 @@ class AgentSession:
         if self.closed:
             raise AgentClosed(f"Session {self.id} is closed. Open it again with agent.session({self.id!r}).")
 
-    async def _run(self, prompt: PromptContent, wanted: OutputType[Any] | None, retries: int) -> Result[Any]:
+    async def _run(self, prompt: PromptContent, wanted: OutputType[Any] | None, retries: int, key: str) -> Result[Any]:
         """Prompt until the answer fits. crow itself asks the model again; another agent is prompted again."""
-        capabilities = self._client.initialized.agent_capabilities.prompt_capabilities
-        try:
-            blocks = to_blocks(prompt, capabilities)
-        except OSError as error:
-            raise AgentError(f"{error.filename} cannot be read: {error.strerror}.") from error
+        blocks = self._to_blocks(prompt)
         takes_schema = bool(get_notes(self._client.initialized.agent_capabilities.meta).get("outputSchema"))
         if wanted is not None and not takes_schema:
             blocks.append(TextBlock(text=INSTRUCTION.format(schema=json.encode(wanted.schema).decode())))
         faults: list[str] = []
         while True:
-            meta: dict[str, Any] = {}
+            meta: dict[str, Any] = {"key": key} if key else {}
             if wanted is not None and takes_schema:
-                meta = {"outputSchema": wanted.schema, "outputRetries": retries - len(faults)}
+                meta |= {"outputSchema": wanted.schema, "outputRetries": retries - len(faults)}
             response = await self._ask(blocks, meta)
             notes = get_notes(response.meta)
             result = to_result(self._record, self.id, cost_before=self._cost)
@@ -269,6 +314,13 @@ class AgentSession:
             if len(faults) > retries:
                 raise OutputError(wanted.name, faults)
             blocks = [TextBlock(text=CORRECTION.format(fault=faults[-1]))]
+
+    def _to_blocks(self, prompt: PromptContent) -> list[Any]:
+        """Convert a prompt to content blocks that the agent takes. Raises AgentError."""
+        try:
+            return to_blocks(prompt, self._client.initialized.agent_capabilities.prompt_capabilities)
+        except OSError as error:
+            raise AgentError(f"{error.filename} cannot be read: {error.strerror}.") from error
 
     async def _ask(self, blocks: list[Any], meta: dict[str, Any]) -> PromptResponse:
         """Send a prompt, with notes for crow, and wait for the end of its turn, cancelled with the waiting task."""

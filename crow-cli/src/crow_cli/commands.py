@@ -26,6 +26,7 @@ from crow_cli.settings_commands import completion, config, setup, status
 from crow_cli.skills import skills
 from crow_cli.trust import trust
 from crow_cli.undo import undo
+from crow_cli.workflows import worker, workflows
 
 MODEL = click.option("-m", "--model", default="", help="A configured model, or the endpoint's name for one.")
 
@@ -68,6 +69,8 @@ cli.add_command(status)
 cli.add_command(completion)
 cli.add_command(trust)
 cli.add_command(perms)
+cli.add_command(worker)
+cli.add_command(workflows)
 
 
 @cli.group(invoke_without_command=True)

@@ -1,0 +1,215 @@
+"""`crow worker` and `crow workflows`: run durable workflows, list them, and answer what they wait for."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+from crow_core.errors import ConfigError
+
+from crow_cli.console import AS_JSON, escape_controls, limit_option, print_json, print_note, print_table
+from crow_cli.process import fail, run_to_end
+
+if TYPE_CHECKING:
+    from crow_agent.workflows import WaitingApproval, WorkflowStatus
+
+T = TypeVar("T")
+STATES = ("queued", "running", "done", "failed", "cancelled")
+WORKFLOW = click.argument("workflow", metavar="ID")
+
+
+@click.command()
+@click.argument("programs", metavar="FILE|MODULE...", nargs=-1, required=True)
+@click.option("--queue", "queues", metavar="NAME", multiple=True, help="Take work from this queue alone; repeatable.")
+@click.option("--concurrency", type=click.IntRange(min=1), help="The most workflows of each queue at a time.")
+@click.option(
+    "--health",
+    metavar="FILE|PORT",
+    default="",
+    help="Write a file every second as long as the worker can work, or answer HTTP at a port of this machine.",
+)
+def worker(programs: tuple[str, ...], queues: tuple[str, ...], concurrency: int | None, health: str) -> None:
+    """Run the durable workflows of Python programs: a file such as pipelines.py, or a module such as shop.pipelines.
+
+    Any number of workers share the work if [database] url names PostgreSQL. When one ends, dies or freezes, another
+    takes over within seconds. SIGTERM and SIGINT suspend what runs and end the worker with code 0.
+    """
+    import sys
+
+    from crow_cli.worker import work  # not above: the other commands do not need it
+
+    try:
+        sys.exit(run_to_end(work(programs, queues, concurrency, health)))
+    except KeyboardInterrupt:
+        sys.exit(0)
+    except ConfigError as error:
+        fail(str(error))
+
+
+@click.group()
+def workflows() -> None:
+    """List durable workflows; approve, cancel, resume and fork them."""
+
+
+@workflows.command("list")
+@click.option("--state", "states", type=click.Choice(STATES), multiple=True, help="Only these; repeatable.")
+@click.option("--waiting", "only_waiting", is_flag=True, help="Only those that wait for an approval.")
+@limit_option(20)
+@AS_JSON
+def list_(states: tuple[str, ...], only_waiting: bool, limit: int, as_json: bool) -> None:
+    """List workflows, the newest first."""
+    from crow_agent.workflows import list_waiting, list_workflows
+
+    async def read() -> "tuple[list[WorkflowStatus], list[WaitingApproval]]":
+        return await list_workflows(states=states, limit=None if only_waiting else limit), await list_waiting()
+
+    found, waiting = run_here(read)
+    asked = {each.workflow_id for each in waiting}
+    found = [each for each in found if each.id in asked or not only_waiting][:limit]
+    if as_json:
+        print_json([{**asdict(each), "waiting": each.id in asked} for each in found])
+        return
+    if not found:
+        print_note("No workflow waits for an approval." if only_waiting else "There are no such workflows.")
+        return
+    rows = [
+        (
+            each.id,
+            each.name,
+            each.version,
+            ("waits for approval" if each.id in asked else each.state) + (" (stranded)" if each.is_stranded else ""),
+            each.queue,
+            f"{each.updated:%Y-%m-%d %H:%M}" if each.updated else "",
+        )
+        for each in found
+    ]
+    print_table(("ID", "WORKFLOW", "VERSION", "STATE", "QUEUE", "UPDATED"), rows)
+
+
+@workflows.command()
+@WORKFLOW
+@AS_JSON
+def show(workflow: str, as_json: bool) -> None:
+    """Show a workflow, and what it waits for."""
+    from crow_agent.workflows import WorkflowHandle, list_waiting
+    from crow_agent.workflows.workflow import find_url
+
+    async def read() -> "tuple[WorkflowStatus, list[WaitingApproval]]":
+        return await WorkflowHandle[Any](workflow, find_url()[0]).status(), await list_waiting(workflow)
+
+    found, waiting = run_here(read)
+    if as_json:
+        print_json({**asdict(found), "waiting": [asdict(each) for each in waiting]})
+        return
+    lines = {
+        "id": found.id,
+        "workflow": f"{found.name} (version {found.version})",
+        "state": found.state,
+        "queue": found.queue,
+        "executor": found.executor,
+        "parent": found.parent,
+        "fork of": found.forked_from,
+        "created": f"{found.created:%Y-%m-%d %H:%M:%S}" if found.created else "",
+        "updated": f"{found.updated:%Y-%m-%d %H:%M:%S}" if found.updated else "",
+        "arguments": json.dumps(found.arguments, ensure_ascii=False),
+        "error": found.error,
+    }
+    for name, value in lines.items():
+        if value:
+            click.echo(f"{name:<10} {escape_controls(value)}")
+    for each in waiting:
+        value = each.value if isinstance(each.value, str) else json.dumps(each.value, ensure_ascii=False, indent=2)
+        click.secho(f"waits for an approval at step {each.label}:", bold=True)
+        click.echo(escape_controls(value))
+
+
+@workflows.command()
+@WORKFLOW
+@click.option("--reject", is_flag=True, help="Answer no.")
+@click.option("--step", "label", metavar="STEP", default="", help="The step, if it waits for several answers.")
+@click.option("--note", default="", help="A note that is kept with the answer.")
+def approve(workflow: str, reject: bool, label: str, note: str) -> None:
+    """Answer what a workflow waits for. The first answer counts. `crow workflows show` shows the question.
+
+    Below crow itself it is refused: a model must not approve its own work.
+    """
+    from crow_agent.workflows import answer
+
+    refuse_here()
+    run_here(lambda: answer(workflow, not reject, note, label=label))
+    print_note(f"{'Rejected' if reject else 'Approved'}: {workflow}.")
+
+
+@workflows.command()
+@WORKFLOW
+def cancel(workflow: str) -> None:
+    """Cancel a workflow: what runs is interrupted, and nothing runs after it."""
+    from crow_agent.workflows import WorkflowError, WorkflowHandle
+    from crow_agent.workflows.workflow import find_url
+
+    async def end() -> None:
+        handle = WorkflowHandle[Any](workflow, find_url()[0])
+        if (state := (await handle.status()).state) not in ("queued", "running"):
+            raise WorkflowError(f"Workflow {workflow} is {state}: there is nothing to cancel.")
+        await handle.cancel()
+
+    refuse_here()
+    run_here(end)
+    print_note(f"Cancelled: {workflow}.")
+
+
+@workflows.command()
+@WORKFLOW
+def resume(workflow: str) -> None:
+    """Go on with a workflow that was cancelled or has failed."""
+    from crow_agent.workflows import resume
+
+    refuse_here()
+    run_here(lambda: resume(workflow))
+    print_note(f"Resumed: {workflow}. A worker goes on with it.")
+
+
+@workflows.command()
+@WORKFLOW
+@click.option("--step", type=int, help="The first step to do again; by default the one after the last.")
+@click.option("--id", "new_id", metavar="ID", default="", help="The id of the fork.")
+@click.option("--version", default="", help="The version of the workflow in the programs that shall do it.")
+def fork(workflow: str, step: int | None, new_id: str, version: str) -> None:
+    """Start a new workflow with the results and the sessions of another one; print its id.
+
+    So an unfinished one is moved to programs with another version of the workflow. Cancel the old one then.
+    """
+    from crow_agent.workflows import fork
+
+    refuse_here()
+    handle = run_here(lambda: fork(workflow, step=step, id=new_id, version=version))
+    click.echo(escape_controls(handle.id))
+
+
+def refuse_here() -> None:
+    """Print a sentence and exit with code 2 if crow has started this process, directly or not."""
+    from crow_cli.own_tree import refuse_below_crow  # imported here because it loads the built-in tools
+
+    refuse_below_crow()
+
+
+def run_here(function: Callable[[], Awaitable[T]]) -> T:
+    """Run a function of the workflows' library; print its error as a message and exit."""
+    from crow_agent.workflows import WorkflowError
+    from sqlalchemy.exc import DBAPIError
+
+    async def run() -> T:
+        return await function()
+
+    try:
+        return asyncio.run(run())
+    except (ConfigError, WorkflowError) as error:
+        fail(str(error))
+    except DBAPIError as error:
+        if "workflow_status" in str(error.orig):
+            fail("nothing has been stored yet: the tables are made with the first workflow.")
+        fail(f"the database of the workflows does not answer: {' '.join(str(error.orig).split())}.")
+    except ModuleNotFoundError as error:
+        fail(f"durable workflows need a library ({error}). Install crow-agent[workflows] where crow is installed.")

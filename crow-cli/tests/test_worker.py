@@ -1,0 +1,219 @@
+"""Workers on PostgreSQL: each workflow completes once, whatever happens to the workers and their connections.
+
+CROW_SOAK=200 asks for the long form: 200 workflows and 65 disturbances; CROW_SEED repeats an earlier order of these.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random, randrange
+from uuid import uuid4
+
+import pytest
+from crow_agent.workflows import WorkflowHandle
+from sqlalchemy import create_engine, make_url, text
+
+POSTGRES = os.environ.get("CROW_TEST_POSTGRES", "")
+SOAK = int(os.environ.get("CROW_SOAK") or 0)
+SEED = int(os.environ.get("CROW_SEED") or randrange(10**6))
+PROGRAM = Path(__file__).with_name("worker_program.py")
+RUNS = SOAK or 10
+STOPPED = 30.0 if SOAK else 0.0
+"""Seconds for which a worker stays stopped after another has taken over."""
+TAKEOVER = 10.0 if SOAK else 20.0
+"""Seconds by which another worker has taken over; more where other tests run at the same time."""
+SHORT = ["cut", "stop", "kill", "term"]
+LONG = ["kill"] * (SOAK // 5) + ["term", "stop"] * (SOAK // 20) + ["cut"] * (SOAK // 40)
+DISTURBANCES = Random(SEED).sample(LONG, len(LONG)) if SOAK else SHORT
+
+
+@pytest.fixture
+def postgres() -> Iterator[str]:
+    """Yield the URL of a new, empty PostgreSQL database."""
+    if not POSTGRES:
+        skip = pytest.fail if os.environ.get("CROW_TEST_ALL") else pytest.skip
+        skip("No PostgreSQL to test with; CROW_TEST_POSTGRES names one.")
+    server = create_engine(POSTGRES, isolation_level="AUTOCOMMIT")
+    name = f"crow_{uuid4().hex}"
+    with server.connect() as connection:
+        connection.execute(text(f"CREATE DATABASE {name}"))
+    yield make_url(POSTGRES).set(database=name).render_as_string(hide_password=False)
+    with server.connect() as connection:
+        connection.execute(text(f"DROP DATABASE {name} WITH (FORCE)"))
+    server.dispose()
+
+
+@dataclass
+class Effect:
+    """A line of the file of effects."""
+
+    time: float
+    pid: int
+    kind: str
+    what: str
+
+    @property
+    def run(self) -> str:
+        """The workflow."""
+        return self.what.partition(".")[0]
+
+
+class Site:
+    """A folder with the configuration, the effects and the workers of a test."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self.folder, self.url = folder, url
+        self.effects_file = folder / "effects"
+        self.effects_file.touch()
+        (folder / "crow").mkdir()
+        (folder / "crow" / "config.toml").write_text(f"[database]\nurl = {json.dumps(url)}\n" if url else "")
+        self.env = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(folder),
+            "CROW_HOME": str(folder / "crow"),
+            "EFFECTS": str(self.effects_file),
+        }
+        self.workers: list[subprocess.Popen[str]] = []
+
+    def start_runs(self, count: int) -> None:
+        """Put workflows into the queue."""
+        env = {**self.env, "START": str(count)}
+        subprocess.run([sys.executable, str(PROGRAM)], env=env, cwd=self.folder, check=True, timeout=120)
+
+    def start_worker(self, *options: str, pace: float = 0.05) -> subprocess.Popen[str]:
+        """Start a worker, and wait until it works."""
+        command = [sys.executable, "-m", "crow_cli", "worker", str(PROGRAM), "--queue", "jobs", *options]
+        with (self.folder / "log").open("a") as log:
+            worker = subprocess.Popen(
+                command,
+                env={**self.env, "PACE": str(pace)},
+                cwd=self.folder,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+        self.workers.append(worker)
+        assert worker.stdout
+        with worker.stdout:
+            assert worker.stdout.readline().startswith("Executor "), self.log
+        return worker
+
+    def crow(self, *arguments: str) -> str:
+        """Run a command of crow; return its output."""
+        command = [sys.executable, "-m", "crow_cli", *arguments]
+        done = subprocess.run(command, env=self.env, cwd=self.folder, capture_output=True, text=True, check=False)
+        return done.stdout + done.stderr
+
+    def close(self) -> None:
+        """End all workers."""
+        for worker in self.workers:
+            worker.kill()
+            worker.wait()
+
+    @property
+    def log(self) -> str:
+        """The log of all workers."""
+        return (self.folder / "log").read_text()
+
+    @property
+    def effects(self) -> list[Effect]:
+        """The effects so far."""
+        lines = (line.split() for line in self.effects_file.read_text().splitlines())
+        return [Effect(float(at), int(pid), kind, what) for at, pid, kind, what in lines]
+
+    def list_ended(self) -> set[str]:
+        """List the workflows that have ended."""
+        return {effect.run for effect in self.effects if effect.kind == "end"}
+
+    def list_runs(self, worker: subprocess.Popen[str], since: float) -> set[str]:
+        """List the workflows that a worker is in the middle of, by what it did since then."""
+        last = {effect.run: effect for effect in self.effects}
+        return {run for run, it in last.items() if it.pid == worker.pid and it.time > since} - self.list_ended()
+
+    def is_done(self) -> bool:
+        """Test whether all workflows have ended."""
+        return len(self.list_ended()) == RUNS
+
+    def cut(self) -> None:
+        """Cut the connections that hold a lock."""
+        server = create_engine(self.url, isolation_level="AUTOCOMMIT")
+        with server.connect() as connection:
+            locks = "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND database = "
+            mine = "(SELECT oid FROM pg_database WHERE datname = current_database())"
+            connection.execute(text(f"SELECT pg_terminate_backend(pid) FROM ({locks}{mine}) held"))
+        server.dispose()
+
+
+@pytest.fixture
+def site(tmp_path: Path, postgres: str) -> Iterator[Site]:
+    site = Site(tmp_path, postgres)
+    yield site
+    site.close()
+
+
+def until(condition: Callable[[], object], site: Site, timeout: float = 60.0) -> None:
+    """Look again until a condition holds."""
+    end = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < end, site.log
+        time.sleep(0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240 + 30 * SOAK)
+def test_every_workflow_completes_once_whatever_happens_to_the_workers(site: Site) -> None:
+    pace, options = (4.0 if SOAK else 0.8), ("--concurrency", "2")
+    workers = [site.start_worker(*options, pace=pace) for _ in range(2)]
+    site.start_runs(RUNS)
+    waits: list[float] = []
+    for at, disturbance in enumerate(DISTURBANCES):
+        victim = workers[at % 2]
+        since = time.time()
+        until(lambda victim=victim, since=since: site.list_runs(victim, since) or site.is_done(), site)
+        if site.is_done():
+            break
+        begun = time.time()
+        warnings, locks = site.log.count("taken over"), site.log.count("has its lock again")
+        if disturbance == "cut":
+            site.cut()
+            until(lambda locks=locks: site.log.count("has its lock again") >= locks + 2, site)
+            continue
+        if disturbance == "term":
+            victim.terminate()
+            assert victim.wait(60) == 0, site.log
+        else:
+            victim.send_signal(signal.SIGKILL if disturbance == "kill" else signal.SIGSTOP)
+        # Where many tests run, a worker may have lost its lock and its work before it is disturbed.
+        until(lambda warnings=warnings: site.log.count("taken over") > warnings or site.is_done(), site)
+        if site.log.count("taken over") > warnings:
+            waits.append(time.time() - begun)
+        if disturbance == "stop":
+            time.sleep(STOPPED)
+            victim.send_signal(signal.SIGCONT)
+        else:
+            victim.wait()
+            if disturbance != SHORT[-1] or SOAK:
+                workers[at % 2] = site.start_worker(*options, pace=pace)
+        assert workers[1 - at % 2].poll() is None
+    until(lambda: site.is_done(), site, 120 + 10 * SOAK)
+    for worker in workers:
+        worker.terminate()
+    assert [worker.wait(60) for worker in workers] == [0, 0], site.log
+
+    async def read() -> list[list[str]]:
+        return [await WorkflowHandle[list[str]](f"w{n}", site.url).result() for n in range(RUNS)]
+
+    assert asyncio.run(read()) == [[f"w{n}.{turn}: done" for turn in range(2)] for n in range(RUNS)]
+    effects = Counter((effect.kind, effect.what) for effect in site.effects)
+    notes = {what: count for (kind, what), count in effects.items() if kind == "note"}
+    assert {what: count for what, count in notes.items() if count > 1} == {}, f"CROW_SEED={SEED}"
+    assert max(waits, default=0.0) < TAKEOVER, (waits, f"CROW_SEED={SEED}")
+    print(f"{len(waits)} takeovers after at most {max(waits, default=0.0):.1f} s", effects.total())
