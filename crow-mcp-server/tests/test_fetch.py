@@ -323,17 +323,25 @@ PAGES = [
 ]
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize(
-    ("encoding", "text"),
-    [pytest.param(*page, marks=pytest.mark.slow if number % 4 else []) for number, page in enumerate(PAGES)],
-)
+def enclose(text: str) -> str:
+    """Return a page that does not name its charset."""
+    return f"<html><head><title>A</title></head><body><a href='/'>Home</a><p>{text}</p><p>&copy; 2026</p></body></html>"
+
+
+@pytest.mark.parametrize(("encoding", "text"), PAGES)
 async def test_page_without_a_charset_is_read_in_its_encoding(site: Site, get: Fetch, encoding: str, text: str):
-    page = f"<html><head><title>A</title></head><body><a href='/'>Home</a><p>{text}</p><p>&copy; 2026</p></body></html>"
-    site.put("/page", page.encode(encoding), Content_Type="text/html")
-    assert text in await get.read(site.url("/page"))
+    site.put("/page", enclose(text).encode(encoding), Content_Type="text/html")
+    assert text in await get.read(site.url("/page"), raw=True)
     site.put("/text", text.encode(encoding), Content_Type="text/plain")
     assert text in await get.read(site.url("/text"))
+
+
+@pytest.mark.parametrize(("encoding", "text"), PAGES[::8])  # few, as each starts a process
+async def test_markdown_of_a_page_without_a_charset_is_made_in_its_encoding(
+    site: Site, get: Fetch, encoding: str, text: str
+):
+    site.put("/page", enclose(text).encode(encoding), Content_Type="text/html")
+    assert text in await get.read(site.url("/page"))
 
 
 async def test_xml_says_its_encoding_itself(site: Site, get: Fetch):
