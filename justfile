@@ -27,6 +27,10 @@ soak:
     CROW_SOAK=200 CROW_TEST_ALL=1 uv run pytest crow-persistence/tests/test_kill.py
     CROW_SOAK=200 CROW_TEST_ALL=1 uv run pytest crow-cli/tests/test_worker.py
 
+# the tests of the command, each command and each agent in a process of its own: the gate runs most of them in forks
+processes:
+    CROW_TEST_PROCESSES=1 CROW_TEST_ALL=1 uv run pytest crow-cli/tests
+
 # change the code in many small ways, and list the changes that no test notices: hooks, react, messages, ...; hours for all
 mutate *names:
     uv run --group mutation scripts/mutate.py {{names}}

@@ -18,6 +18,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+from zlib import crc32
 
 import pytest
 from crow_core.acp.schema import ClientCapabilities, McpServer
@@ -36,6 +37,7 @@ from crow_core.testing import Editor
 CROW = (sys.executable, "-m", "crow_cli")
 PREFORK = Path(__file__).with_name("prefork.py")
 TEST_ALL = os.environ.get("CROW_TEST_ALL") == "1"
+ALL_PROCESSES = os.environ.get("CROW_TEST_PROCESSES") == "1"
 KEEPER = """
 import json, os, subprocess, sys
 held = os.open(sys.argv[1], os.O_WRONLY)
@@ -351,17 +353,23 @@ def anyio_backend() -> str:
 
 @pytest.fixture(scope="session")
 def forks() -> Iterator[Prefork | None]:
-    """Start the process that runs commands in forks when it is needed; None where forks are not safe."""
-    forks = Prefork() if sys.platform == "linux" else None
+    """Start the process that runs commands in forks when it is needed; None where forks are not safe, and with
+    CROW_TEST_PROCESSES=1."""
+    forks = Prefork() if sys.platform == "linux" and not ALL_PROCESSES else None
     yield forks
     if forks:
         forks.close()
 
 
-@pytest.fixture(scope="session")
-def prefork(forks: Prefork | None) -> Prefork | None:
-    """The process that runs commands in forks; None in `.ci/run`, where each is a process of its own."""
-    return None if TEST_ALL else forks
+@pytest.fixture
+def prefork(request: pytest.FixtureRequest, forks: Prefork | None) -> Prefork | None:
+    """The process that runs commands in forks.
+
+    None in `.ci/run` for the tests that are marked `processes` and for one in eight of the others, chosen by its name:
+    their commands start as processes of their own.
+    """
+    chosen = request.node.get_closest_marker("processes") or crc32(request.node.nodeid.encode()) % 8 == 0
+    return None if TEST_ALL and chosen else forks
 
 
 def machine_in(folder: Path, prefork: Prefork | None) -> Machine:
@@ -385,17 +393,17 @@ def machine(tmp_path: Path, prefork: Prefork | None) -> Machine:
 
 @pytest.fixture(scope="module")
 def prepared(
-    tmp_path_factory: pytest.TempPathFactory, prefork: Prefork | None
-) -> Callable[[Callable[[Machine], Coroutine[Any, Any, None]]], Callable[[], Machine]]:
+    tmp_path_factory: pytest.TempPathFactory, forks: Prefork | None
+) -> Callable[[Callable[[Machine], Coroutine[Any, Any, None]]], Callable[[Prefork | None], Machine]]:
     """Prepares a machine once, and returns a function that restores its files as they were prepared."""
 
-    def prepared(prepare: Callable[[Machine], Coroutine[Any, Any, None]]) -> Callable[[], Machine]:
+    def prepared(prepare: Callable[[Machine], Coroutine[Any, Any, None]]) -> Callable[[Prefork | None], Machine]:
         folder = tmp_path_factory.mktemp("prepared")
         saved = folder.with_name(f"{folder.name}-saved")
-        asyncio.run(prepare(machine_in(folder, prefork)))
+        asyncio.run(prepare(machine_in(folder, forks)))
         shutil.copytree(folder, saved, symlinks=True)
 
-        def restore() -> Machine:
+        def restore(prefork: Prefork | None) -> Machine:
             shutil.rmtree(folder)
             shutil.copytree(saved, folder, symlinks=True)
             return machine_in(folder, prefork)

@@ -35,7 +35,7 @@ from crow_core.testing.wire import INVALID_LINES
 if TYPE_CHECKING:
     from conftest import Machine, PipeReader
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.processes]
 
 OpenPipe = Callable[[str], Awaitable["PipeReader"]]
 

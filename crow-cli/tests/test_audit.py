@@ -13,7 +13,7 @@ from crow_persistence.audit import hash_row
 from crow_persistence.audit_key import load
 
 if TYPE_CHECKING:
-    from conftest import Machine
+    from conftest import Machine, Prefork
 
 pytestmark = pytest.mark.anyio
 
@@ -32,14 +32,14 @@ async def decide(machine: "Machine") -> None:
 
 
 @pytest.fixture(scope="module")
-def after_decisions(prepared: Callable[..., Callable[[], "Machine"]]) -> Callable[[], "Machine"]:
+def after_decisions(prepared: Callable[..., Callable[..., "Machine"]]) -> Callable[..., "Machine"]:
     return prepared(decide)
 
 
 @pytest.fixture
-def decided(after_decisions: Callable[[], "Machine"]) -> "Machine":
+def decided(after_decisions: Callable[..., "Machine"], prefork: "Prefork | None") -> "Machine":
     """A machine on which a command was allowed and an edit denied."""
-    return after_decisions()
+    return after_decisions(prefork)
 
 
 def tamper(machine: "Machine", statement: str) -> None:

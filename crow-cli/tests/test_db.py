@@ -16,7 +16,7 @@ import pytest
 from crow_core.testing import Reply, ScriptedServer
 
 if TYPE_CHECKING:
-    from conftest import Machine
+    from conftest import Machine, Prefork
 
 pytestmark = pytest.mark.anyio
 
@@ -29,14 +29,14 @@ async def use(machine: "Machine") -> None:
 
 
 @pytest.fixture(scope="module")
-def after_use(prepared: Callable[..., Callable[[], "Machine"]]) -> Callable[[], "Machine"]:
+def after_use(prepared: Callable[..., Callable[..., "Machine"]]) -> Callable[..., "Machine"]:
     return prepared(use)
 
 
 @pytest.fixture
-def used(after_use: Callable[[], "Machine"]) -> "Machine":
+def used(after_use: Callable[..., "Machine"], prefork: "Prefork | None") -> "Machine":
     """A machine on which one prompt was run."""
-    return after_use()
+    return after_use(prefork)
 
 
 async def test_path_is_printed_before_and_after_the_database_exists(machine: "Machine"):
@@ -140,14 +140,14 @@ async def use_and_age(machine: "Machine") -> None:
 
 
 @pytest.fixture(scope="module")
-def after_aging(prepared: Callable[..., Callable[[], "Machine"]]) -> Callable[[], "Machine"]:
+def after_aging(prepared: Callable[..., Callable[..., "Machine"]]) -> Callable[..., "Machine"]:
     return prepared(use_and_age)
 
 
 @pytest.fixture
-def aged(after_aging: Callable[[], "Machine"]) -> "Machine":
+def aged(after_aging: Callable[..., "Machine"], prefork: "Prefork | None") -> "Machine":
     """A machine with a large session of a hundred days ago, and another of today."""
-    return after_aging()
+    return after_aging(prefork)
 
 
 @pytest.mark.sampled(3)

@@ -7,7 +7,7 @@ import pytest
 from crow_core.testing import Reply, ScriptedCall, ScriptedServer
 
 if TYPE_CHECKING:
-    from conftest import Machine
+    from conftest import Machine, Prefork
 
 pytestmark = pytest.mark.anyio
 
@@ -41,14 +41,14 @@ async def talk(machine: "Machine") -> None:
 
 
 @pytest.fixture(scope="module")
-def after_talk(prepared: Callable[..., Callable[[], "Machine"]]) -> Callable[[], "Machine"]:
+def after_talk(prepared: Callable[..., Callable[..., "Machine"]]) -> Callable[..., "Machine"]:
     return prepared(talk)
 
 
 @pytest.fixture
-async def talked(after_talk: Callable[[], "Machine"]) -> AsyncIterator["Machine"]:
+async def talked(after_talk: Callable[..., "Machine"], prefork: "Prefork | None") -> AsyncIterator["Machine"]:
     """A machine on which two turns created a file each; the model still answers."""
-    machine = after_talk()
+    machine = after_talk(prefork)
     async with ScriptedServer(reply) as server:
         machine.ask(server.url)
         yield machine

@@ -21,7 +21,7 @@ QUICK = {
     *("budget", "cancel_command", "compact_command", "editor_files", "failing_test", "hooks", "killed_in_a_reply"),
     *("many_calls_at_once", "permission_denied", "rename_across_files", "skill", "subagents", "undo", "until_done"),
 }
-"""The sessions that are played also without `--slow`: one of each kind."""
+"""One session of each kind: played also without `--slow`, and in processes of their own in `.ci/run`."""
 SURVIVORS = [file for file in FILES if "\nrestarts = false" not in file.read_text()]
 LEGAL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
@@ -31,7 +31,10 @@ PlaySession = Callable[..., Awaitable["Play"]]
 
 @pytest.mark.parametrize(
     "file",
-    [pytest.param(file, id=file.stem, marks=[] if file.stem in QUICK else pytest.mark.slow) for file in FILES],
+    [
+        pytest.param(file, id=file.stem, marks=pytest.mark.processes if file.stem in QUICK else pytest.mark.slow)
+        for file in FILES
+    ],
 )
 async def test_session_ends_as_its_file_says(file: Path, machine: "Machine", play_session: PlaySession) -> None:
     await check_play(await play_session(file), machine)
@@ -42,7 +45,7 @@ async def test_session_ends_as_its_file_says(file: Path, machine: "Machine", pla
 async def test_session_ends_in_the_same_way_if_the_agent_is_killed_after_every_tool_call(
     file: Path, machine: "Machine", play_session: PlaySession, forks: "Prefork | None"
 ) -> None:
-    machine.prefork = forks  # also in `.ci/run`, for many starts; the sessions above start processes there
+    machine.prefork = forks  # always, for many starts
     await check_play(await play_session(file, kills=True), machine)
 
 
