@@ -52,6 +52,7 @@ from crow_terminal.state import (
     State,
     Steer,
     TakeBack,
+    Withdraw,
 )
 from crow_terminal.text import measure
 from crow_terminal.theme import THEMES
@@ -195,6 +196,15 @@ def test_a_turn_that_fails_and_an_agent_that_ends_give_back_what_was_not_taken()
         *state.end_agent("It ended.", 1.0),
     ]
     assert state.end_steer(words, False, 1.0) == []
+
+
+def test_the_arrow_up_takes_back_words_that_wait_for_the_running_turn():
+    state = steering()
+    words = steer(state, "rather")
+    assert state.recall() == [Withdraw()]
+    assert state.recall() == []
+    assert state.end_steer(words, False, 1.0) == [Edit("rather", keep=True)]
+    assert state.recall() == []
 
 
 def test_what_does_not_steer_waits_for_the_end_of_the_turn():

@@ -214,6 +214,8 @@ class Chat:
                 self._start(self._prompt(text, outputs))
             case effects.Steer():
                 self._start(self._steer(effect))
+            case effects.Withdraw():
+                self._start(self._withdraw_words())
             case effects.Cancel():
                 self._start(self._cancel())
             case effects.Respond(id=id, response=response):
@@ -371,6 +373,10 @@ class Chat:
             return  # the end of the connection is told by its own task
         self.perform(self.state.end_steer(words, taken, time.monotonic()))
 
+    async def _withdraw_words(self) -> None:
+        if self.client:
+            await self.client.request("_crow/steer", {"sessionId": self.session_id, "withdraw": True})
+
     async def _cancel(self) -> None:
         if self.client:
             await self.client.cancel(self.session_id)
@@ -467,7 +473,7 @@ class Chat:
         return isinstance(self.state.dialog, ListDialog)
 
     def can_recall(self) -> bool:
-        return bool(self.state.queue) and not self.terminal.editor.text and not self.is_choosing()
+        return bool(self.state.queue or self.state.steers) and not self.terminal.editor.text and not self.is_choosing()
 
     def submit(self, *, later: bool = False) -> None:
         text = self.expand(self.terminal.editor.text)

@@ -72,6 +72,10 @@ class Steer(Struct, frozen=True):
     """The commands that the user ran before, which the agent has not seen."""
 
 
+class Withdraw(Struct, frozen=True):
+    """Take back the words that wait for the running turn. Each is answered by `end_steer`."""
+
+
 class Cancel(Struct, frozen=True):
     """Cancel the running turn."""
 
@@ -165,8 +169,8 @@ class Fold(Struct, frozen=True):
 
 
 Effect: TypeAlias = (
-    Show | Send | Steer | Cancel | Respond | Leave | Ring | Edit | SetOption | Open | ListSessions | Run | StopCommand
-    | TakeBack | Copy | ExportSession | SetTheme | Fold
+    Show | Send | Steer | Withdraw | Cancel | Respond | Leave | Ring | Edit | SetOption | Open | ListSessions | Run
+    | StopCommand | TakeBack | Copy | ExportSession | SetTheme | Fold
 )  # fmt: skip
 
 
@@ -589,8 +593,13 @@ class State:
         self.hint, self.hint_until = text, now + seconds
 
     def recall(self) -> list[Effect]:
-        """Take the last prompt of the queue back into the editor."""
-        return [Edit(self.queue.pop())] if self.queue else []
+        """Take the last prompt of the queue back into the editor, or the words that wait for the running turn."""
+        if self.queue:
+            return [Edit(self.queue.pop())]
+        if not self.steers or self.returning:
+            return []
+        self.returning = True
+        return [Withdraw()]
 
     # Dialogs
 
