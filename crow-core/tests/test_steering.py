@@ -14,6 +14,7 @@ from crow_core.acp.schema import (
 )
 from crow_core.app import Crow
 from crow_core.errors import EndTurn, StoreError
+from crow_core.extensions.commands import commands
 from crow_core.extensions.mask_secrets import mask_secrets
 from crow_core.extensions.permissions import permissions
 from crow_core.extensions.steering import steering
@@ -297,10 +298,9 @@ async def test_words_that_cannot_be_stored_are_not_taken(last_round: bool):
         assert await asked == {"taken": False}
 
 
-async def test_a_message_that_joined_a_turn_is_taken_back_like_a_turn():
-    """What the turn did before it is kept."""
+async def test_words_that_joined_a_turn_are_taken_back_with_it():
     work, model = Work(), ScriptedModel([CALLING, Reply("Done."), Reply("Again.")])
-    crow = Crow(model, servers=[work.server]).use(steering).use(undo)
+    crow = Crow(model, servers=[work.server]).use(commands).use(steering).use(undo)
     async with connect(crow) as editor:
         id = await open_session(editor)
         turn = start(editor.prompt(id, "go"))
@@ -310,12 +310,13 @@ async def test_a_message_that_joined_a_turn_is_taken_back_like_a_turn():
         work.go_on.set()
         await turn
         assert await asked == {"taken": True}
+        await editor.prompt(id, "/undo")  # a command is no turn
+        turns = await editor.request("_crow/undo", {"sessionId": id, "list": True})
+        assert turns == {"turns": [{"texts": ["go"]}]}
         taken = await editor.request("_crow/undo", {"sessionId": id, "turns": 1, "confirm": True})
-        assert taken["prompt"] == "in blue"
+        assert taken["prompt"] == "go"
         await editor.prompt(id, "in red")
-    roles = ["user", "assistant", "tool", "tool", "user"]
-    assert [role for role, _ in list_messages(model)] == roles
-    assert list_messages(model)[-1] == ("user", "in red")
+    assert list_messages(model) == [("user", "in red")]
 
 
 async def test_waiting_words_are_withdrawn_and_those_that_the_model_has_are_not():

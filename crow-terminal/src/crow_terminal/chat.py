@@ -238,6 +238,8 @@ class Chat:
                     self._command.stop()
             case effects.Ring(sentence=sentence):
                 self.terminal.write(make_notification(sentence))
+            case effects.ListTurns():
+                self._start(self._list_turns())
             case effects.TakeBack(turns=turns, confirmed=confirmed):
                 self._start(self._take_back(turns, confirmed))
             case effects.Copy(text=text):
@@ -399,6 +401,12 @@ class Chat:
         if self.client:
             answer = await self.client.request("session/list", ListSessionsRequest(cwd=self.settings.cwd))
             self.perform(self.state.pick_session([one for one in answer.sessions if one.session_id != self.session_id]))
+
+    async def _list_turns(self) -> None:
+        if self.client:
+            answer = await self.client.request("_crow/undo", {"sessionId": self.session_id, "list": True})
+            texts: list[list[str]] = [each["texts"] for each in answer["turns"]]
+            self.perform(self.state.offer_turns([each[-1] if each else "" for each in texts]))
 
     async def _take_back(self, turns: int, confirmed: bool) -> None:
         if not self.client:

@@ -64,8 +64,7 @@ def steering(crow: Crow) -> None:
     slash command is not taken. A client keeps what was not taken, or not answered, and sends it as a prompt.
 
     With `withdraw` in place of `prompt`, `true` takes back what waits: `{"withdrawn": 2}` says how many requests this
-    answers, each with `{"taken": false}`. What has entered the log stays. To take back a
-    turn (`/undo`), such a message counts as a turn of its own: what was done before it can be kept.
+    answers, each with `{"taken": false}`. What has entered the log stays; /undo takes it back with its turn.
 
     Use it before extensions that read the log in `before_model`, and those that continue a turn in `before_end`.
     """
