@@ -14,7 +14,9 @@ from crow_core.acp.schema import (
 )
 from crow_core.app import Crow
 from crow_core.errors import EndTurn, StoreError
+from crow_core.extensions.commands import commands
 from crow_core.extensions.mask_secrets import mask_secrets
+from crow_core.extensions.permissions import permissions
 from crow_core.extensions.steering import steering
 from crow_core.extensions.undo import undo
 from crow_core.extensions.until_done import until_done
@@ -296,10 +298,9 @@ async def test_words_that_cannot_be_stored_are_not_taken(last_round: bool):
         assert await asked == {"taken": False}
 
 
-async def test_a_message_that_joined_a_turn_is_taken_back_like_a_turn():
-    """What the turn did before it is kept."""
+async def test_words_that_joined_a_turn_are_taken_back_with_it():
     work, model = Work(), ScriptedModel([CALLING, Reply("Done."), Reply("Again.")])
-    crow = Crow(model, servers=[work.server]).use(steering).use(undo)
+    crow = Crow(model, servers=[work.server]).use(commands).use(steering).use(undo)
     async with connect(crow) as editor:
         id = await open_session(editor)
         turn = start(editor.prompt(id, "go"))
@@ -309,12 +310,82 @@ async def test_a_message_that_joined_a_turn_is_taken_back_like_a_turn():
         work.go_on.set()
         await turn
         assert await asked == {"taken": True}
+        await editor.prompt(id, "/undo")  # a command is no turn
+        turns = await editor.request("_crow/undo", {"sessionId": id, "list": True})
+        assert turns == {"turns": [{"texts": ["go"]}]}
         taken = await editor.request("_crow/undo", {"sessionId": id, "turns": 1, "confirm": True})
-        assert taken["prompt"] == "in blue"
+        assert taken["prompt"] == "go"
         await editor.prompt(id, "in red")
-    roles = ["user", "assistant", "tool", "tool", "user"]
-    assert [role for role, _ in list_messages(model)] == roles
-    assert list_messages(model)[-1] == ("user", "in red")
+    assert list_messages(model) == [("user", "in red")]
+
+
+async def test_waiting_words_are_withdrawn_and_those_that_the_model_has_are_not():
+    first, second = Work(), asyncio.Event()
+    streaming = asyncio.Event()
+
+    async def answer(request: dict[str, Any]) -> Reply:
+        if len(model.requests) == 1:
+            return CALLING
+        streaming.set()
+        await second.wait()
+        return Reply("Done.")
+
+    model = ScriptedModel(answer)
+    crow = Crow(model, servers=[first.server]).use(steering)
+    async with connect(crow) as editor:
+        id = await open_session(editor)
+        assert await editor.request("_crow/steer", {"sessionId": id, "withdraw": True}) == {"withdrawn": 0}
+        turn = start(editor.prompt(id, "go"))
+        await first.started.wait()
+        kept = steer(editor, id, "kept")
+        session = await waiting(crow)
+        first.go_on.set()
+        await streaming.wait()
+        asked = [steer(editor, id, "one"), steer(editor, id, "two")]
+        await waiting(crow, 2)
+        assert await editor.request("_crow/steer", {"sessionId": id, "withdraw": True}) == {"withdrawn": 2}
+        assert [await each for each in asked] == [{"taken": False}] * 2
+        second.set()
+        assert (await turn).stop_reason == "end_turn"
+        assert await kept == {"taken": True}
+    users = [entry.get("content") for entry in session.log if entry.get("role") == "user"]
+    assert users == ["go", "kept"]
+    assert len(model.requests) == 2
+
+
+async def test_words_with_an_image_join_the_turn():
+    work, model = Work(), ScriptedModel([CALLING, Reply("Done.")])
+    crow = Crow(model, servers=[work.server]).use(steering)
+    async with connect(crow) as editor:
+        id = await open_session(editor)
+        turn = start(editor.prompt(id, "go"))
+        await work.started.wait()
+        blocks = [{"type": "text", "text": "like"}, {"type": "image", "mimeType": "image/png", "data": "aGVsbG8="}]
+        asked = start(editor.request("_crow/steer", {"sessionId": id, "prompt": blocks}))
+        await waiting(crow)
+        work.go_on.set()
+        await turn
+        assert await asked == {"taken": True}
+    kinds = [part["type"] for part in model.requests[-1]["messages"][-1]["content"]]
+    assert kinds == ["text", "image_url"]
+    assert [type(each.content).__name__ for each in editor.of(UserMessageChunk)] == ["TextBlock", "ImageBlock"]
+
+
+async def test_words_during_a_question_for_permission_wait_for_the_answer():
+    work, model = Work(), ScriptedModel([CALLING, Reply("Done.")])
+    work.go_on.set()
+    crow = Crow(model, servers=[work.server]).use(permissions).use(steering)
+    async with connect(crow) as editor:
+        answer = editor.waits["session/request_permission"] = asyncio.Event()
+        id = await open_session(editor)
+        turn = start(editor.prompt(id, "go"))
+        await editor.until(lambda _: editor.questions)
+        asked = steer(editor, id, "rather")
+        await waiting(crow)
+        answer.set()
+        assert (await turn).stop_reason == "end_turn"
+        assert await asked == {"taken": True}
+    assert [role for role, _ in list_messages(model)] == ["user", "assistant", "tool", "tool", "user"]
 
 
 @pytest.mark.parametrize("prompt", [None, "words", [], [{"type": "text", "text": " "}], [{"type": "text"}], [7]])

@@ -43,6 +43,7 @@ from crow_terminal.state import (
     Cancel,
     Edit,
     Leave,
+    ListTurns,
     Open,
     Respond,
     Ring,
@@ -52,6 +53,7 @@ from crow_terminal.state import (
     State,
     Steer,
     TakeBack,
+    Withdraw,
 )
 from crow_terminal.text import measure
 from crow_terminal.theme import THEMES
@@ -94,7 +96,6 @@ def test_a_prompt_waits_for_the_session_and_for_the_turn_before():
     assert sent(state.end_turn(END, 3.0)) == ["two"]
     assert sent(state.end_turn(END, 4.0)) == ["three"]
     assert sent(state.end_turn(END, 5.0)) == []
-    assert state.prompts == ["one", "two", "three"]
 
 
 def test_enter_without_text_cancels_once_for_the_next_of_the_queue():
@@ -142,7 +143,6 @@ def test_enter_steers_and_words_that_are_taken_are_shown_when_the_agent_shows_th
     chunk = UserMessageChunk(content=TextBlock(text="rather"), message_id="1")
     assert state.receive(chunk, 2.0) == []
     assert state.end_steer(words, True, 2.0) == [Show(UserPrompt("rather"))]
-    assert state.prompts == ["one", "rather"]
     assert not any("»" in line for line in compose_above(state, 2.0, 80, 24, THEMES["mono"], []))
     assert sent(state.end_turn(END, 3.0)) == []
 
@@ -160,7 +160,6 @@ def test_words_that_the_turn_did_not_take_are_sent_before_the_queue_whichever_an
         effects = state.end_turn(END, 2.0) if not late else []
         assert [*done, *sent(effects)] == ["first"]
         assert state.queue == ["second", "queued"]
-        assert state.prompts == ["one", "first"]
 
 
 def test_enter_without_text_sends_what_steers_as_a_prompt():
@@ -195,6 +194,15 @@ def test_a_turn_that_fails_and_an_agent_that_ends_give_back_what_was_not_taken()
         *state.end_agent("It ended.", 1.0),
     ]
     assert state.end_steer(words, False, 1.0) == []
+
+
+def test_the_arrow_up_takes_back_words_that_wait_for_the_running_turn():
+    state = steering()
+    words = steer(state, "rather")
+    assert state.recall() == [Withdraw()]
+    assert state.recall() == []
+    assert state.end_steer(words, False, 1.0) == [Edit("rather", keep=True)]
+    assert state.recall() == []
 
 
 def test_what_does_not_steer_waits_for_the_end_of_the_turn():
@@ -404,17 +412,16 @@ def test_commands_of_the_user_are_told_with_the_next_prompt():
     assert state.outputs == []
 
 
-def test_a_loaded_session_knows_its_prompts_and_can_be_rewound():
+def test_a_session_can_be_rewound_to_a_prompt_that_the_agent_lists():
     state = ready(abilities=Abilities(undoes=True))
-    state.prompts = ["first", "second"]
-    state.pick_turn()
+    assert state.pick_turn() == [ListTurns()]
+    state.offer_turns(["second", "first"])
     assert isinstance(state.dialog, ListDialog)
     assert [row.label for row in state.dialog.rows] == ["second", "first"]
     assert state.choose(2, 1.0) == [TakeBack(2)]
     state.confirm_taking_back(2, "restores a.py")
     assert state.choose(1, 2.0) == [TakeBack(2, confirmed=True)]
     assert state.take_back(2, "Took back.")[-1] == Edit("first")
-    assert state.prompts == []
 
 
 def test_lists_are_searched_and_end_with_one_choice():

@@ -359,6 +359,16 @@ def find_prompts(log: Sequence[Message]) -> list[int]:
     ]
 
 
+def find_turns(log: Sequence[Message]) -> list[int]:
+    """Find the indexes of the user's messages that began a turn."""
+    return [at for at in find_prompts(log) if not joins_turn(log[at])]
+
+
+def joins_turn(message: Message) -> bool:
+    """Return whether the user said this while a turn ran, which went on with it."""
+    return bool(message.get("crow", {}).get("steer"))
+
+
 def find_unanswered(log: Sequence[Message]) -> list[ToolUse]:
     """Find the tool calls of the last reply that have no answer yet."""
     answered: set[str] = set()

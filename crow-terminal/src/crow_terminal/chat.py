@@ -214,6 +214,8 @@ class Chat:
                 self._start(self._prompt(text, outputs))
             case effects.Steer():
                 self._start(self._steer(effect))
+            case effects.Withdraw():
+                self._start(self._withdraw_words())
             case effects.Cancel():
                 self._start(self._cancel())
             case effects.Respond(id=id, response=response):
@@ -236,6 +238,8 @@ class Chat:
                     self._command.stop()
             case effects.Ring(sentence=sentence):
                 self.terminal.write(make_notification(sentence))
+            case effects.ListTurns():
+                self._start(self._list_turns())
             case effects.TakeBack(turns=turns, confirmed=confirmed):
                 self._start(self._take_back(turns, confirmed))
             case effects.Copy(text=text):
@@ -371,6 +375,10 @@ class Chat:
             return  # the end of the connection is told by its own task
         self.perform(self.state.end_steer(words, taken, time.monotonic()))
 
+    async def _withdraw_words(self) -> None:
+        if self.client:
+            await self.client.request("_crow/steer", {"sessionId": self.session_id, "withdraw": True})
+
     async def _cancel(self) -> None:
         if self.client:
             await self.client.cancel(self.session_id)
@@ -393,6 +401,12 @@ class Chat:
         if self.client:
             answer = await self.client.request("session/list", ListSessionsRequest(cwd=self.settings.cwd))
             self.perform(self.state.pick_session([one for one in answer.sessions if one.session_id != self.session_id]))
+
+    async def _list_turns(self) -> None:
+        if self.client:
+            answer = await self.client.request("_crow/undo", {"sessionId": self.session_id, "list": True})
+            texts: list[list[str]] = [each["texts"] for each in answer["turns"]]
+            self.perform(self.state.offer_turns([each[-1] if each else "" for each in texts]))
 
     async def _take_back(self, turns: int, confirmed: bool) -> None:
         if not self.client:
@@ -467,7 +481,7 @@ class Chat:
         return isinstance(self.state.dialog, ListDialog)
 
     def can_recall(self) -> bool:
-        return bool(self.state.queue) and not self.terminal.editor.text and not self.is_choosing()
+        return bool(self.state.queue or self.state.steers) and not self.terminal.editor.text and not self.is_choosing()
 
     def submit(self, *, later: bool = False) -> None:
         text = self.expand(self.terminal.editor.text)

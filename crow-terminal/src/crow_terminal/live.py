@@ -53,7 +53,7 @@ def compose_above(state: State, now: float, width: int, height: int, theme: Them
     if state.queue and state.phase == "working":
         lines.append(theme.style("dim", clip("  Enter sends it now · ↑ takes it back", width)))
     elif state.steers and state.phase == "working":
-        lines.append(theme.style("dim", clip("  the agent reads it at its next step · Enter sends it now", width)))
+        lines.append(theme.style("dim", clip("  read at the next step · Enter sends it now · ↑ takes it back", width)))
     return lines[-max(3, height - 6) :]
 
 

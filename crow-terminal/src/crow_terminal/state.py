@@ -72,6 +72,10 @@ class Steer(Struct, frozen=True):
     """The commands that the user ran before, which the agent has not seen."""
 
 
+class Withdraw(Struct, frozen=True):
+    """Take back the words that wait for the running turn. Each is answered by `end_steer`."""
+
+
 class Cancel(Struct, frozen=True):
     """Cancel the running turn."""
 
@@ -132,6 +136,10 @@ class StopCommand(Struct, frozen=True):
     """Kill the user's running command."""
 
 
+class ListTurns(Struct, frozen=True):
+    """Ask the agent for the turns that it can take back. `offer_turns` has the answer."""
+
+
 class TakeBack(Struct, frozen=True):
     """Ask the agent to take back the last turns; with `confirmed`, do it."""
 
@@ -165,8 +173,8 @@ class Fold(Struct, frozen=True):
 
 
 Effect: TypeAlias = (
-    Show | Send | Steer | Cancel | Respond | Leave | Ring | Edit | SetOption | Open | ListSessions | Run | StopCommand
-    | TakeBack | Copy | ExportSession | SetTheme | Fold
+    Show | Send | Steer | Withdraw | Cancel | Respond | Leave | Ring | Edit | SetOption | Open | ListSessions | Run
+    | StopCommand | ListTurns | TakeBack | Copy | ExportSession | SetTheme | Fold
 )  # fmt: skip
 
 
@@ -202,8 +210,8 @@ class State:
     phase: str = "starting"
     """`starting`, `ready`, `working`, `ended`."""
     transcript: BlockRecord = field(default_factory=BlockRecord)
-    prompts: list[str] = field(default_factory=list[str])
-    """The prompts of this session, oldest first."""
+    turns: list[str] = field(default_factory=list[str])
+    """The prompts to go back to that the user was offered last, newest first."""
     queue: list[str] = field(default_factory=list[str])
     """Prompts to send when the turn ends."""
     steers: list[Steer] = field(default_factory=list[Steer])
@@ -280,7 +288,7 @@ class State:
         self.muted, self.loading = again, not again
         if not again:
             self.transcript, self.usage, self.cached, self.title = BlockRecord(), None, None, ""
-            self.prompts, self.folded = [], []
+            self.turns, self.folded = [], []
         return effects
 
     def receive(self, update: SessionUpdate, now: float) -> list[Effect]:
@@ -589,8 +597,13 @@ class State:
         self.hint, self.hint_until = text, now + seconds
 
     def recall(self) -> list[Effect]:
-        """Take the last prompt of the queue back into the editor."""
-        return [Edit(self.queue.pop())] if self.queue else []
+        """Take the last prompt of the queue back into the editor, or the words that wait for the running turn."""
+        if self.queue:
+            return [Edit(self.queue.pop())]
+        if not self.steers or self.returning:
+            return []
+        self.returning = True
+        return [Withdraw()]
 
     # Dialogs
 
@@ -724,10 +737,14 @@ class State:
         """Let the user choose the prompt to go back to."""
         if not self.abilities.undoes:
             return self.remark("This agent cannot go back to an earlier message.")
-        if self.phase != "ready" or not self.prompts:
-            return self.remark("There is no earlier message." if not self.prompts else "Stop the turn first: Esc.")
-        recent = [*enumerate(reversed(self.prompts), 1)][:50]
-        rows = [Row(escape_line(text)[:200], f"{n} back", n) for n, text in recent]
+        return [ListTurns()] if self.phase == "ready" else self.remark("Stop the turn first: Esc.")
+
+    def offer_turns(self, prompts: Sequence[str]) -> list[Effect]:
+        """Let the user choose one of these prompts, the newest first."""
+        if not prompts:
+            return self.remark("There is no earlier message.")
+        rows = [Row(escape_line(text)[:200], f"{n} back", n) for n, text in enumerate(prompts, 1)]
+        self.turns = [*prompts]
         return self.pick("Go back to before which message?", rows, lambda row, _: [TakeBack(row.value)])
 
     def confirm_taking_back(self, turns: int, sentence: str) -> list[Effect]:
@@ -741,8 +758,7 @@ class State:
 
     def take_back(self, turns: int, sentence: str) -> list[Effect]:
         """The agent has taken back the last turns."""
-        text = self.prompts[-turns] if turns <= len(self.prompts) else ""
-        del self.prompts[-turns:]
+        text = self.turns[turns - 1] if turns <= len(self.turns) else ""
         return [*self._show([Note(sentence, "warning")]), Edit(text)]
 
     # What is printed
@@ -764,7 +780,6 @@ class State:
             ):
                 self.folded.append(block)
         del self.folded[:-UNFOLDABLE]
-        self.prompts += [block.text for block in blocks if isinstance(block, UserPrompt)]
         return [Show(block) for block in blocks]
 
 

@@ -27,8 +27,8 @@ class JoiningMessage:
     """A message of the user for the running turn."""
 
     message: Message
-    shown: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the client was shown the message, which the log has then."""
+    taken: "asyncio.Future[bool]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    """True once the client was shown the message, which the log has then; False once the client has withdrawn it."""
 
 
 @dataclass
@@ -47,6 +47,13 @@ class Steering:
         self.waiting.clear()
         return messages
 
+    def withdraw(self) -> int:
+        """Let go of all that wait, and return how many they were."""
+        withdrawn, self.waiting = self.waiting, []
+        for steer in withdrawn:
+            steer.taken.set_result(False)
+        return len(withdrawn)
+
 
 def steering(crow: Crow) -> None:
     """Add the method `_crow/steer`, with the parameter `prompt`: content blocks for the running turn.
@@ -54,8 +61,10 @@ def steering(crow: Crow) -> None:
     They pass the hook `before_prompt`, with the note `steer` in the message, and enter the log before the next model
     call. A turn that would end goes on with them. The answer, `{"taken": bool}`, comes when they are stored, or when
     the turn has ended without them: no turn runs, it was cancelled, it failed, or it has made all its model calls. A
-    slash command is not taken. A client keeps what was not taken, or not answered, and sends it as a prompt. To take
-    back a turn (`/undo`), such a message counts as a turn of its own: what was done before it can be kept.
+    slash command is not taken. A client keeps what was not taken, or not answered, and sends it as a prompt.
+
+    With `withdraw` in place of `prompt`, `true` takes back what waits: `{"withdrawn": 2}` says how many requests this
+    answers, each with `{"taken": false}`. What has entered the log stays; /undo takes it back with its turn.
 
     Use it before extensions that read the log in `before_model`, and those that continue a turn in `before_end`.
     """
@@ -88,8 +97,10 @@ def steering(crow: Crow) -> None:
         else:
             await show(box, session, wait=False)
 
-    async def steer(session: Session, params: dict[str, Any]) -> dict[str, bool]:
+    async def steer(session: Session, params: dict[str, Any]) -> dict[str, Any]:
         """Answer the method `_crow/steer`. Raises RpcError."""
+        if params.get("withdraw") is True:
+            return {"withdrawn": get_steering(session).withdraw()}
         try:
             blocks = convert_leniently(params.get("prompt"), list[ContentBlock])
         except ValidationError as error:
@@ -107,16 +118,15 @@ def steering(crow: Crow) -> None:
         if turn.done():
             return {"taken": False}
         box.waiting.append(waiting)
-        shown = asyncio.ensure_future(waiting.shown.wait())
         try:
-            await asyncio.wait([shown, turn], return_when=asyncio.FIRST_COMPLETED)
-            if waiting.shown.is_set():
+            await asyncio.wait([waiting.taken, turn], return_when=asyncio.FIRST_COMPLETED)
+            taken = waiting.taken.done() and waiting.taken.result()
+            if taken:
                 await session.log.written()
-            return {"taken": waiting.shown.is_set()}
+            return {"taken": taken}
         except StoreError:  # the answer to a prompt with these words says what is wrong
             return {"taken": False}
         finally:
-            shown.cancel()
             if waiting in box.waiting:
                 box.waiting.remove(waiting)
 
@@ -138,4 +148,4 @@ async def show(box: Steering, session: Session, *, wait: bool = True) -> None:
         id = steer.message.get("crow", {})["id"]
         for block in to_blocks(steer.message):
             await session.send(UserMessageChunk(content=block, message_id=id))
-        steer.shown.set()
+        steer.taken.set_result(True)

@@ -17,9 +17,9 @@ from secrets import token_hex
 from typing import Any
 
 from crow_core.acp.connection import RpcError
-from crow_core.acp.schema import INVALID_PARAMS, INVALID_REQUEST, StopReason
+from crow_core.acp.schema import INVALID_PARAMS, INVALID_REQUEST, StopReason, TextBlock
 from crow_core.app import Crow
-from crow_core.content import find_first_text
+from crow_core.content import find_first_text, to_blocks
 from crow_core.errors import StoreError
 from crow_core.masking import MASK
 from crow_core.mcp.tool import make_title
@@ -28,7 +28,7 @@ from crow_core.messages import (
     Message,
     drop_rewound,
     find_entry,
-    find_prompts,
+    find_turns,
     marker_kind,
     name_tool_uses,
     parse_arguments,
@@ -88,7 +88,7 @@ class UndoPlan:
 def undo(crow: Crow) -> None:
     """Add the command /undo, which shows what would be undone; `/undo yes` does it, and /redo reverses it.
 
-    Also adds the method `_crow/undo`, with the parameters `turns` and `confirm`.
+    Also adds the method `_crow/undo`, with the parameters `turns` and `confirm`, or `list`: `true` lists the turns.
     """
     crow.methods["_crow/undo"] = answer_undo
 
@@ -171,7 +171,12 @@ def invert(change: Change) -> Change:
 
 
 async def answer_undo(session: Session, params: dict[str, Any]) -> dict[str, Any]:
-    """Answer the method `_crow/undo`: describe the plan, and with `confirm` carry it out. Raises RpcError."""
+    """Answer the method `_crow/undo`: describe the plan, and with `confirm` carry it out; or list the turns.
+
+    Raises RpcError.
+    """
+    if params.get("list") is True:
+        return {"turns": list_turns(session.log)}
     turns, confirm = params.get("turns", 1), params.get("confirm", False)
     if type(turns) is not int or type(confirm) is not bool:
         raise RpcError(INVALID_PARAMS, "Invalid params", details="turns is a whole number, confirm is true or false.")
@@ -186,6 +191,16 @@ async def answer_undo(session: Session, params: dict[str, Any]) -> dict[str, Any
         raise RpcError(INVALID_REQUEST, "Nothing was taken back", details=str(error)) from error
     files = [{"path": file.path, "removed": file.data is None} for file in planned.files]
     return {"done": confirm, "turns": planned.turns, "prompt": planned.prompt, "files": files, "stays": planned.stays}
+
+
+def list_turns(log: Sequence[Message], limit: int = 50) -> list[dict[str, Any]]:
+    """List the last turns, the newest first, each with the texts of its prompt."""
+    entries = drop_rewound(log)
+    starts = find_turns(entries)[-limit:]
+    return [
+        {"texts": [block.text for block in to_blocks(entries[start]) if isinstance(block, TextBlock)]}
+        for start in reversed(starts)
+    ]
 
 
 async def take_back(session: Session, turns: int = 1) -> str:
@@ -205,7 +220,7 @@ async def take_back(session: Session, turns: int = 1) -> str:
 def plan_undo(log: Sequence[Message], turns: int = 1) -> UndoPlan:
     """Plan how to go back to before the last turns; change nothing. Raises UndoError if it cannot be done."""
     entries = drop_rewound(log)
-    starts = find_prompts(entries)
+    starts = find_turns(entries)
     if not 0 < turns <= len(starts):
         there = "is only 1 turn" if len(starts) == 1 else f"are {f'only {len(starts)}' if starts else 'no'} turns"
         raise UndoError(f"There {there} to take back.")

@@ -117,9 +117,9 @@ class Editor(AcpClient):
     async def on_permission(self, question: RequestPermissionRequest) -> RequestPermissionResponse:
         self.questions.append(question)
         await self.notify_waiters()
-        if self.permit is None:
+        if self.permit is None or "session/request_permission" in self.waits:
             try:
-                await asyncio.Event().wait()
+                await self.waits.get("session/request_permission", asyncio.Event()).wait()
             except asyncio.CancelledError:
                 self.cancelled_questions += 1
                 return RequestPermissionResponse(outcome=CancelledOutcome())
