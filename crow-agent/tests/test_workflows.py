@@ -226,7 +226,7 @@ def test_approval_that_nobody_gives_in_time_is_a_no(opened: Open) -> None:
     @workflow
     async def ask() -> bool:
         await sleep(0.01)
-        return await approve("Go on?", timeout=0.05)
+        return bool(await approve("Go on?", timeout=0.05))
 
     async def main() -> None:
         async with opened(ask):
@@ -302,7 +302,7 @@ def test_run_of_another_version_is_left_to_programs_of_that_version(
     def define(version: str) -> Any:
         @workflow(name="work", version=version)
         async def work() -> str:
-            return f"{version} {await approve('Go on?')}"
+            return f"{version} {bool(await approve('Go on?'))}"
 
         return work
 
@@ -403,7 +403,7 @@ def test_cancelled_workflow_runs_nothing_more(make_agent: Make, opened: Open, ur
 def test_process_beside_another_has_an_executor_of_its_own(opened: Open, url: str, tmp_path: Path) -> None:
     @workflow
     async def work() -> bool:
-        return await approve("Go on?")
+        return bool(await approve("Go on?"))
 
     async def main() -> None:
         async with opened(work) as engine:
@@ -414,7 +414,7 @@ from crow_agent.workflows import approve, open_workflows, workflow
 
 @workflow
 async def work() -> bool:
-    return await approve("Go on?")
+    return bool(await approve("Go on?"))
 
 async def main():
     async with open_workflows(url={url!r}) as engine:
