@@ -328,6 +328,37 @@ def test_run_of_another_version_is_left_to_programs_of_that_version(
     asyncio.run(main())
 
 
+def test_fork_moves_a_run_to_programs_of_another_version(opened: Open, url: str) -> None:
+    done: list[str] = []
+
+    @step
+    async def note() -> str:
+        done.append("noted")
+        return "noted"
+
+    def define(version: str) -> Any:
+        @workflow(name="work", version=version)
+        async def work() -> str:
+            return f"{version} {await note()} {(await approve('Go on?')).note}"
+
+        return work
+
+    async def main() -> None:
+        async with opened(work := define("1")):
+            await work.start(id="w")
+            await until_waiting(url)
+        async with opened(define("2")):
+            moved = await fork("w", step=2, id="v", version="2", url=url)
+            while not await list_waiting("v", url=url):
+                await asyncio.sleep(0.02)
+            await moved.approve(note="fine")
+            assert await moved.result() == "2 noted fine"
+            assert (await moved.status()).version == "2"
+        assert done == ["noted"]
+
+    asyncio.run(main())
+
+
 def test_step_is_tried_again_as_often_as_it_says(opened: Open) -> None:
     attempts: list[int] = []
 
