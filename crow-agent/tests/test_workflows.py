@@ -226,7 +226,7 @@ def test_approval_that_nobody_gives_in_time_is_a_no(opened: Open) -> None:
     @workflow
     async def ask() -> bool:
         await sleep(0.01)
-        return await approve("Go on?", timeout=0.05)
+        return bool(await approve("Go on?", timeout=0.05))
 
     async def main() -> None:
         async with opened(ask):
@@ -302,7 +302,7 @@ def test_run_of_another_version_is_left_to_programs_of_that_version(
     def define(version: str) -> Any:
         @workflow(name="work", version=version)
         async def work() -> str:
-            return f"{version} {await approve('Go on?')}"
+            return f"{version} {bool(await approve('Go on?'))}"
 
         return work
 
@@ -324,6 +324,37 @@ def test_run_of_another_version_is_left_to_programs_of_that_version(
             assert await (await work.start(id="v")).status()
         async with opened(work := define("1"), other):  # not the same program as before: it has `other`, too
             assert await work.retrieve("w").result() == "1 True"
+
+    asyncio.run(main())
+
+
+def test_fork_moves_a_run_to_programs_of_another_version(opened: Open, url: str) -> None:
+    done: list[str] = []
+
+    @step
+    async def note() -> str:
+        done.append("noted")
+        return "noted"
+
+    def define(version: str) -> Any:
+        @workflow(name="work", version=version)
+        async def work() -> str:
+            return f"{version} {await note()} {(await approve('Go on?')).note}"
+
+        return work
+
+    async def main() -> None:
+        async with opened(work := define("1")):
+            await work.start(id="w")
+            await until_waiting(url)
+        async with opened(define("2")):
+            moved = await fork("w", step=2, id="v", version="2", url=url)
+            while not await list_waiting("v", url=url):
+                await asyncio.sleep(0.02)
+            await moved.approve(note="fine")
+            assert await moved.result() == "2 noted fine"
+            assert (await moved.status()).version == "2"
+        assert done == ["noted"]
 
     asyncio.run(main())
 
@@ -403,7 +434,7 @@ def test_cancelled_workflow_runs_nothing_more(make_agent: Make, opened: Open, ur
 def test_process_beside_another_has_an_executor_of_its_own(opened: Open, url: str, tmp_path: Path) -> None:
     @workflow
     async def work() -> bool:
-        return await approve("Go on?")
+        return bool(await approve("Go on?"))
 
     async def main() -> None:
         async with opened(work) as engine:
@@ -414,7 +445,7 @@ from crow_agent.workflows import approve, open_workflows, workflow
 
 @workflow
 async def work() -> bool:
-    return await approve("Go on?")
+    return bool(await approve("Go on?"))
 
 async def main():
     async with open_workflows(url={url!r}) as engine:

@@ -44,7 +44,8 @@ async def waiting_run(id: str) -> AsyncGenerator[Any]:
 
     @workflow(name="waiting", version="2")
     async def wait(question: str) -> str:
-        return "yes" if await approve(question) else "no"
+        answer = await approve(question)
+        return f"{'yes' if answer else 'no'} {answer.note}".strip()
 
     async with open_workflows([wait]):
         yield await wait.start("Go on?", id=id)
@@ -64,7 +65,7 @@ def test_user_sees_what_waits_and_answers_it(crow: Crow) -> None:
             assert shown.output.endswith("waits for an approval at step 1:\nGo on?\n")
             approved = await asyncio.to_thread(crow, "workflows", "approve", "w1", "--note", "fine")
             assert approved.exit_code == 0, approved.output
-            assert await handle.result() == "yes"
+            assert await handle.result() == "yes fine"
 
     asyncio.run(main())
     (row,) = json.loads(crow("workflows", "list", "--json").output)

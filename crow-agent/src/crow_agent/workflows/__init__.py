@@ -3,6 +3,7 @@
 Importing this loads no engine; it is loaded when the first workflow starts.
 """
 
+from crow_agent.workflows.approvals import Approval as Approval
 from crow_agent.workflows.errors import WorkflowCancelled as WorkflowCancelled
 from crow_agent.workflows.errors import WorkflowChanged as WorkflowChanged
 from crow_agent.workflows.errors import WorkflowConflict as WorkflowConflict

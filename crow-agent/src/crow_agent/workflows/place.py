@@ -18,6 +18,7 @@ from crow_agent.durable import PLACE, outside_workflows
 from crow_agent.errors import AgentClosed, AgentError, OutputError, PromptFailed
 from crow_agent.result import Result
 from crow_agent.workflows import engine
+from crow_agent.workflows.approvals import Approval
 from crow_agent.workflows.errors import WorkflowError
 from crow_agent.workflows.values import error_from_plain, error_to_plain, from_plain, to_plain, to_seconds
 
@@ -164,8 +165,8 @@ class Place:
         self.find()
         await engine.sleep(to_seconds(duration))
 
-    async def approve(self, value: Any, timeout: str | float | timedelta | None) -> bool:
-        """Wait durably for a person's answer; False if none comes in time."""
+    async def approve(self, value: Any, timeout: str | float | timedelta | None) -> Approval:
+        """Wait durably for a person's answer; a no if none comes in time."""
         seconds = FOREVER if timeout is None else to_seconds(timeout)
         place = self.find()
         _, label = place._numbering.reserve()
@@ -174,7 +175,7 @@ class Place:
         await engine.set_event(key, {"value": shown, "seconds": seconds})
         answer = await engine.receive(key, seconds)
         await engine.set_event(key, None)
-        return bool(answer and answer.get("approved"))
+        return Approval(bool(answer["approved"]), str(answer["note"])) if answer else Approval(False)
 
     async def close(self) -> None:
         """Close the sessions that the workflow has opened."""

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from crow_agent.durable import PLACE
+from crow_agent.workflows.approvals import Approval
 from crow_agent.workflows.errors import (
     WorkflowConflict,
     WorkflowError,
@@ -412,10 +413,11 @@ async def sleep(duration: str | float | timedelta) -> None:
         await place.sleep(duration)
 
 
-async def approve(value: Any, *, timeout: str | float | timedelta | None = None) -> bool:
-    """Wait for a person's answer to a value: True if it is approved, False if not, or if no answer comes in time.
+async def approve(value: Any, *, timeout: str | float | timedelta | None = None) -> Approval:
+    """Wait for a person's answer to a value: true if it is approved, false if not, or if no answer comes in time.
 
-    The answer comes by `handle.approve()` or `answer()`, from any process. Raises WorkflowError outside of a workflow.
+    Its `note` is what the person has written. The answer comes by `handle.approve()` or `answer()`, from any process.
+    Raises WorkflowError outside of a workflow.
     """
     from crow_agent.workflows.place import get_place
 
