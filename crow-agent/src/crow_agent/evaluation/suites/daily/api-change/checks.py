@@ -48,14 +48,24 @@ def mails_are_sent(workspace: Path, answer: str) -> None:
 
 def library_is_unchanged(workspace: Path, answer: str) -> None:
     original = (FILES / "vendor" / "mailer.py").read_text("utf-8")
-    assert (workspace / "vendor" / "mailer.py").read_text("utf-8") == original, "vendor/mailer.py has changed"
+    assert read(workspace / "vendor" / "mailer.py") == original, "vendor/mailer.py has changed"
+
+
+def read(path: Path) -> str:
+    """Read a file of the workspace; raise AssertionError where it is absent, or is not UTF-8."""
+    try:
+        return path.read_text("utf-8")
+    except (OSError, ValueError) as error:
+        raise AssertionError(f"{path.name} cannot be read: {error}") from None
 
 
 def run_code(workspace: Path, code: str) -> None:
     """Run code in the workspace, in a process of its own; raise AssertionError unless it reaches its end."""
     command = [sys.executable, "-BS", "-c", code + "\nprint('reached the end')"]
     try:
-        done = subprocess.run(command, cwd=workspace, capture_output=True, encoding="utf-8", timeout=60)
+        done = subprocess.run(
+            command, cwd=workspace, capture_output=True, encoding="utf-8", errors="replace", timeout=60
+        )
     except subprocess.TimeoutExpired:
         raise AssertionError("the code did not end within 60 seconds") from None
     assert done.stdout.endswith("reached the end\n"), done.stderr[-2000:]

@@ -88,7 +88,7 @@ BUGS = {
 
 def tests_pass_on_right_code(workspace: Path, answer: str) -> None:
     right = RIGHT.read_text("utf-8")
-    assert (workspace / "bookings.py").read_text("utf-8") == right, "bookings.py has changed"
+    assert read(workspace / "bookings.py") == right, "bookings.py has changed"
     for code in (right, REWRITTEN):
         passed, output = run_tests(workspace, code)
         assert passed, output[-2000:]
@@ -96,6 +96,7 @@ def tests_pass_on_right_code(workspace: Path, answer: str) -> None:
 
 def tests_fail_on_each_bug(workspace: Path, answer: str) -> None:
     right = RIGHT.read_text("utf-8")
+    assert any(workspace.glob("test*.py")), "there are no tests"
     missed: list[str] = []
     for rule, (old, new) in BUGS.items():
         if run_tests(workspace, right.replace(old, new))[0]:
@@ -111,7 +112,17 @@ def run_tests(workspace: Path, code: str) -> tuple[bool, str]:
         Path(folder, "bookings.py").write_text(code, "utf-8")
         command = [sys.executable, "-BS", "-m", "unittest"]
         try:
-            done = subprocess.run(command, cwd=folder, capture_output=True, encoding="utf-8", timeout=60)
+            done = subprocess.run(
+                command, cwd=folder, capture_output=True, encoding="utf-8", errors="replace", timeout=60
+            )
         except subprocess.TimeoutExpired:
             return False, "the tests did not end within 60 seconds"
     return done.returncode == 0 and bool(re.search(r"^Ran [1-9]", done.stderr, re.MULTILINE)), done.stderr
+
+
+def read(path: Path) -> str:
+    """Read a file of the workspace; raise AssertionError where it is absent, or is not UTF-8."""
+    try:
+        return path.read_text("utf-8")
+    except (OSError, ValueError) as error:
+        raise AssertionError(f"{path.name} cannot be read: {error}") from None

@@ -42,7 +42,7 @@ def no_imports_in_a_circle(workspace: Path, answer: str) -> None:
     modules = find_modules(workspace)
     imports: dict[str, set[str]] = {}
     for module, path in modules.items():
-        tree = ast.parse(path.read_text("utf-8"))
+        tree = parse(path)
         everywhere = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
         assert all(node in tree.body for node in everywhere), f"{path.name} does not import at its top"
         text = ast.unparse(tree)
@@ -70,11 +70,21 @@ def find_modules(workspace: Path) -> dict[str, Path]:
     return {f"clinic.{path.stem}": path for path in paths if path.stem not in ("__init__", "__main__")}
 
 
+def parse(path: Path) -> ast.Module:
+    """Parse a file of the workspace; raise AssertionError where it is absent, or is not Python."""
+    try:
+        return ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError) as error:
+        raise AssertionError(f"{path.name} cannot be parsed: {error}") from None
+
+
 def run_code(workspace: Path, code: str) -> None:
     """Run code in the workspace, in a process of its own; raise AssertionError unless it reaches its end."""
     command = [sys.executable, "-BS", "-c", code + "\nprint('reached the end')"]
     try:
-        done = subprocess.run(command, cwd=workspace, capture_output=True, encoding="utf-8", timeout=60)
+        done = subprocess.run(
+            command, cwd=workspace, capture_output=True, encoding="utf-8", errors="replace", timeout=60
+        )
     except subprocess.TimeoutExpired:
         raise AssertionError("the code did not end within 60 seconds") from None
     assert done.stdout.endswith("reached the end\n"), done.stderr[-2000:]

@@ -39,7 +39,7 @@ assert not missed, f"no example shows this: {'; '.join(missed)}"
 
 
 def code_is_unchanged(workspace: Path, answer: str) -> None:
-    trees = [ast.parse(path.read_text("utf-8")) for path in (workspace / "ranges.py", ORIGINAL)]
+    trees = [parse(path) for path in (workspace / "ranges.py", ORIGINAL)]
     for node in (node for tree in trees for node in ast.walk(tree)):
         if isinstance(node, ast.FunctionDef | ast.Module) and ast.get_docstring(node) is not None:
             del node.body[0]
@@ -64,18 +64,29 @@ def start(docstring: str, changed: dict[str, str]) -> str:
 
 
 def read_docstring(workspace: Path) -> str:
-    tree = ast.parse((workspace / "ranges.py").read_text("utf-8"))
-    [function] = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "fold"]
-    docstring = ast.get_docstring(function)
+    tree = parse(workspace / "ranges.py")
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "fold"]
+    assert functions, "there is no function fold"
+    docstring = ast.get_docstring(functions[0])
     assert docstring, "fold has no docstring"
     return docstring
+
+
+def parse(path: Path) -> ast.Module:
+    """Parse a file of the workspace; raise AssertionError where it is absent, or is not Python."""
+    try:
+        return ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError) as error:
+        raise AssertionError(f"{path.name} cannot be parsed: {error}") from None
 
 
 def run_code(workspace: Path, code: str) -> None:
     """Run code in the workspace, in a process of its own; raise AssertionError unless it reaches its end."""
     command = [sys.executable, "-BS", "-c", code + "\nprint('reached the end')"]
     try:
-        done = subprocess.run(command, cwd=workspace, capture_output=True, encoding="utf-8", timeout=60)
+        done = subprocess.run(
+            command, cwd=workspace, capture_output=True, encoding="utf-8", errors="replace", timeout=60
+        )
     except subprocess.TimeoutExpired:
         raise AssertionError("the code did not end within 60 seconds") from None
     assert done.stdout.endswith("reached the end\n"), done.stderr[-2000:]

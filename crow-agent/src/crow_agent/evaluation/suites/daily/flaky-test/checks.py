@@ -29,7 +29,9 @@ def run_code(workspace: Path, code: str, **variables: str) -> None:
     command = [sys.executable, "-BS", "-c", code + "\nprint('reached the end')"]
     try:
         env = os.environ | variables
-        done = subprocess.run(command, cwd=workspace, env=env, capture_output=True, encoding="utf-8", timeout=60)
+        done = subprocess.run(
+            command, cwd=workspace, env=env, capture_output=True, encoding="utf-8", errors="replace", timeout=60
+        )
     except subprocess.TimeoutExpired:
         raise AssertionError("the code did not end within 60 seconds") from None
     assert done.stdout.endswith("reached the end\n"), done.stderr[-2000:]

@@ -30,11 +30,11 @@ else:
 
 
 def merge_is_finished(workspace: Path, answer: str) -> None:
-    assert git(workspace, "status", "--porcelain", "--untracked-files=no") == ""
+    assert git(workspace, "status", "--porcelain", "--untracked-files=no") == "", "changes are not committed"
     assert not (workspace / ".git" / "MERGE_HEAD").exists(), "the merge is not committed"
     merges = git(workspace, "log", "--merges", "--format=%P", "main").split("\n")
     assert " ".join(BRANCHES) in merges, "no commit of main merges both branches"
-    assert "<<<<<<<" not in (workspace / "greet.py").read_text("utf-8")
+    assert "<<<<<<<" not in read(workspace / "greet.py")
 
 
 def both_changes_work(workspace: Path, answer: str) -> None:
@@ -43,16 +43,26 @@ def both_changes_work(workspace: Path, answer: str) -> None:
 
 def git(workspace: Path, *arguments: str) -> str:
     command = ["git", "-c", "safe.directory=*", *arguments]
-    done = subprocess.run(command, cwd=workspace, capture_output=True, encoding="utf-8", timeout=60)
+    done = subprocess.run(command, cwd=workspace, capture_output=True, encoding="utf-8", errors="replace", timeout=60)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
+
+
+def read(path: Path) -> str:
+    """Read a file of the workspace; raise AssertionError where it is absent, or is not UTF-8."""
+    try:
+        return path.read_text("utf-8")
+    except (OSError, ValueError) as error:
+        raise AssertionError(f"{path.name} cannot be read: {error}") from None
 
 
 def run_code(workspace: Path, code: str) -> None:
     """Run code in the workspace, in a process of its own; raise AssertionError unless it reaches its end."""
     command = [sys.executable, "-BS", "-c", code + "\nprint('reached the end')"]
     try:
-        done = subprocess.run(command, cwd=workspace, capture_output=True, encoding="utf-8", timeout=60)
+        done = subprocess.run(
+            command, cwd=workspace, capture_output=True, encoding="utf-8", errors="replace", timeout=60
+        )
     except subprocess.TimeoutExpired:
         raise AssertionError("the code did not end within 60 seconds") from None
     assert done.stdout.endswith("reached the end\n"), done.stderr[-2000:]

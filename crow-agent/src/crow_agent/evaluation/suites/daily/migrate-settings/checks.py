@@ -39,7 +39,7 @@ def files_are_migrated(workspace: Path, answer: str) -> None:
     for old, new in PAIRS:
         code, content = migrate(workspace, json.dumps(old, ensure_ascii=False).encode())
         assert code == 0, f"exit code {code} for {old}"
-        assert json.loads(content) == new, f"{old} became {content.decode()}"
+        assert parse(content) == new, f"{old} became {content!r}"
         assert migrate(workspace, content) == (0, content), "a second migration changes the file"
 
 
@@ -52,12 +52,20 @@ def other_files_stay_as_they_are(workspace: Path, answer: str) -> None:
         assert code != 0, f"exit code 0 for {content.decode()}"
 
 
+def parse(content: bytes) -> Any:
+    try:
+        return json.loads(content)
+    except ValueError as error:
+        raise AssertionError(f"the new file is no JSON: {error}") from None
+
+
 def migrate(workspace: Path, content: bytes) -> tuple[int, bytes]:
     """Run the program on a file; return its exit code, and what the file holds then."""
     with TemporaryDirectory() as folder:
         path = Path(folder, "settings.json")
         path.write_bytes(content)
         done = run_program(workspace, "migrate.py", str(path))
+        assert path.is_file(), "the file is gone"
         return done.returncode, path.read_bytes()
 
 
@@ -65,6 +73,8 @@ def run_program(workspace: Path, *arguments: str) -> subprocess.CompletedProcess
     """Run a Python program of the workspace; raise AssertionError where it does not end."""
     command = [sys.executable, "-BS", *arguments]
     try:
-        return subprocess.run(command, cwd=workspace, capture_output=True, encoding="utf-8", timeout=60)
+        return subprocess.run(
+            command, cwd=workspace, capture_output=True, encoding="utf-8", errors="replace", timeout=60
+        )
     except subprocess.TimeoutExpired:
         raise AssertionError("the program did not end within 60 seconds") from None

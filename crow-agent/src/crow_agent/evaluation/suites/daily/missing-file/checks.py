@@ -26,6 +26,8 @@ def run_program(workspace: Path, *arguments: str) -> subprocess.CompletedProcess
     """Run a Python program of the workspace; raise AssertionError where it does not end."""
     command = [sys.executable, "-BS", *arguments]
     try:
-        return subprocess.run(command, cwd=workspace, capture_output=True, encoding="utf-8", timeout=60)
+        return subprocess.run(
+            command, cwd=workspace, capture_output=True, encoding="utf-8", errors="replace", timeout=60
+        )
     except subprocess.TimeoutExpired:
         raise AssertionError("the program did not end within 60 seconds") from None

@@ -24,8 +24,9 @@ def all_files_are_copied(workspace: Path, answer: str) -> None:
             (start / "folder.txt").mkdir()
             done = collect(workspace, folder, source, target)
             assert done.returncode == 0, done.stderr
-            copies = {path.name: path.read_text("utf-8") for path in Path(folder, target).iterdir()}
-            listed = copies.pop("LIST").splitlines()
+            paths = [path for path in Path(folder, target).glob("*") if path.is_file()]
+            copies = {path.name: path.read_text("utf-8", "replace") for path in paths}
+            listed = copies.pop("LIST", "").splitlines()
             assert copies == {name: f"This is {name}.\n" for name in names}, f"{names}: {done.stderr}"
             assert sorted(listed) == sorted(names), f"LIST has {listed}, for {names}"
             assert done.stdout == f"{len(names)} files\n"
@@ -41,4 +42,7 @@ def errors_are_reported(workspace: Path, answer: str) -> None:
 
 def collect(workspace: Path, folder: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = ["sh", str(workspace.absolute() / "collect.sh"), *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, encoding="utf-8", timeout=60)
+    try:
+        return subprocess.run(command, cwd=folder, capture_output=True, encoding="utf-8", errors="replace", timeout=60)
+    except subprocess.TimeoutExpired:
+        raise AssertionError("the script did not end within 60 seconds") from None

@@ -56,7 +56,7 @@ def results_are_the_same(workspace: Path, answer: str) -> None:
 
 def nothing_is_written_twice(workspace: Path, answer: str) -> None:
     """No larger statement is there twice, whatever its names, and the code is shorter by a third."""
-    trees = [ast.parse(path.read_text("utf-8")) for path in workspace.rglob("*.py")]
+    trees = [parse(path) for path in workspace.rglob("*.py")]
     counts = Counter(shape(node) for tree in trees for node in ast.walk(tree) if isinstance(node, ast.stmt))
     twice = [text for text, count in counts.items() if count > 1 and text.count("(") > 25]
     assert not twice, f"{len(twice)} statements are there more than once"
@@ -74,11 +74,21 @@ def shape(node: ast.stmt) -> str:
     return ast.dump(copy)
 
 
+def parse(path: Path) -> ast.Module:
+    """Parse a file of the workspace; raise AssertionError where it is absent, or is not Python."""
+    try:
+        return ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError) as error:
+        raise AssertionError(f"{path.name} cannot be parsed: {error}") from None
+
+
 def run_code(workspace: Path, code: str) -> None:
     """Run code in the workspace, in a process of its own; raise AssertionError unless it reaches its end."""
     command = [sys.executable, "-BS", "-c", code + "\nprint('reached the end')"]
     try:
-        done = subprocess.run(command, cwd=workspace, capture_output=True, encoding="utf-8", timeout=60)
+        done = subprocess.run(
+            command, cwd=workspace, capture_output=True, encoding="utf-8", errors="replace", timeout=60
+        )
     except subprocess.TimeoutExpired:
         raise AssertionError("the code did not end within 60 seconds") from None
     assert done.stdout.endswith("reached the end\n"), done.stderr[-2000:]

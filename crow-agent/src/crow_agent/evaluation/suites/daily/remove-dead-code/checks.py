@@ -24,7 +24,7 @@ DEAD = {
 def dead_code_is_gone(workspace: Path, answer: str) -> None:
     for path in workspace.rglob("*.py"):
         found: set[str] = set()
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        for node in ast.walk(parse(path)):
             if isinstance(node, ast.FunctionDef | ast.alias):
                 found.add(node.name)
             elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -56,6 +56,16 @@ def run_program(workspace: Path, *arguments: str) -> subprocess.CompletedProcess
     """Run a Python program of the workspace; raise AssertionError where it does not end."""
     command = [sys.executable, "-BS", *arguments]
     try:
-        return subprocess.run(command, cwd=workspace, capture_output=True, encoding="utf-8", timeout=60)
+        return subprocess.run(
+            command, cwd=workspace, capture_output=True, encoding="utf-8", errors="replace", timeout=60
+        )
     except subprocess.TimeoutExpired:
         raise AssertionError("the program did not end within 60 seconds") from None
+
+
+def parse(path: Path) -> ast.Module:
+    """Parse a file of the workspace; raise AssertionError where it is absent, or is not Python."""
+    try:
+        return ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError) as error:
+        raise AssertionError(f"{path.name} cannot be parsed: {error}") from None

@@ -27,7 +27,7 @@ assert done.returncode != 0, "the command keeps its name"
 
 def old_name_is_gone(workspace: Path, answer: str) -> None:
     for path in workspace.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        for node in ast.walk(parse(path)):
             names = [getattr(node, field, None) for field in ("id", "attr", "name", "asname", "arg")]
             assert "get_price" not in names, f"{path.name} uses get_price"
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value != "get_price":
@@ -39,18 +39,36 @@ def shop_works_as_before(workspace: Path, answer: str) -> None:
 
 
 def readme_names_function_and_command(workspace: Path, answer: str) -> None:
-    text = (workspace / "README.md").read_text("utf-8")
-    assert "get_price(" not in text
-    assert "unit_price(" in text
+    text = read(workspace / "README.md")
+    assert "get_price(" not in text, "the README has the old name"
+    assert "unit_price(" in text, "the README has not the new name"
     assert "shop.shell get_price tea" in text
     assert "get_price_list()" in text
+
+
+def parse(path: Path) -> ast.Module:
+    """Parse a file of the workspace; raise AssertionError where it is absent, or is not Python."""
+    try:
+        return ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError) as error:
+        raise AssertionError(f"{path.name} cannot be parsed: {error}") from None
+
+
+def read(path: Path) -> str:
+    """Read a file of the workspace; raise AssertionError where it is absent, or is not UTF-8."""
+    try:
+        return path.read_text("utf-8")
+    except (OSError, ValueError) as error:
+        raise AssertionError(f"{path.name} cannot be read: {error}") from None
 
 
 def run_code(workspace: Path, code: str) -> None:
     """Run code in the workspace, in a process of its own; raise AssertionError unless it reaches its end."""
     command = [sys.executable, "-BS", "-c", code + "\nprint('reached the end')"]
     try:
-        done = subprocess.run(command, cwd=workspace, capture_output=True, encoding="utf-8", timeout=60)
+        done = subprocess.run(
+            command, cwd=workspace, capture_output=True, encoding="utf-8", errors="replace", timeout=60
+        )
     except subprocess.TimeoutExpired:
         raise AssertionError("the code did not end within 60 seconds") from None
     assert done.stdout.endswith("reached the end\n"), done.stderr[-2000:]

@@ -51,7 +51,7 @@ def program_does_the_same(workspace: Path, answer: str) -> None:
 
 def program_starts_no_other(workspace: Path, answer: str) -> None:
     for path in workspace.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        for node in ast.walk(parse(path)):
             if isinstance(node, ast.Import | ast.ImportFrom):
                 modules = [alias.name for alias in node.names] + [getattr(node, "module", None) or ""]
                 assert not {"subprocess", "pty", "ctypes"} & set(modules), f"{path.name} imports {modules}"
@@ -64,6 +64,14 @@ def program_starts_no_other(workspace: Path, answer: str) -> None:
 
 def run(folder: str, *command: str) -> subprocess.CompletedProcess[str]:
     try:
-        return subprocess.run(command, cwd=folder, capture_output=True, encoding="utf-8", timeout=60)
+        return subprocess.run(command, cwd=folder, capture_output=True, encoding="utf-8", errors="replace", timeout=60)
     except subprocess.TimeoutExpired:
         raise AssertionError("the program did not end within 60 seconds") from None
+
+
+def parse(path: Path) -> ast.Module:
+    """Parse a file of the workspace; raise AssertionError where it is absent, or is not Python."""
+    try:
+        return ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError) as error:
+        raise AssertionError(f"{path.name} cannot be parsed: {error}") from None

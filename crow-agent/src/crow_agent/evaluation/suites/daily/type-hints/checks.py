@@ -64,7 +64,7 @@ def code_is_unchanged(workspace: Path, answer: str) -> None:
 
 def without_hints(path: Path) -> str:
     """Return the code of a file without annotations, imports and comments."""
-    tree = ast.parse(path.read_text("utf-8"))
+    tree = parse(path)
     tree.body = [node for node in tree.body if not isinstance(node, ast.Import | ast.ImportFrom)]
     for node in ast.walk(tree):
         if isinstance(node, ast.arg):
@@ -74,11 +74,21 @@ def without_hints(path: Path) -> str:
     return ast.unparse(tree)
 
 
+def parse(path: Path) -> ast.Module:
+    """Parse a file of the workspace; raise AssertionError where it is absent, or is not Python."""
+    try:
+        return ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError) as error:
+        raise AssertionError(f"{path.name} cannot be parsed: {error}") from None
+
+
 def run_code(workspace: Path, code: str) -> None:
     """Run code in the workspace, in a process of its own; raise AssertionError unless it reaches its end."""
     command = [sys.executable, "-BS", "-c", code + "\nprint('reached the end')"]
     try:
-        done = subprocess.run(command, cwd=workspace, capture_output=True, encoding="utf-8", timeout=60)
+        done = subprocess.run(
+            command, cwd=workspace, capture_output=True, encoding="utf-8", errors="replace", timeout=60
+        )
     except subprocess.TimeoutExpired:
         raise AssertionError("the code did not end within 60 seconds") from None
     assert done.stdout.endswith("reached the end\n"), done.stderr[-2000:]
