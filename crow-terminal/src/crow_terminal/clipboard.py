@@ -84,5 +84,8 @@ async def read_output(command: Sequence[str], limit: int) -> bytes:
     finally:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
+        # Another process may hold the pipe open, and nothing public closes this end of it.
+        if pipe := process._transport.get_pipe_transport(1):  # pyright: ignore[reportPrivateUsage]
+            pipe.close()
         await process.wait()
     return bytes(data)
