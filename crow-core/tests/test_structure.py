@@ -44,7 +44,7 @@ def modules_of(package: str) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for path in sorted(folder.rglob("*.py")):
         inside = path.relative_to(folder.parent).with_suffix("")
-        if "project" not in inside.parts:  # a demo's project is data
+        if not {"project", "suites"} & {*inside.parts}:  # a demo's project and the suites of tasks are data
             found[".".join(inside.parts).removesuffix(".__init__")] = path
     return found
 

@@ -1,0 +1,1 @@
+"""A clinic: patients, their visits, and bills."""

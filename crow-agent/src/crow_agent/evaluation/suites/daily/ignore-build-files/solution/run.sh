@@ -1,0 +1,1 @@
+printf '/build/\n*.tmp\n' > .gitignore

@@ -1,0 +1,25 @@
+"""Small statistics for lists of numbers."""
+
+
+def mean(values):
+    """Return the arithmetic mean."""
+    require(values)
+    return sum(values) / len(values)
+
+
+def median(values):
+    """Return the value in the middle, or the mean of the two in the middle."""
+    require(values)
+    ordered = sorted(values)
+    return ordered[len(ordered) // 2]
+
+
+def spread(values):
+    """Return the distance from the least value to the greatest."""
+    require(values)
+    return max(values) - min(values)
+
+
+def require(values):
+    if not values:
+        raise ValueError("there are no values")

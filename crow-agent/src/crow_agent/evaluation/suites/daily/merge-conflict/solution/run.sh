@@ -1,0 +1,2 @@
+git add greet.py
+git commit -q -m "Merge branch 'languages'"

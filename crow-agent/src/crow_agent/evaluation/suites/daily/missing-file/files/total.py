@@ -1,0 +1,17 @@
+"""Print the sum of the numbers in a file, one a line."""
+
+import sys
+
+
+def read_numbers(path):
+    with open(path, encoding="utf-8") as file:
+        return [float(line) for line in file if line.strip()]
+
+
+def main():
+    [path] = sys.argv[1:]
+    print(f"{sum(read_numbers(path)):.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+rm old_format.py

@@ -1,0 +1,14 @@
+"""The commands that people type."""
+
+import sys
+
+from shop.catalog import get_price_list, unit_price
+
+COMMANDS = {
+    "get_price": lambda article: str(unit_price(article)),
+    "get_price_list": lambda: "\n".join(f"{article} {price}" for article, price in sorted(get_price_list().items())),
+}
+
+if __name__ == "__main__":
+    command, *arguments = sys.argv[1:]
+    print(COMMANDS[command](*arguments))
