@@ -27,11 +27,12 @@ def end_evaluation(connection: Connection, number: int, at: int) -> None:
 
 
 def store_cell(connection: Connection, number: int, row: Mapping[str, Any]) -> None:
-    """Store the outcome of a cell, in place of an error that an earlier run of it ended with."""
-    same = [cells.c[name] == row[name] for name in CELL_KEY]
-    connection.execute(delete(cells).where(cells.c.evaluation == number, cells.c.state == "error", *same))
-    clean = {name: clean_text(value) if isinstance(value, str) else value for name, value in row.items()}
-    connection.execute(insert(cells).values(evaluation=number, **clean))
+    """Store the outcome of a cell, in place of an error that an earlier run of it ended with. Another outcome stays."""
+    same = [cells.c.evaluation == number, *(cells.c[name] == row[name] for name in CELL_KEY)]
+    connection.execute(delete(cells).where(*same, cells.c.state == "error"))
+    if connection.scalar(select(cells.c.number).where(*same)) is None:
+        clean = {name: clean_text(value) if isinstance(value, str) else value for name, value in row.items()}
+        connection.execute(insert(cells).values(evaluation=number, **clean))
 
 
 def find_evaluation(connection: Connection, prefix: str) -> Row[Any]:
@@ -48,9 +49,7 @@ def find_evaluation(connection: Connection, prefix: str) -> Row[Any]:
 
 def list_evaluations(connection: Connection, limit: int) -> Sequence[Row[Any]]:
     """Return the latest evaluations, newest first, each with the number of its cells by their state."""
-    counts = [
-        func.count().filter(cells.c.state == state).label(state) for state in ("passed", "failed", "error")
-    ]
+    counts = [func.count().filter(cells.c.state == state).label(state) for state in ("passed", "failed", "error")]
     found = select(evaluations, *counts).outerjoin(cells).group_by(evaluations.c.number)
     return connection.execute(found.order_by(evaluations.c.number.desc()).limit(limit)).all()
 

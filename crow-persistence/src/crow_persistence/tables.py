@@ -209,7 +209,7 @@ cells = Table(
     Column("number", Number, primary_key=True, autoincrement=True),
     Column("evaluation", Number, ForeignKey("evaluations.number", ondelete="CASCADE"), nullable=False),
     Column("task", Text, nullable=False),
-    Column("variant", Integer, nullable=False),  # index of the prompt times the number of models, plus that of the model
+    Column("variant", Integer, nullable=False),  # number of the combination of prompt and model, from 0
     Column("repetition", Integer, nullable=False),  # 1, 2, 3 …
     Column("session", String(64), nullable=False),  # the session's id; stays when the session is deleted
     Column("state", String(16), nullable=False),  # passed, failed or error

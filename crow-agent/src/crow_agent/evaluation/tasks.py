@@ -215,12 +215,17 @@ def list_rules(check: FileCheck | AnswerCheck) -> list[str]:
     return [rule for rule in rules if getattr(check, rule, None) is not None]
 
 
+def find_dataset(target: str) -> str:
+    """Return what names a dataset from any folder: its absolute path, or the name of a suite."""
+    path = Path(target).expanduser()
+    is_suite = re.fullmatch(r"[\w-]+", target) and not path.exists() and (SUITES / target).is_dir()
+    return target if is_suite else str(path.absolute())
+
+
 def load_dataset(target: str) -> list[Task]:
     """Load the tasks of a dataset. Raises ConfigError, which names the file and the key of the first fault."""
-    path = Path(target).expanduser()
-    if not path.exists() and (SUITES / target).is_dir() and re.fullmatch(r"[\w-]+", target):
-        path = SUITES / target
-    path = path.absolute()
+    path = Path(find_dataset(target))
+    path = path if path.is_absolute() else SUITES / target
     if path.is_file():
         tasks = [*load_lines(path)]
     elif (path / "task.toml").is_file():
@@ -335,7 +340,7 @@ def parse_checks(given: Any, source: str, folder: Path) -> list[Check]:
     checks: list[Check] = []
     for number, data in enumerate(cast("list[Any]", given), 1):
         where = f"{source} checks[{number}]"
-        fields: dict[str, Any] = dict(data) if isinstance(data, dict) else {}
+        fields = {**cast("dict[str, Any]", data)} if isinstance(data, dict) else {}
         kind = fields.pop("kind", None)
         if not isinstance(kind, str) or kind not in KINDS:
             raise ConfigError(f"{where}.kind: {kind!r} is none. Give one of: {', '.join(KINDS)}.")
