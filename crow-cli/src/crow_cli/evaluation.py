@@ -130,6 +130,7 @@ async def run_dataset(
     from crow_agent.budget import Budget
     from crow_agent.errors import BudgetSpent
     from crow_agent.evaluation import runs
+    from crow_agent.evaluation.store import load
     from crow_agent.evaluation.tasks import load_dataset
 
     env = os.environ
@@ -156,6 +157,7 @@ async def run_dataset(
     except BaseException:
         print_note(f"Stopped. Go on with: crow eval --resume {evaluation.id[:8]}")
         raise
+    evaluation = load(database, evaluation.id)
     print_report(evaluation, as_json=as_json, page=page)
     left = evaluation.cells_wanted - len(evaluation.finished)
     if left:

@@ -134,6 +134,7 @@ async def run_evaluation(
     Raises AgentError for an agent that cannot be started, StoreError if an outcome cannot be written.
     """
     writer, hidden, done = CellWriter(database, evaluation), find_hidden(env), evaluation.finished
+    evaluation.cells[:] = done.values()  # errors are run again
     by_id = {task.id: task for task in tasks}
     waiting = iter([cell for cell in plan_cells(evaluation.settings) if cell.key not in done])
     async with open_runners(evaluation.settings, tasks, env, budget, hidden, model) as runners:
@@ -146,7 +147,7 @@ async def run_evaluation(
                 if budget is not None and cell.state == "failed":
                     budget.check()  # it may have ended the turn: the cell has no outcome then
                 await writer.write(cell)
-                evaluation.cells[:] = [*(each for each in evaluation.cells if each.key != cell.key), cell]
+                evaluation.cells.append(cell)
                 report(cell)
 
         ended = False
