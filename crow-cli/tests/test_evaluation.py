@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import shutil
 import signal
 from collections import Counter
 from itertools import count
@@ -38,7 +37,7 @@ def add_words(machine: "Machine", count: int) -> None:
     """Write tasks that ask to say a word."""
     for n in range(count):
         check = f'[[checks]]\nkind = "answer"\ncontains = "WORD {n}"\n'
-        add(machine, f"say-{n:02}", f'prompt = "word {n}"\n{check}', **{"answer.txt": f"WORD {n}"})
+        add(machine, f"say-{n:02}", f'prompt = "word {n}"\n{check}', **{"solution/answer.txt": f"WORD {n}"})
 
 
 def echo(request: dict[str, Any]) -> Reply:
@@ -75,7 +74,7 @@ def check(workspace, answer):
 
 def add_fix(machine: "Machine") -> Path:
     files = {"files/calc.py": "def add(a, b):\n    return a - b\n", "checks.py": CHECK}
-    solution = {"solution/calc.py": "def add(a, b):\n    return a + b\n", "answer.txt": "I mended calc.py."}
+    solution = {"solution/calc.py": "def add(a, b):\n    return a + b\n", "solution/answer.txt": "I mended calc.py."}
     return add(machine, "fix", FIX, **files, **solution)
 
 
@@ -300,7 +299,7 @@ async def test_task_starts_from_a_commit(machine: "Machine") -> None:
         machine.ask(server.url)
         done = await machine.crow("eval", "tasks", "--json")
     assert json.loads(done.out)["cells"][0]["state"] == "passed", done.out
-    assert "Warning: git: command: test $(cat a) = one" in done.err, "it passes on the untouched start, too"
+    assert "Warning: git: every check passes on the untouched start, so it tells nothing." in done.err
 
 
 async def test_validate_runs_the_checks_on_start_and_solution(machine: "Machine") -> None:
@@ -308,7 +307,7 @@ async def test_validate_runs_the_checks_on_start_and_solution(machine: "Machine"
     add_words(machine, 1)
     good = await machine.crow("eval", "--validate", "tasks")
     assert (good.code, good.out) == (0, "2 of 2 tasks are right.\n"), good.err
-    shutil.rmtree(machine.project / "tasks" / "fix" / "solution")
+    (machine.project / "tasks" / "fix" / "solution" / "run.sh").write_text("rm calc.py")
     always = '[[checks]]\nkind = "file"\npath = "calc.py"\nexists = true\n'
     add(machine, "open", f'prompt = "x"\n{always}', **{"files/calc.py": ""})
     bad = await machine.crow("eval", "--validate", "tasks")

@@ -27,6 +27,7 @@ from crow_cli.process import fail, hide_memory, run_to_end
 if TYPE_CHECKING:
     from crow_agent.evaluation.cells import Cell
     from crow_agent.evaluation.report import Comparison, EvaluationReport
+    from crow_agent.evaluation.runs import TaskFault
     from crow_agent.evaluation.store import Evaluation
     from crow_agent.evaluation.tasks import Task
     from crow_persistence.database import Database
@@ -90,7 +91,7 @@ def run(dataset: str, resume: str, validate: bool, as_json: bool, page: Path | N
     was stopped or killed, and runs again what ended with an error.
 
     Exit codes: 0 every run has an outcome, 1 some have none or ended with an error, 2 wrong usage. With --validate: 1 a
-    check passes on the untouched start, or fails on the reference solution.
+    task passes on its untouched start, or a check fails on the reference solution.
     """
     if bool(dataset) == bool(resume):
         fail("give a DATASET, or --resume with the id of an evaluation.")
@@ -174,10 +175,20 @@ async def validate_dataset(tasks: "Sequence[Task]", at_once: int, env: Mapping[s
 
     faults = await runs.validate(tasks, at_once, runs.find_hidden(env))
     for fault in faults:
-        click.secho(escape_controls(describe_fault(fault)), fg="red")
-    wrong = len({fault.task for fault in faults})
+        click.secho(escape_controls(describe_fault(fault)), fg="red" if fault.is_fatal else None)
+    wrong = len({fault.task for fault in faults if fault.is_fatal})
     click.echo(f"{len(tasks) - wrong:,} of {len(tasks):,} tasks are right.")
-    return 1 if faults else 0
+    return 1 if wrong else 0
+
+
+def print_untouched(faults: "Sequence[TaskFault]") -> None:
+    """Warn about tasks that pass on their untouched starts, and name the single checks that do."""
+    for task in dict.fromkeys(fault.task for fault in faults if fault.is_fatal):
+        print_note(f"Warning: {task}: every check passes on the untouched start, so it tells nothing.")
+    if guards := [fault for fault in faults if not fault.is_fatal]:
+        named = "; ".join(f"{fault.task}: {fault.check}" for fault in guards[:3])
+        more = f"; and {len(guards) - 3} more, which --validate lists" if len(guards) > 3 else ""
+        print_note(f"Checks that pass on the untouched start: {named}{more}.")
 
 
 def describe_fault(fault: Any) -> str:
@@ -223,8 +234,7 @@ async def begin(
     chosen = load_prompts(prompts, load_config(home, env), home, database)
     wanted = list(dict.fromkeys(models)) or [""]
     names = await runs.find_model_names(wanted, env)
-    for fault in await runs.find_untouched(tasks, at_once, runs.find_hidden(env)):
-        print_note(f"Warning: {describe_fault(fault)}.")
+    print_untouched(await runs.find_untouched(tasks, at_once, runs.find_hidden(env)))
     return create(
         database,
         find_dataset(dataset),

@@ -45,6 +45,8 @@ class TaskFault:
     task: str
     check: str
     sentence: str
+    is_fatal: bool = True
+    """Whether the task is wrong: a single check may pass on the start if it guards what is right there."""
 
 
 async def find_model_names(models: Sequence[str], env: Mapping[str, str]) -> list[str]:
@@ -99,13 +101,14 @@ async def check_start(task: Task, hidden: Collection[str]) -> list[TaskFault]:
     with TemporaryDirectory(prefix="crow-eval-") as folder:
         await make_workspace(task, Path(folder), hidden)
         results = await run_checks(task, Work(Path(folder)), hidden)
-    return [TaskFault(task.id, each.name, "passes on the untouched start") for each in results if each.passed]
+    is_fatal = all(each.passed for each in results) and len(results) == len(task.checks)
+    return [TaskFault(task.id, each.name, "passes on the untouched start", is_fatal) for each in results if each.passed]
 
 
 async def check_solution(task: Task, hidden: Collection[str]) -> list[TaskFault]:
     """Return the checks of a task that fail on its reference solution. Raises WorkspaceError."""
     if not task.has_solution:
-        return [TaskFault(task.id, "", "there is no reference solution (a folder solution, answer.txt or solve)")]
+        return [TaskFault(task.id, "", "there is no reference solution (a folder solution)")]
     with TemporaryDirectory(prefix="crow-eval-") as folder:
         await make_workspace(task, Path(folder), hidden, solved=True)
         results = await run_checks(task, Work(Path(folder), task.answer), hidden)

@@ -134,8 +134,6 @@ class TaskFile(Struct, forbid_unknown_fields=True, kw_only=True):
     """The folder, relative to the task's, or the address of the repository that has the commit."""
     setup: list[str] = msgspec.field(default_factory=list[str])
     """Commands of the shell that prepare the workspace."""
-    solve: list[str] = msgspec.field(default_factory=list[str])
-    """Commands of the shell that belong to the reference solution, such as one that removes a file."""
     limits: Limits = msgspec.field(default_factory=Limits)
 
 
@@ -176,8 +174,7 @@ class Task:
     @property
     def has_solution(self) -> bool:
         """Whether it has a reference solution."""
-        in_folder = self.has_folder and ((self.folder / "solution").is_dir() or (self.folder / "answer.txt").is_file())
-        return bool(in_folder or self.solution or self.answer or self.settings.solve)
+        return bool((self.has_folder and (self.folder / "solution").is_dir()) or self.solution or self.answer)
 
     @property
     def limits(self) -> Limits:
@@ -259,7 +256,7 @@ def load_folder(folder: Path) -> Task:
         raise ConfigError(f"{file} is not valid TOML: {error}.") from error
     checks = parse_checks(data.pop("checks", []), str(file), folder)
     settings = convert(data, TaskFile, file, text)
-    prompt_file, answer_file = folder / "prompt.md", folder / "answer.txt"
+    prompt_file, answer_file = folder / "prompt.md", folder / "solution" / "answer.txt"
     if settings.prompt and prompt_file.is_file():
         raise ConfigError(f"{file} prompt: {prompt_file} is there, too. Keep one of them.")
     prompt = settings.prompt or (read_text(prompt_file) if prompt_file.is_file() else "")

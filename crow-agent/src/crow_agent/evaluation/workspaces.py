@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Collection, Mapping
@@ -13,6 +14,8 @@ from crow_core.shell import run_command
 
 from crow_agent.evaluation.tasks import COMMAND_TIMEOUT, Task
 
+SOLUTION_SCRIPT = "run.sh"
+"""A script in the folder `solution` that does in the workspace what files cannot, such as removing one."""
 CLONE_TIMEOUT = 600.0
 """Seconds that a clone of a repository may take."""
 CHANGES_LIMIT = 30_000
@@ -35,15 +38,21 @@ async def make_workspace(task: Task, folder: Path, hidden: Collection[str] = (),
         await run_all(task, task.settings.setup, "setup", folder, hidden)
         if solved:
             await asyncio.to_thread(fill, task, folder, "solution", task.solution)
-            await run_all(task, task.settings.solve, "solve", folder, hidden)
+            script = task.folder / "solution" / SOLUTION_SCRIPT
+            if task.has_folder and script.is_file():
+                await run_all(task, [f"sh {shlex.quote(str(script))}"], "solution", folder, hidden)
     except OSError as error:
         raise WorkspaceError(f"{task.source}: the workspace cannot be made: {error}.") from error
 
 
 def fill(task: Task, folder: Path, name: str, files: Mapping[str, str]) -> None:
-    """Copy the folder of a task, and write its files, into a workspace. Raises OSError."""
+    """Copy the folder of a task, and write its files, into a workspace. Raises OSError.
+
+    Of a solution, the answer and the script are left out.
+    """
+    left_out = ("__pycache__", *(() if name == "files" else ("answer.txt", SOLUTION_SCRIPT)))
     if task.has_folder and (source := task.folder / name).is_dir():
-        shutil.copytree(source, folder, symlinks=True, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(source, folder, symlinks=True, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*left_out))
     for path, text in files.items():
         (file := folder / path).parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, "utf-8")
