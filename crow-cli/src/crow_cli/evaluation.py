@@ -224,7 +224,7 @@ async def begin(
     Raises ConfigError, ModelError, StoreError, WorkspaceError.
     """
     from crow_agent.evaluation import runs
-    from crow_agent.evaluation.cells import Settings, TaskName
+    from crow_agent.evaluation.cells import EvaluationSettings, TaskName
     from crow_agent.evaluation.prompts import load_prompts
     from crow_agent.evaluation.store import create
     from crow_agent.evaluation.tasks import find_dataset
@@ -238,7 +238,7 @@ async def begin(
     return create(
         database,
         find_dataset(dataset),
-        Settings(
+        EvaluationSettings(
             tasks=[TaskName(task.id, task.digest) for task in tasks],
             prompts=chosen,
             models=wanted,
@@ -393,7 +393,7 @@ def print_comparisons(comparisons: "Sequence[Comparison]") -> None:
 def list_(limit: int, as_json: bool) -> None:
     """List evaluations, the newest first."""
     import msgspec
-    from crow_agent.evaluation.cells import Settings
+    from crow_agent.evaluation.cells import EvaluationSettings
     from crow_agent.evaluation.store import list_stored
 
     rows = read(lambda database: list_stored(database, limit))
@@ -406,7 +406,7 @@ def list_(limit: int, as_json: bool) -> None:
         return
     lines: list[tuple[str, ...]] = []
     for row in rows:
-        settings = msgspec.json.decode(row.settings, type=Settings)
+        settings = msgspec.json.decode(row.settings, type=EvaluationSettings)
         variants = ", ".join(variant.label for variant in settings.variants)
         state = "ended" if row.ended else "not ended"
         counts = [str(getattr(row, name)) for name in ("passed", "failed", "error")]

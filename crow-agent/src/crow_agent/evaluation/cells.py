@@ -22,7 +22,7 @@ class TaskName(Struct):
     digest: str
 
 
-class Settings(Struct, kw_only=True):
+class EvaluationSettings(Struct, kw_only=True):
     """What an evaluation runs."""
 
     tasks: list[TaskName]
@@ -62,7 +62,7 @@ class Variant:
         return f"{self.prompt.label} · {self.name}"
 
 
-class Outcome(Struct, kw_only=True):
+class CellOutcome(Struct, kw_only=True):
     """What is known of a cell beside its numbers."""
 
     checks: list[CheckResult] = msgspec.field(default_factory=list[CheckResult])
@@ -87,7 +87,7 @@ class Cell(Struct, kw_only=True):
     started: int = 0
     """Milliseconds since 1970, as `ended`."""
     ended: int = 0
-    outcome: Outcome = msgspec.field(default_factory=Outcome)
+    outcome: CellOutcome = msgspec.field(default_factory=CellOutcome)
     requests: int = 0
     input: int = 0
     """Tokens."""
@@ -120,4 +120,4 @@ def to_row(cell: Cell) -> dict[str, Any]:
 def to_cell(row: Any) -> Cell:
     """Convert a row of the table to a cell."""
     values = {name: getattr(row, name) for name in Cell.__struct_fields__ if name != "outcome"}
-    return Cell(**values, outcome=msgspec.json.decode(row.outcome, type=Outcome))
+    return Cell(**values, outcome=msgspec.json.decode(row.outcome, type=CellOutcome))

@@ -62,13 +62,19 @@ def plot_differences(comparisons: list[Comparison]) -> str:
         style = "good" if pairs.interval.low > 0 else "bad" if pairs.interval.high < 0 else ""
         note = f"p {format_p(pairs.p_value)}"
         rows.append(
-            Estimate(
-                f"{each.second} − {each.first}", pairs.difference, pairs.interval.low, pairs.interval.high, note, style
-            )
+            Estimate(describe_pair(each), pairs.difference, pairs.interval.low, pairs.interval.high, note, style)
         )
     most = max(max(abs(row.low), abs(row.high)) for row in rows)
     reach = next(each for each in (0.1, 0.25, 0.5, 1.0) if each >= most - 1e-9)
     return plot_intervals(rows, -reach, reach, title="Differences of pass rates with 95 % intervals", signed=True)
+
+
+def describe_pair(comparison: Comparison) -> str:
+    """Name what a comparison compares, and once what its two variants have in common."""
+    (old, old_model), (new, new_model) = (label.split(" · ", 1) for label in (comparison.first, comparison.second))
+    if old_model == new_model:
+        return f"{new} − {old} · {new_model}"
+    return f"{new_model} − {old_model} · {new}" if old == new else f"{comparison.second} − {comparison.first}"
 
 
 def plot_cells(report: EvaluationReport, what: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from crow_core.text import to_line
 
-from crow_agent.evaluation.cells import Cell, Settings, Variant
+from crow_agent.evaluation.cells import Cell, EvaluationSettings, Variant
 from crow_agent.evaluation.statistics import (
     Interval,
     Outcomes,
@@ -161,7 +161,7 @@ def find_median(values: Iterable[float | None]) -> float | None:
     return median(known) if known else None
 
 
-def compare_variants(settings: Settings, cells: Sequence[Cell]) -> list[Comparison]:
+def compare_variants(settings: EvaluationSettings, cells: Sequence[Cell]) -> list[Comparison]:
     """Compare each prompt with the first one, model by model, and each model with the first one, prompt by prompt."""
     variants, width = settings.variants, len(settings.models)
     pairs = [(at % width, at) for at in range(width, len(variants))]

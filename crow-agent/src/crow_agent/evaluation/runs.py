@@ -21,7 +21,7 @@ from crow_agent.agent import Agent
 from crow_agent.app import find_key_variables
 from crow_agent.budget import Budget
 from crow_agent.errors import AgentError, BudgetSpent, OutputError, PromptTimeout
-from crow_agent.evaluation.cells import LIMIT, Cell, Settings, Variant
+from crow_agent.evaluation.cells import LIMIT, Cell, EvaluationSettings, Variant
 from crow_agent.evaluation.checks import CheckResult, Judge, Work, run_checks
 from crow_agent.evaluation.judging import Judges
 from crow_agent.evaluation.meter import Meter, SessionCounts, measure
@@ -171,7 +171,7 @@ async def run_together(work: Iterable[Any]) -> None:
         raise errors.exceptions[0] from None
 
 
-def plan_cells(settings: Settings) -> list[Cell]:
+def plan_cells(settings: EvaluationSettings) -> list[Cell]:
     """List the cells of an evaluation, so that each task is run by all variants before any is repeated."""
     return [
         Cell(task=task.id, variant=variant.number, repetition=repetition)
@@ -241,7 +241,7 @@ def take_counts(cell: Cell, counts: SessionCounts) -> None:
 
 @asynccontextmanager
 async def open_runners(
-    settings: Settings,
+    settings: EvaluationSettings,
     tasks: Sequence[Task],
     env: Mapping[str, str],
     budget: Budget | None,
@@ -263,7 +263,12 @@ async def open_runners(
 
 
 def make_agent(
-    variant: Variant, settings: Settings, meter: Meter, env: Mapping[str, str], budget: Budget | None, model: Any
+    variant: Variant,
+    settings: EvaluationSettings,
+    meter: Meter,
+    env: Mapping[str, str],
+    budget: Budget | None,
+    model: Any,
 ) -> Agent:
     """Make the agent of a variant."""
     prompt = Prompt(variant.prompt.name, variant.prompt.template)

@@ -12,7 +12,7 @@ from crow_core.errors import StoreError
 from crow_persistence import evaluations
 from crow_persistence.database import Database
 
-from crow_agent.evaluation.cells import Cell, Settings, to_cell, to_row
+from crow_agent.evaluation.cells import Cell, EvaluationSettings, to_cell, to_row
 
 
 def now() -> int:
@@ -27,7 +27,7 @@ class Evaluation:
     number: int
     id: str
     dataset: str
-    settings: Settings
+    settings: EvaluationSettings
     created: int
     """Milliseconds since 1970."""
     ended: int | None = None
@@ -45,7 +45,7 @@ class Evaluation:
         return {cell.key: cell for cell in self.cells if cell.state != "error"}
 
 
-def create(database: Database, dataset: str, settings: Settings) -> Evaluation:
+def create(database: Database, dataset: str, settings: EvaluationSettings) -> Evaluation:
     """Store a new evaluation. Raises StoreError."""
     id, at = uuid4().hex, now()
     with database.begin_write() as connection:
@@ -60,7 +60,7 @@ def load(database: Database, prefix: str) -> Evaluation:
         row = evaluations.find_evaluation(connection, prefix)
         cells = [to_cell(each) for each in evaluations.load_cells(connection, row.number)]
     try:
-        settings = msgspec.json.decode(row.settings, type=Settings)
+        settings = msgspec.json.decode(row.settings, type=EvaluationSettings)
     except msgspec.DecodeError as error:
         raise StoreError(f"The evaluation {row.id} is damaged: {error}.") from error
     return Evaluation(row.number, row.id, row.dataset, settings, row.created, row.ended, cells)
