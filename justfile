@@ -26,6 +26,7 @@ test *args:
 soak:
     CROW_SOAK=200 CROW_TEST_ALL=1 uv run pytest crow-persistence/tests/test_kill.py
     CROW_SOAK=200 CROW_TEST_ALL=1 uv run pytest crow-cli/tests/test_worker.py
+    CROW_SOAK=200 uv run pytest -rP crow-agent/tests/test_evaluation_statistics.py # 2,000 experiments for each rate
 
 # the tests of the command, each command and each agent in a process of its own: the gate runs most of them in forks
 processes:
@@ -47,6 +48,7 @@ bench:
     uv run benchmarks/tools.py
     uv run benchmarks/cancel.py
     uv run benchmarks/workflows.py
+    uv run benchmarks/evaluation.py
     uv run benchmarks/idle.py
     uv run benchmarks/permissions.py
 

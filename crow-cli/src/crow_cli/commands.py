@@ -15,6 +15,7 @@ from crow_cli.calls import calls
 from crow_cli.check.command import check
 from crow_cli.client_config import CLIENTS, print_client_config
 from crow_cli.db import db
+from crow_cli.evaluation import evaluate
 from crow_cli.mcp import mcp
 from crow_cli.perms import perms
 from crow_cli.process import fail, run_to_end
@@ -60,6 +61,7 @@ cli.add_command(prompts)
 cli.add_command(calls)
 cli.add_command(audit)
 cli.add_command(db)
+cli.add_command(evaluate)
 cli.add_command(undo)
 cli.add_command(mcp)
 cli.add_command(skills)

@@ -5,7 +5,7 @@ import os
 import signal
 import tempfile
 from asyncio.subprocess import DEVNULL, PIPE
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 
 OUTPUT_LIMIT = 4_000
@@ -20,9 +20,10 @@ async def run_command(
     *,
     with_stdout: bool = False,
     hidden: Collection[str] = (),
+    more: Mapping[str, str] | None = None,
 ) -> tuple[int, str]:
     """Run a shell command, or a program with its arguments, for at most `timeout` seconds. It does not inherit the
-    environment variables that `hidden` names.
+    environment variables that `hidden` names; `more` are set beside the others.
 
     Returns the exit code and the end of the standard error, together with the standard output if that is wanted.
     Raises OSError; TimeoutError with the end of the output so far.
@@ -34,7 +35,7 @@ async def run_command(
             program,
             *args,
             cwd=cwd,
-            env={name: value for name, value in os.environ.items() if name not in hidden},
+            env={**{name: value for name, value in os.environ.items() if name not in hidden}, **(more or {})},
             stdin=PIPE,
             stdout=output if with_stdout else DEVNULL,
             stderr=output,

@@ -39,7 +39,7 @@ from crow_persistence import search
 from crow_persistence.queue import QueueStuck, wait_in_queue
 from crow_persistence.tables import metadata
 
-LATEST_REVISION = "0004"
+LATEST_REVISION = "0005"
 """The newest revision in `migrations`. A test compares the two."""
 OLDEST_READER = "0004"
 """The oldest revision whose crow may read and write tables of LATEST_REVISION: what was added since may be left out."""

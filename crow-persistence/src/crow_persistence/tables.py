@@ -1,4 +1,4 @@
-"""The tables. Rows are not changed once written, except sessions, drafts, and model calls that end.
+"""The tables. Rows are not changed once written, except sessions, drafts, and model calls and evaluations that end.
 
 Times are whole milliseconds since 1970 (UTC). Digests are SHA-256 in hexadecimal.
 """
@@ -191,3 +191,39 @@ decisions = Table(
     Column("mac", Digest),  # HMAC-SHA256 of the hash with that key
 )
 Index("ix_decisions_session", decisions.c.session)
+
+evaluations = Table(
+    "evaluations",
+    metadata,
+    Column("number", Number, primary_key=True, autoincrement=True),
+    Column("id", String(64), nullable=False, unique=True),
+    Column("dataset", Text, nullable=False),  # the file or folder of the tasks, or the name of a suite
+    Column("settings", Text, nullable=False),  # JSON object: tasks with their digests, prompts, models, repetitions …
+    Column("created", BigInteger, nullable=False),
+    Column("ended", BigInteger),  # time when the last cell had its outcome; null before
+)
+
+cells = Table(
+    "cells",  # the outcome of one run of one task by one prompt and one model; an error is replaced by a later outcome
+    metadata,
+    Column("number", Number, primary_key=True, autoincrement=True),
+    Column("evaluation", Number, ForeignKey("evaluations.number", ondelete="CASCADE"), nullable=False),
+    Column("task", Text, nullable=False),
+    Column("variant", Integer, nullable=False),  # number of the combination of prompt and model, from 0
+    Column("repetition", Integer, nullable=False),  # 1, 2, 3 …
+    Column("session", String(64), nullable=False),  # the session's id; stays when the session is deleted
+    Column("state", String(16), nullable=False),  # passed, failed or error
+    Column("started", BigInteger, nullable=False),
+    Column("ended", BigInteger, nullable=False),
+    Column("outcome", Text, nullable=False),  # JSON object: the checks, the answer, the error …
+    Column("requests", Integer, nullable=False),
+    Column("input", Integer, nullable=False),  # tokens
+    Column("output", Integer, nullable=False),
+    Column("cached", Integer, nullable=False),
+    Column("cost", Float),
+    Column("currency", String(8)),
+    Column("first", Float),  # milliseconds until the first delta of the first model call
+    Column("total", Float),  # milliseconds of the turn
+    UniqueConstraint("evaluation", "task", "variant", "repetition"),
+)
+Index("ix_cells_session", cells.c.session)

@@ -21,6 +21,7 @@ from crow_core.extensions.permissions import permissions
 from crow_core.extensions.titles import titles
 from crow_core.mcp.server import Server
 from crow_core.testing import Reply, ScriptedCall, ScriptedModel, connect
+from crow_persistence import evaluations
 from crow_persistence.database import Database
 from crow_persistence.extension import persistence
 from crow_persistence.tables import draft_parts, drafts, sessions
@@ -74,6 +75,11 @@ async def talk(url: str, folder: Path) -> None:
         parts = ('{"content":"amon"}', '{"content":" on top"}')
         rows = [{"session": number, "number": at, "body": part} for at, part in enumerate(parts, 1)]
         connection.execute(insert(draft_parts), rows)
+        counts = {"requests": 2, "input": 300, "output": 20, "cached": 100, "cost": 0.01, "currency": "EUR"}
+        times = {"started": 1764000000000, "ended": 1764000001000, "first": 120.5, "total": 950.0}
+        cell = {"task": "flip", "variant": 0, "repetition": 1, "session": id, "state": "passed", "outcome": "{}"}
+        evaluation = evaluations.store_evaluation(connection, "ab" * 16, "pancakes", '{"models":[]}', 1764000000000)
+        evaluations.store_cell(connection, evaluation, {**cell, **counts, **times})
     database.close()
 
 

@@ -1,0 +1,1 @@
+"""Evaluation: tasks by prompt versions, models and repetitions, run by agents, checked, stored and compared."""

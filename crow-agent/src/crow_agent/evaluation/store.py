@@ -1,0 +1,119 @@
+"""The stored evaluations: write cells as they end, read them again."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from time import time
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+from crow_core.errors import StoreError
+from crow_persistence import evaluations
+from crow_persistence.database import Database
+
+from crow_agent.evaluation.cells import Cell, EvaluationSettings, to_cell, to_row
+
+
+def now() -> int:
+    """Return the time in milliseconds since 1970."""
+    return int(time() * 1000)
+
+
+@dataclass
+class Evaluation:
+    """A stored evaluation."""
+
+    number: int
+    id: str
+    dataset: str
+    settings: EvaluationSettings
+    created: int
+    """Milliseconds since 1970."""
+    ended: int | None = None
+    cells: list[Cell] = field(default_factory=list[Cell])
+    """The cells that have ended, in that order."""
+
+    @property
+    def cells_wanted(self) -> int:
+        """The number of cells when all have ended."""
+        return len(self.settings.tasks) * len(self.settings.variants) * self.settings.repeat
+
+    @property
+    def finished(self) -> dict[tuple[str, int, int], Cell]:
+        """The cells that have passed or failed, by their keys."""
+        return {cell.key: cell for cell in self.cells if cell.state != "error"}
+
+
+def create(database: Database, dataset: str, settings: EvaluationSettings) -> Evaluation:
+    """Store a new evaluation. Raises StoreError."""
+    id, at = uuid4().hex, now()
+    with database.begin_write() as connection:
+        text = msgspec.json.encode(settings).decode()
+        number = evaluations.store_evaluation(connection, id, dataset, text, at)
+    return Evaluation(number, id, dataset, settings, at)
+
+
+def load(database: Database, prefix: str) -> Evaluation:
+    """Load the evaluation whose id begins with `prefix`. Raises StoreError."""
+    with database.begin_read() as connection:
+        row = evaluations.find_evaluation(connection, prefix)
+        cells = [to_cell(each) for each in evaluations.load_cells(connection, row.number)]
+    try:
+        settings = msgspec.json.decode(row.settings, type=EvaluationSettings)
+    except msgspec.DecodeError as error:
+        raise StoreError(f"The evaluation {row.id} is damaged: {error}.") from error
+    return Evaluation(row.number, row.id, row.dataset, settings, row.created, row.ended, cells)
+
+
+def list_stored(database: Database, limit: int) -> Sequence[Any]:
+    """Return the rows of the latest evaluations, newest first. Raises StoreError."""
+    with database.begin_read() as connection:
+        return evaluations.list_evaluations(connection, limit)
+
+
+class CellWriter:
+    """Writes cells of an evaluation as they end, several together if they end while others are written.
+
+    A cell that cannot be written stays, and is written with the next one, or by `close`.
+    """
+
+    def __init__(self, database: Database, evaluation: Evaluation) -> None:
+        self._database = database
+        self._evaluation = evaluation
+        self._waiting: list[Cell] = []
+        self._writing = asyncio.Lock()
+
+    async def write(self, cell: Cell) -> None:
+        """Write a cell, and those that wait. Raises StoreError; the cells wait on then."""
+        self._waiting.append(cell)
+        async with self._writing:
+            if cell in self._waiting:
+                await self._store()
+
+    async def close(self, *, ended: bool) -> None:
+        """Write what waits, and the end of the evaluation if it has `ended`. Raises StoreError."""
+        async with self._writing:
+            try:
+                await self._store(ended=ended)
+            except StoreError as error:
+                if not self._waiting:
+                    raise
+                lost = len(self._waiting)
+                raise StoreError(f"{error} The outcomes of {lost} cells are lost: they are run again.") from error
+
+    async def _store(self, *, ended: bool = False) -> None:
+        """Write all cells that wait in one transaction, and the end. Raises StoreError."""
+        cells = [*self._waiting]
+        if cells or ended:
+            await asyncio.to_thread(store_cells, self._database, self._evaluation.number, cells, ended=ended)
+            del self._waiting[: len(cells)]
+
+
+def store_cells(database: Database, number: int, cells: Sequence[Cell], *, ended: bool) -> None:
+    """Store cells of an evaluation, and its end if it has `ended`, in one transaction. Raises StoreError."""
+    with database.begin_write() as connection:
+        for cell in cells:
+            evaluations.store_cell(connection, number, to_row(cell))
+        if ended:
+            evaluations.end_evaluation(connection, number, now())
