@@ -159,3 +159,25 @@ async def test_fifty_sessions_depart_exactly_where_the_script_departs(machine: "
     found = {tasks_by_session[one["origin"]]: one["departure"] and one["departure"]["request"] for one in outcomes}
     assert found == {n: n % 5 + 1 if n % 5 < 4 else None for n in range(50)}
     assert asked == sum(min(n % 5 + 1, 4) for n in range(50))
+
+
+async def test_ratings_count_for_the_prompt_version_of_the_rated_answer(machine: "Machine"):
+    await talk(machine, Reply("Hello."))
+    (id,) = await list_ids(machine)
+    for words in ("/bad too short", "/good after all"):
+        done = await machine.crow("run", "-r", id, words)
+        assert "The last answer is rated" in done.out, done
+    (machine.project / "new.md.j2").write_text("Be brief in {{ cwd }}.")
+    async with ScriptedServer([Reply("Hi.")]) as server:
+        await reask(machine, server, id, "--prompt", "new.md.j2")
+    old, new = json.loads((await machine.crow("prompts", "stats", "system", "--json")).out)
+    assert [(one["number"], one["sessions"], one["calls"], one["good"], one["bad"]) for one in (old, new)] == [
+        (1, 1, 1, 1, 0),
+        (2, 1, 1, 0, 0),
+    ]
+    assert "system@1" in (await machine.crow("prompts", "stats")).out
+    shown = await machine.crow("sessions", "show", id, "--json")
+    whys = [entry["crow"]["why"] for entry in json.loads(shown.out) if entry["crow"].get("kind") == "rating"]
+    assert whys == ["too short", "after all"]
+    diff = await machine.crow("prompts", "diff", "system@1", "system@2", "--rendered")
+    assert f"+Be brief in {machine.project}." in diff.out
