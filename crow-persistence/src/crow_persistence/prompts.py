@@ -126,9 +126,9 @@ def diff_rendered(connection: Connection, first: str, second: str) -> str:
     if not used:
         raise StoreError(f"Neither {first} nor {second} has been rendered, so that no variables are stored.")
     variables = decode(used[0].variables)
-    texts = [Prompt(one.name, one.template).render(**variables).splitlines() for one in (old, new)]
-    names = (f"{one.name}@{one.number}" for one in (old, new))
-    return "\n".join(difflib.unified_diff(*texts, *names, lineterm=""))
+    before, after = (Prompt(one.name, one.template).render(**variables).splitlines() for one in (old, new))
+    names = f"{old.name}@{old.number}", f"{new.name}@{new.number}"
+    return "\n".join(difflib.unified_diff(before, after, names[0], names[1], lineterm=""))
 
 
 def list_stats(connection: Connection, name: str = "") -> list[dict[str, Any]]:
