@@ -1,6 +1,8 @@
 """`crow reask`: stored sessions are asked again with what was changed; nothing is run."""
 
 import json
+import sqlite3
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -128,6 +130,21 @@ async def test_replies_before_the_first_request_asked_are_kept(machine: "Machine
     assert "First." in json.dumps(server.requests[0]["messages"])
     assert (outcome["agreed"], outcome["reworded"], outcome["not_asked"]) == (1, 1, 1)
     assert (done.code, done.err) == (2, f"crow: Session {id} has 2 requests, no request 3.\n")
+
+
+async def test_a_session_without_stored_calls_is_asked_from_its_log(machine: "Machine"):
+    replies = [Reply("I look.", tool_calls=[command("echo x >> ran")]), Reply("Done.")]
+    first = await talk(machine, *replies)
+    (id,) = await list_ids(machine)
+    (file,) = machine.home.rglob("crow.db")
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("DELETE FROM calls")
+        connection.commit()
+    async with ScriptedServer(replies) as server:
+        (outcome,) = await reask(machine, server, id, "--model", "scripted")
+    assert [body["messages"] for body in server.requests] == [body["messages"] for body in first.requests]
+    assert (machine.project / "ran").read_text() == "x\n"
+    assert (outcome["agreed"], outcome["before"]["calls"]) == (2, 0)
 
 
 async def test_fifty_sessions_depart_exactly_where_the_script_departs(machine: "Machine"):
