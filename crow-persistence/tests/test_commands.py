@@ -18,6 +18,7 @@ from crow_core.testing import Editor, Reply, ScriptedCall, ScriptedModel, connec
 from crow_persistence.commands import MAX_LENGTH
 from crow_persistence.database import Database
 from crow_persistence.extension import persistence
+from crow_persistence.prompts import list_stats
 from fastmcp import FastMCP
 
 pytestmark = pytest.mark.anyio
@@ -196,3 +197,15 @@ async def test_usage_of_a_loaded_session_counts_what_was_before(database: Databa
     assert "3 model calls: 3,000 tokens in" in after
     assert re.search(r"`█+░*` \d\d% of the last request is the beginning of the one before it\.", after)
     assert "`█████████░` 90% came from the server's cache: 900 of 1,000 tokens." in after
+
+
+async def test_the_last_rating_of_an_answer_counts_for_its_prompt_version(database: Database):
+    async with connect(app(database, ScriptedModel([Reply("One."), Reply("Two.")]))) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "/good")
+        assert editor.text == "There is no answer to rate yet."
+        for words in ("one", "/good", "/bad too short", "two", "/good"):
+            await editor.prompt(session.session_id, words)
+    with database.begin_read() as connection:
+        (stats,) = list_stats(connection)
+    assert (stats["sessions"], stats["calls"], stats["good"], stats["bad"]) == (1, 2, 1, 1)

@@ -20,6 +20,7 @@ from crow_cli.mcp import mcp
 from crow_cli.perms import perms
 from crow_cli.process import fail, run_to_end
 from crow_cli.prompts import prompts
+from crow_cli.reask import reask
 from crow_cli.recording.command import record, replay
 from crow_cli.run_command import read_schema, run, to_run_arguments
 from crow_cli.sessions import sessions
@@ -58,6 +59,7 @@ def cli(context: click.Context) -> None:
 
 cli.add_command(sessions)
 cli.add_command(prompts)
+cli.add_command(reask)
 cli.add_command(calls)
 cli.add_command(audit)
 cli.add_command(db)

@@ -17,6 +17,7 @@ from crow_cli.console import (
     print_note,
     print_table,
 )
+from crow_cli.process import fail
 from crow_cli.storage import connect
 
 PROMPT = click.argument("prompt", metavar="NAME[@N]")
@@ -69,18 +70,53 @@ def show(prompt: str, as_json: bool) -> None:
 @prompts.command()
 @click.argument("first", metavar="A")
 @click.argument("second", metavar="B")
-def diff(first: str, second: str) -> None:
+@click.option("--rendered", is_flag=True, help="Compare their texts, rendered with the same stored variables.")
+def diff(first: str, second: str, rendered: bool) -> None:
     """Show the differences between two versions of prompts.
 
     Example: crow prompts diff system@1 system@3
     """
-    from crow_persistence.prompts import diff_versions
+    from crow_core.errors import PromptError
+    from crow_persistence.prompts import diff_rendered, diff_versions
 
-    with connect() as connection:
-        changed = diff_versions(connection, first, second)
+    try:
+        with connect() as connection:
+            changed = (diff_rendered if rendered else diff_versions)(connection, first, second)
+    except PromptError as error:
+        fail(str(error))
     print_diff(changed)
     if not changed:
         print_note("The two versions are the same.")
+
+
+@prompts.command()
+@click.argument("name", required=False, default="")
+@AS_JSON
+def stats(name: str, as_json: bool) -> None:
+    """Sum the sessions, model calls, tokens, cost and ratings of each version.
+
+    Ratings are those of /good and /bad; the last one of an answer counts.
+    """
+    from crow_persistence.prompts import find_version, list_stats
+
+    with connect() as connection:
+        if name:
+            find_version(connection, name)  # refuses an unknown name
+        found = list_stats(connection, name)
+    if as_json:
+        print_json(found)
+    elif found:
+        heads = ("PROMPT", "SESSIONS", "CALLS", "FAILED", "IN", "CACHED", "OUT", "GOOD", "BAD", "COST")
+        print_table(heads, map(to_stats_row, found))
+    else:
+        print_note("No prompt has been used yet.")
+
+
+def to_stats_row(stats: dict[str, Any]) -> tuple[str, ...]:
+    """Convert the sums of a version to a row of the table."""
+    names = ("sessions", "calls", "failed", "input", "cached", "output", "good", "bad")
+    cost = ", ".join(f"{amount:.4f} {currency}" for currency, amount in stats["cost"].items())
+    return (f"{stats['name']}@{stats['number']}", *(f"{stats[name]:,}" for name in names), cost or "-")
 
 
 @prompts.command()

@@ -43,7 +43,7 @@ def sessions() -> None:
 
 @sessions.command("list")
 @click.option("--all", "everywhere", is_flag=True, help="List the sessions of all folders.")
-@click.option("--agents", is_flag=True, help="Also list the sessions of sub-agents.")
+@click.option("--agents", is_flag=True, help="Also list those of sub-agents and `crow reask`.")
 @limit_option(20)
 @AS_JSON
 def list_(everywhere: bool, agents: bool, limit: int, as_json: bool) -> None:

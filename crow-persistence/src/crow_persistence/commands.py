@@ -1,10 +1,10 @@
-"""The slash commands that read the store: /calls, /audit, /search and /prompts.
+"""The slash commands that read the store, /calls, /audit, /search and /prompts, and those that rate an answer.
 
 Their answers are for the user: the model does not read them. Each is cut at MAX_LENGTH, and its secrets are masked.
 """
 
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 Answer = Callable[["Connection", Session, str], str]
 """Makes the answer of a command from the words after its name. Raises StoreError."""
+
+RATINGS = ("good", "bad")
 
 MAX_LENGTH = 20_000
 """Characters of an answer."""
@@ -62,7 +64,26 @@ def make_commands(commits: GroupCommit) -> Sequence[Command]:
         make(
             "prompts", "The versions of the prompts of this session, and what changed in each", show_prompts, "[NAME]"
         ),
+        *(
+            Command(name, f"Rate the last answer as {name}, with a word why", rate(name), hint="[WHY]")
+            for name in RATINGS
+        ),
     ]
+
+
+def rate(rating: str) -> Callable[[Session, str], Awaitable[str]]:
+    """Make a command that appends a marker with a rating of the last reply, and so of its prompt version."""
+
+    async def run(session: Session, words: str) -> str:
+        replies = [entry for entry in session.view.entries() if entry.get("role") == "assistant"]
+        if not replies:
+            return "There is no answer to rate yet."
+        reply = replies[-1].get("crow", {}).get("id", "")
+        session.log.append({"crow": {"kind": "rating", "reply": reply, "rating": rating, "why": words}})
+        await session.log.written()
+        return f"The last answer is rated as {rating}. `crow prompts stats` sums the ratings for each prompt version."
+
+    return run
 
 
 def hide(text: str, secrets: Collection[str]) -> str:

@@ -39,8 +39,9 @@ def persistence(
     """Store sessions in a database: SQLite (`sqlite:////folder/file.db`) or PostgreSQL (`postgresql+psycopg://…`).
 
     `folder` is crow's data folder; the default is the folder of the SQLite file. The strings that `secrets` returns are
-    masked in everything written. Adds the commands /fork, /export, /calls, /audit, /search and /prompts, the tool
-    `search_sessions`, and the client method `_crow/search` with the parameters `words`, `everywhere` and `limit`.
+    masked in everything written. Adds the commands /fork, /export, /calls, /audit, /search, /prompts, /good and
+    /bad, the tool `search_sessions`, and the client method `_crow/search` with the parameters `words`, `everywhere` and
+    `limit`.
     """
     commits = GroupCommit(url, folder, secrets)
     crow.servers.append(search_tool.make_server(commits.get_database))

@@ -48,7 +48,7 @@ def find_session_by_id(connection: Connection, id: str, *, lock: bool = False) -
 SELECT_FIRST_KIND = (
     select(messages.c.kind).where(messages.c.session == sessions.c.number).order_by(messages.c.id).limit(1)
 )
-"""Kind of a session's first entry; "parent" for a sub-agent's session."""
+"""Kind of a session's first entry; "parent" for a sub-agent's session, "reask" for one that asks another again."""
 
 
 def list_sessions(
@@ -60,14 +60,17 @@ def list_sessions(
     archived: ArchiveFilter = "include",
     agents: bool = False,
 ) -> Page:
-    """Return one page of the sessions in a folder ("" for all), latest first. Sessions of sub-agents are listed only if
-    `agents` is true. Raises ValueError for a cursor that no list returned."""
+    """Return one page of the sessions in a folder ("" for all), latest first. Sessions of sub-agents, and those
+    that ask another one again, are listed only if `agents` is true.
+
+    Raises ValueError for a cursor that no list returned.
+    """
     wanted = select(sessions).where(sessions.c.deleted.is_(None))
     if archived != "include":
         is_archived = sessions.c.options.contains(f'"{ARCHIVED}":', autoescape=True)
         wanted = wanted.where(is_archived if archived == "only" else not_(is_archived))
     if not agents:
-        wanted = wanted.where(func.coalesce(SELECT_FIRST_KIND.scalar_subquery(), "") != "parent")
+        wanted = wanted.where(func.coalesce(SELECT_FIRST_KIND.scalar_subquery(), "").not_in(("parent", "reask")))
     if cwd:
         wanted = wanted.where(sessions.c.cwd == clean_text(cwd))
     if cursor:

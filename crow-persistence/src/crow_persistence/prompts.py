@@ -4,17 +4,19 @@ import difflib
 import hashlib
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from crow_core.errors import StoreError
 from crow_core.messages import Message
+from crow_core.prompts import Prompt
 from sqlalchemy import Connection, Row, func, insert, select
 from sqlalchemy import text as sql
 
 from crow_persistence import blobs
 from crow_persistence.batch import Batch
-from crow_persistence.entries import clean_text, encode
-from crow_persistence.tables import prompts, renders, sessions
+from crow_persistence.entries import clean_text, decode, encode
+from crow_persistence.tables import calls, messages, prompts, renders, sessions
 
 INSERT_VERSION = sql(
     "INSERT INTO prompts (name, number, hash, template, variables, first_seen)"
@@ -111,6 +113,73 @@ def diff_versions(connection: Connection, first: str, second: str) -> str:
         lineterm="",
     )
     return "\n".join(lines)
+
+
+def diff_rendered(connection: Connection, first: str, second: str) -> str:
+    """Return the differences of the texts of two versions, as a unified diff, with the same variables: those of the
+    latest render of the second, or of the first if the second has none. Raises StoreError, PromptError."""
+    old, new = find_version(connection, first), find_version(connection, second)
+    used = [
+        *list_renders(connection, f"{new.name}@{new.number}", 1),
+        *list_renders(connection, f"{old.name}@{old.number}", 1),
+    ]
+    if not used:
+        raise StoreError(f"Neither {first} nor {second} has been rendered, so that no variables are stored.")
+    variables = decode(used[0].variables)
+    before, after = (Prompt(one.name, one.template).render(**variables).splitlines() for one in (old, new))
+    names = f"{old.name}@{old.number}", f"{new.name}@{new.number}"
+    return "\n".join(difflib.unified_diff(before, after, names[0], names[1], lineterm=""))
+
+
+def list_stats(connection: Connection, name: str = "") -> list[dict[str, Any]]:
+    """Return, for each version of a prompt or of every prompt, its sessions, model calls, failed ones, tokens, cost by
+    currency, and the ratings of its replies. Of several ratings of a reply, the last counts."""
+    found: dict[int, dict[str, Any]] = {}
+    zero = {"sessions": 0, "calls": 0, "failed": 0, "input": 0, "cached": 0, "output": 0}
+    for version in list_versions(connection, name):
+        found[version.id] = {
+            "name": version.name,
+            "number": version.number,
+            **zero,
+            "cost": {},
+            "good": 0,
+            "bad": 0,
+        }
+    sums = [func.coalesce(func.sum(column), 0) for column in (calls.c.input, calls.c.cached, calls.c.output)]
+    joined = calls.join(renders, calls.c.render == renders.c.message)
+    counted: Any = select(renders.c.prompt, func.count(), func.count(calls.c.error), *sums).select_from(joined)
+    rows: Sequence[Any] = connection.execute(counted.group_by(renders.c.prompt)).all()
+    for prompt, *values in rows:
+        if stats := found.get(prompt):
+            stats.update(zip(("calls", "failed", "input", "cached", "output"), map(int, values), strict=True))
+    distinct: Any = select(renders.c.prompt, func.count(calls.c.session.distinct())).select_from(joined)
+    rows = connection.execute(distinct.group_by(renders.c.prompt)).all()
+    for prompt, number in rows:
+        if stats := found.get(prompt):
+            stats["sessions"] = number
+    spent: Any = select(renders.c.prompt, calls.c.currency, func.sum(calls.c.cost)).select_from(joined)
+    spent = spent.where(calls.c.currency.is_not(None)).group_by(renders.c.prompt, calls.c.currency)
+    rows = connection.execute(spent).all()
+    for prompt, currency, cost in rows:
+        if stats := found.get(prompt):
+            stats["cost"][currency] = float(cost or 0)
+    add_ratings(connection, found)
+    return list(found.values())
+
+
+def add_ratings(connection: Connection, found: dict[int, dict[str, Any]]) -> None:
+    """Count the ratings of replies for the prompt versions of their model calls."""
+    ratings: dict[str, str] = {}
+    for body in connection.scalars(select(messages.c.body).where(messages.c.kind == "rating").order_by(messages.c.id)):
+        with suppress(ValueError, LookupError, TypeError):  # damaged
+            notes = decode(body)["crow"]
+            ratings[str(notes["reply"])] = str(notes["rating"])
+    wanted: Any = select(calls.c.id, renders.c.prompt).join(renders, calls.c.render == renders.c.message)
+    for part in blobs.split_batches(ratings):
+        rows: Sequence[Any] = connection.execute(wanted.where(calls.c.id.in_(part))).all()
+        for reply, prompt in rows:
+            if (stats := found.get(prompt)) and ratings[reply] in ("good", "bad"):
+                stats[ratings[reply]] += 1
 
 
 def list_renders(connection: Connection, reference: str, limit: int = 100) -> Sequence[Row[Any]]:
