@@ -2,13 +2,11 @@
 
 import asyncio
 import base64
-import os
 import re
 import shutil
-import signal
 from collections.abc import Sequence
-from contextlib import suppress
 
+import crow_core.system as system
 from crow_core.acp.schema import ImageBlock
 
 from crow_terminal.prompts import MAX_IMAGE_BYTES
@@ -71,6 +69,7 @@ async def read_output(command: Sequence[str], limit: int) -> bytes:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
             start_new_session=True,
+            creationflags=system.NEW_GROUP,
         )
     except OSError:
         return b""
@@ -82,7 +81,6 @@ async def read_output(command: Sequence[str], limit: int) -> bytes:
         if len(data) <= limit and await process.wait():
             return b""
     finally:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
+        system.kill_group(process.pid)
         await process.wait()
     return bytes(data)
