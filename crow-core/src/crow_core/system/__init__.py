@@ -73,6 +73,7 @@ CHOSEN = os.environ.get("CROW_TEST_SYSTEM", "").split(",")
 """What a test run asks for."""
 POLLS_PIPES = sys.platform != "win32" and "threads" not in CHOSEN
 """Whether the event loop can wait for pipes and terminals; else threads read and write them."""
+WINDOWS = sys.platform == "win32"
 IGNORES_CASE = sys.platform in ("win32", "darwin")
 """Whether two spellings of a path that differ in case usually name one file."""
 
@@ -107,6 +108,7 @@ __all__ = [
     "NO_TERMINAL",
     "NO_WAIT",
     "POLLS_PIPES",
+    "WINDOWS",
     "create_locked",
     "end_group",
     "find_descendants",
