@@ -213,8 +213,8 @@ class ThreadReader(asyncio.ReadTransport):
     def _feed(self, data: bytes) -> None:
         if data and not self._closed:
             self._reader.feed_data(data)
-        else:
-            self._reader.feed_eof()
+        else:  # later than what was read, as from a pipe that the loop polls
+            self._loop.call_soon(self._reader.feed_eof)
 
 
 class ThreadSink:

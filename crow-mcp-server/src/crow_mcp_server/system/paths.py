@@ -62,7 +62,7 @@ class PathFolder:
         """Return the path of a name, if the folder itself is still the one that was meant. Raises OSError."""
         if os.path.realpath(self.path) != self.path:
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), self.path)
-        return os.path.join(self.path, name)
+        return os.path.normpath(os.path.join(self.path, name))
 
     def _check(self, name: str) -> str:
         """Return the path of a name that is no link. Raises OSError."""
