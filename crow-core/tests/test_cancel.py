@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from anyio import wait_all_tasks_blocked
+from anyio import CancelScope, sleep_forever, wait_all_tasks_blocked
 from crow_core.acp.schema import (
     AgentMessageChunk,
     CancelRequestNotification,
@@ -124,6 +124,36 @@ async def test_cancelling_while_text_streams_keeps_the_text_that_was_shown():
             await editor.until(lambda editor: editor.text == "Once upon a time")
             await editor.cancel(id)
         assert [m.get("content") for m in log_of(crow)] == ["go", "Once upon a time"]
+        await assert_usable(editor, model, id)
+
+
+async def test_a_cancel_while_a_cancel_scope_ends_inside_of_the_turn_is_not_lost():
+    """An HTTP client ends such a scope as soon as one of its attempts to connect succeeds."""
+    inside, go_on = asyncio.Event(), asyncio.Event()
+    model = ScriptedModel(after_tools(Reply("Not cancelled.")))
+    crow = Crow(model)
+
+    @crow.before_model
+    async def connect_somewhere(request: ModelRequest, session: Session) -> ModelRequest:
+        if request["messages"][-1]["content"] == "go":
+            with CancelScope() as scope:
+                scope.cancel()
+                try:
+                    await sleep_forever()
+                finally:
+                    with CancelScope(shield=True):
+                        inside.set()
+                        await go_on.wait()
+        return request
+
+    async with connect(crow) as editor:
+        id = (await editor.new_session("/")).session_id
+        async with start_turn(editor, id):
+            await inside.wait()
+            await editor.cancel(id)
+            await wait_all_tasks_blocked()
+            go_on.set()
+        assert len(model.requests) == 0
         await assert_usable(editor, model, id)
 
 

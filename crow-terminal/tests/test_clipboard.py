@@ -2,7 +2,9 @@
 
 import asyncio
 import base64
+import gc
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -62,7 +64,8 @@ def test_a_clipboard_without_an_image(programs: Path, script: str):
         paste()
 
 
-def test_an_image_that_is_too_large(programs: Path):
+def test_an_image_that_is_too_large(programs: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(clipboard, "TIMEOUT", 100.0)
     (programs / "head").write_bytes(PNG)
     install(programs, "xclip", f"cat {programs}/head /dev/zero")
     with pytest.raises(NoImage, match="larger than 10 MB"):
@@ -74,10 +77,23 @@ def test_a_program_that_does_not_answer_is_killed(programs: Path, monkeypatch: p
     install(programs, "xclip", f"sleep 1000 & echo $! > {programs}/pid; wait")
     with pytest.raises(NoImage, match="did not answer"):
         paste()
+    gc.collect()  # reports what was left open
     pid = int((programs / "pid").read_text() or 0) if (programs / "pid").exists() else 0
     end = time.monotonic() + 20
     while pid and is_running(pid):
         assert time.monotonic() < end
+
+
+def test_a_program_that_leaves_the_pipe_to_another_process(programs: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(clipboard, "TIMEOUT", 0.5)
+    install(programs, "xclip", f"setsid sleep 1000 & echo $! > {programs}/pid; wait")
+    try:
+        with pytest.raises(NoImage, match="did not answer"):
+            paste()
+        gc.collect()  # reports what was left open
+    finally:
+        if pid := (programs / "pid").read_text():
+            os.kill(int(pid), signal.SIGKILL)
 
 
 def is_running(pid: int) -> bool:

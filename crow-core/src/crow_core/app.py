@@ -279,6 +279,7 @@ class Crow(Hooks):
         finally:
             if turn in session.turns.tasks:  # cancelled before it started
                 session.turns.tasks.remove(turn)
+            session.turns.cancelled.discard(turn)
         return "cancelled" if turn.cancelled() else turn.result()
 
     async def run_turn(self, session: Session, message: Message, key: str) -> StopReason:
@@ -418,7 +419,8 @@ def cancel_turn(session: Session, turn: "asyncio.Task[StopReason]") -> None:
 
     Nothing more is appended to the log of a turn with a key, so that it can go on where it was interrupted.
     """
-    if turn in session.turns.tasks and not turn.cancelling():
+    if turn in session.turns.tasks and turn not in session.turns.cancelled:
+        session.turns.cancelled.add(turn)
         if session.turns.key and turn is session.turns.running:
             session.log.is_suspended = True
         turn.cancel()

@@ -137,7 +137,7 @@ class ClientWorkspace:
 
     async def show(self, content: ToolCallContent) -> None:
         """Show content of the tool call, unless its turn has ended or is being cancelled."""
-        if self._turn is None or not (self._turn.done() or self._turn.cancelling()):
+        if self._turn is None or not (self._turn.done() or self._turn in self.session.turns.cancelled):
             await self.session.update(ToolCallUpdate(tool_call_id=self.tool_call_id, content=[content]))
 
     async def request(self, method: str, params: Struct, *, timeout: float | None = None) -> Any:

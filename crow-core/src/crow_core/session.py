@@ -107,6 +107,8 @@ class Turns:
     """The most model calls that one turn may make."""
     tasks: "list[asyncio.Task[StopReason]]" = field(default_factory=list["asyncio.Task[StopReason]"])
     """The running turn and those that wait, in order; a turn that is ending is not in it and cannot be cancelled."""
+    cancelled: "set[asyncio.Task[StopReason]]" = field(default_factory=set["asyncio.Task[StopReason]"])
+    """Those that were cancelled. `Task.cancelling` does not tell: it counts the cancel scopes of libraries, too."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held by the running turn until it has ended."""
     is_first: bool = True

@@ -62,8 +62,10 @@ def detect_type(data: bytes) -> str:
 
 async def read_output(command: Sequence[str], limit: int) -> bytes:
     """Run a command without a shell and return its output, up to some more than `limit` bytes; empty if it fails."""
+    output = Output(limit)
     try:
-        process = await asyncio.create_subprocess_exec(
+        process, _ = await asyncio.get_running_loop().subprocess_exec(
+            lambda: output,
             *command,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
@@ -73,14 +75,33 @@ async def read_output(command: Sequence[str], limit: int) -> bytes:
         )
     except OSError:
         return b""
-    assert process.stdout
-    data = bytearray()
     try:
-        while len(data) <= limit and (piece := await process.stdout.read(1 << 20)):
-            data += piece
-        if len(data) <= limit and await process.wait():
-            return b""
+        await output.complete.wait()
+        if len(output.data) <= limit:
+            await output.exited.wait()
+        return b"" if process.get_returncode() else bytes(output.data)
     finally:
-        system.kill_group(process.pid)
-        await process.wait()
-    return bytes(data)
+        system.kill_group(process.get_pid())
+        await output.exited.wait()
+        process.close()  # also the pipe, whose other end another process may hold open
+
+
+class Output(asyncio.SubprocessProtocol):
+    """The output of a process, until it ends or is longer than a limit."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.data = bytearray()
+        self.complete = asyncio.Event()
+        self.exited = asyncio.Event()
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        self.data += data
+        if len(self.data) > self.limit:
+            self.complete.set()
+
+    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
+        self.complete.set()
+
+    def process_exited(self) -> None:
+        self.exited.set()
