@@ -1,6 +1,7 @@
 """Test that crow depends on one kind of system in few places only, and works with what other systems have."""
 
 import ast
+import json
 import os
 import subprocess
 import sys
@@ -79,3 +80,14 @@ def test_what_other_systems_take_works_here_and_reads_nothing_in_proc(tmp_path: 
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
     assert " reads /proc" not in done.stdout + done.stderr
+
+
+def test_console_that_lacks_a_character_shows_its_number(tmp_path: Path):
+    """As code page 437, the default of consoles of Windows in English."""
+    command = [sys.executable, "-m", "crow_cli", "acp", "--print-config", "zed"]
+    environment = {**os.environ, "CROW_HOME": str(tmp_path / "\N{EURO SIGN}"), "PYTHONIOENCODING": "cp437"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, encoding="cp437", check=False)
+    assert (done.returncode, json.loads(done.stdout)["agent_servers"]["crow"]["env"]) == (
+        0,
+        {"CROW_HOME": str(tmp_path / "\N{EURO SIGN}")},
+    )

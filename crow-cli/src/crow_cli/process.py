@@ -50,7 +50,7 @@ def hide_memory() -> None:
     """
     import ctypes  # imported here because `initialize` is answered before this is needed
 
-    with suppress(OSError, AttributeError):
+    with suppress(OSError, AttributeError, TypeError):  # TypeError: Windows
         ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 

@@ -20,7 +20,7 @@ from crow_mcp_server.terminal.watchdog import CommandWatchdog
 from crow_mcp_server.workspace import CommandOutcome, Watch
 
 SERVER_ENVIRONMENT = {
-    "FASTMCP_ENV_FILE": "/dev/null",  # otherwise FastMCP reads .env of the working folder
+    "FASTMCP_ENV_FILE": os.devnull,  # otherwise FastMCP reads .env of the working folder
     "FASTMCP_CHECK_FOR_UPDATES": "off",
     "FASTMCP_LOG_ENABLED": "false",
     "PY_KEY_VALUE_DISABLE_BEARTYPE": "true",  # a quarter of the import time
