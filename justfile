@@ -18,6 +18,15 @@ check:
     uv run ruff format --check
     uv run --group types pyright
 
+# types, as on Windows and on macOS
+check-systems:
+    uv run --group types pyright --pythonplatform Windows
+    uv run --group types pyright --pythonplatform Darwin
+
+# the tests, with what other systems have: threads instead of polled pipes, psutil instead of /proc, paths instead of open folders
+systems *args:
+    CROW_TEST_SYSTEM=threads,psutil,paths uv run pytest {{args}}
+
 # the tests but the slow ones (--slow runs them, too); arguments go to pytest
 test *args:
     uv run pytest {{args}}

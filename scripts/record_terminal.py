@@ -29,6 +29,8 @@ from crow_core.testing import Reply, ScriptedServer
 from crow_terminal.live import SPINNER
 from pyte.screens import Char
 
+assert sys.platform != "win32"  # it opens a pseudo-terminal
+
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 COLUMNS, ROWS = 88, 26
 PATIENCE = 60.0

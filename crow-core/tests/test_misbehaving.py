@@ -28,8 +28,8 @@ from crow_core.acp.schema import (
 from crow_core.app import Crow
 from crow_core.mcp import server as servers
 from crow_core.mcp import stdio
-from crow_core.mcp.descendants import find_descendants
 from crow_core.mcp.server import Server
+from crow_core.system import find_descendants
 from crow_core.testing import Reply, ScriptedModel, connect
 from crow_core.testing.script import ScriptedCall as Use
 from crow_core.testing.servers import DESCRIPTIONS, FAULTS, MISSING_COMMAND, make_faulty_server

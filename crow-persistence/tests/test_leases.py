@@ -12,6 +12,7 @@ from threading import Event
 from time import time
 from typing import Any, NoReturn
 
+import crow_core.system as system
 import pytest
 from crow_core.acp.schema import ClientCapabilities
 from crow_core.app import Crow
@@ -123,7 +124,7 @@ def process() -> Iterator["subprocess.Popen[bytes]"]:
 
 
 async def test_lease_of_a_killed_process_expires_at_once(database: Database, process: "subprocess.Popen[bytes]"):
-    owner = f"{leases.machine_id()}:{process.pid}:{leases.process_start(process.pid)}:0"
+    owner = f"{leases.machine_id()}:{process.pid}:{system.read_start_time(process.pid)}:0"
     async with app(database) as crow:
         id = (await talk(crow, "one")).id
     async with app(database) as crow:
@@ -131,7 +132,7 @@ async def test_lease_of_a_killed_process_expires_at_once(database: Database, pro
         with pytest.raises(SessionBusy):
             await load(crow, id)
         process.kill()
-        while leases.process_start(process.pid) is not None:
+        while system.read_start_time(process.pid) is not None:
             await asyncio.sleep(0)  # the process is a zombie: its exit code was not collected
         await load(crow, id)
 
@@ -300,7 +301,7 @@ def test_owner_identifies_this_process():
     owner = leases.make_owner()
     assert owner != leases.make_owner()
     assert not leases.has_ended(owner)
-    reused = owner.replace(f":{leases.process_start(os.getpid())}:", ":1:")
+    reused = owner.replace(f":{system.read_start_time(os.getpid())}:", ":1:")
     assert leases.has_ended(reused)
     assert leases.has_ended(f"{leases.machine_id()}:4194305:1:0")  # above the largest process id
     assert not leases.has_ended("elsewhere:4194305:1:0")

@@ -4,7 +4,6 @@ A result is written when its task is done, so that a batch that was stopped or k
 """
 
 import asyncio
-import fcntl
 import os
 import sys
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -17,6 +16,7 @@ from time import monotonic
 from typing import Any, TypeAlias
 
 import click
+import crow_core.system as system
 import msgspec
 from crow_agent import Agent, AgentError, Budget, BudgetSpent, Result
 from crow_core.errors import ConfigError
@@ -28,7 +28,7 @@ from crow_cli.process import hide_memory
 LINE_START = b'{"id":'
 """The start of each line of a file of results."""
 
-FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOCTTY
+FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT | system.NO_TERMINAL | system.BINARY
 
 REPORT_INTERVAL = 10.0
 """Seconds between two lines about the progress, where standard error is no terminal."""
@@ -206,7 +206,7 @@ class ResultFile:
         try:
             self._descriptors.append(descriptor := os.open(new, FLAGS | os.O_TRUNC, 0o600))
             lock(descriptor, self.path)
-            os.fchmod(descriptor, os.fstat(self._descriptors[0]).st_mode & 0o777)
+            system.set_mode(descriptor, os.fstat(self._descriptors[0]).st_mode & 0o777)
             write(descriptor, b"".join(msgspec.json.encode(result) + b"\n" for result in kept.values()))
             new.replace(path)
         except OSError as error:
@@ -234,7 +234,7 @@ def is_torn(line: bytes) -> bool:
 def lock(descriptor: int, path: Path) -> None:
     """Lock a file of results. Raises ConfigError if another process has locked it."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        system.lock(descriptor, wait=False)
     except BlockingIOError:
         raise to_lock_error(path) from None
 

@@ -10,12 +10,10 @@ crow's files as the user can.
 """
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
+import crow_core.system as system
 from crow_core.mcp.watchdog import MARK
 from crow_core.settings.config import Home
 from crow_core.settings.running import RunningAgents
@@ -41,10 +39,10 @@ def find_sign_of_crow(data: Path) -> str:
         if name in os.environ:
             return f"{name} is in its environment"
     agents = RunningAgents(data).list_pids()
-    above = {pid for start in {os.getpid(), os.getpgrp(), os.getsid(0)} for pid in list_with_parents(start)}
+    above = {pid for start in {os.getpid(), *system.get_groups()} for pid in list_with_parents(start)}
     if found := sorted(above & agents):
         return f"it runs below process {found[0]}, in which crow works"
-    if marked := sorted(pid for pid in above - {os.getpid()} if has_mark(pid)):
+    if marked := sorted(pid for pid in above - {os.getpid()} if system.has_variable(pid, MARKS)):
         return f"it runs below process {marked[0]}, which crow has started"
     if agents and not has_terminal():
         return f"it has no terminal, and crow works in process {min(agents)}"
@@ -53,41 +51,17 @@ def find_sign_of_crow(data: Path) -> str:
 
 def list_with_parents(pid: int) -> Iterator[int]:
     """Yield a process and those above it."""
-    parents: dict[int, int] | None = None if sys.platform == "linux" else read_parents()
     seen: set[int] = set()
     while pid > 1 and pid not in seen:
         seen.add(pid)
         yield pid
-        pid = read_parent(pid) if parents is None else parents.get(pid, 0)
-
-
-def read_parent(pid: int) -> int:
-    """Read the id of a process's parent from /proc; 0 if it has ended."""
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
-    except (OSError, IndexError, ValueError):
-        return 0
-
-
-def read_parents() -> dict[int, int]:
-    """Read the parents of all processes from `ps`, where there is no /proc."""
-    listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=False).stdout
-    rows = (line.split() for line in listed.splitlines())
-    return {int(row[0]): int(row[1]) for row in rows if len(row) == 2}
-
-
-def has_mark(pid: int) -> bool:
-    """Test whether a process was started with one of the marks; False where its environment cannot be read."""
-    with suppress(OSError):
-        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        return any(variable.startswith(f"{name}=".encode()) for variable in variables for name in MARKS)
-    return False
+        pid = system.read_parent(pid)
 
 
 def has_terminal() -> bool:
     """Test whether this process has a controlling terminal."""
     try:
-        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+        os.close(system.open_terminal())
     except OSError:
         return False
     return True

@@ -10,10 +10,12 @@ import sys
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 from threading import Timer
 from typing import Any, NoReturn
 
+import crow_core.system as system
 from crow_core.text import clean_lines
 
 PR_SET_DUMPABLE = 4
@@ -48,7 +50,7 @@ def hide_memory() -> None:
     """
     import ctypes  # imported here because `initialize` is answered before this is needed
 
-    with suppress(OSError, AttributeError):
+    with suppress(OSError, AttributeError, TypeError):  # TypeError: Windows
         ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
@@ -87,17 +89,16 @@ async def run_with_signals(coroutine: Coroutine[Any, Any, int], timers: list[Tim
     loop, task = asyncio.get_running_loop(), asyncio.ensure_future(coroutine)
 
     def cancel(number: int) -> None:
-        loop.remove_signal_handler(number)
+        system.stop_signal(loop, number)
         received.append(number)
         timers.append(timer := Timer(EXIT_LIMIT, end_at_once, (128 + number,)))  # the event loop may be blocked
         timer.daemon = True
         timer.start()
         task.cancel()
 
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in system.END_SIGNALS:
         if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores SIGHUP; it stays ignored
-            with suppress(NotImplementedError):  # on this platform
-                loop.add_signal_handler(number, cancel, number)
+            system.on_signal(loop, number, partial(cancel, number))
     try:
         return await task
     except asyncio.CancelledError:

@@ -1,7 +1,6 @@
 """`crow run`: send one prompt, as an ACP client in the same process as the agent."""
 
 import asyncio
-import os
 import signal
 import sys
 from collections.abc import AsyncGenerator, Generator, Sequence
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
+import crow_core.system as system
 import msgspec
 from crow_core.acp.connection import RpcError
 from crow_core.acp.decoding import encode
@@ -224,16 +224,16 @@ def cancel_on_interrupt(client: TerminalClient, session_id: str) -> Generator[No
     tasks: list[asyncio.Task[None]] = []
 
     def cancel() -> None:
-        loop.remove_signal_handler(signal.SIGINT)
+        system.stop_signal(loop, signal.SIGINT)
         tasks.append(asyncio.ensure_future(client.cancel(session_id)))
 
-    with suppress(NotImplementedError, RuntimeError, ValueError):  # not on this platform, or not in this thread
-        loop.add_signal_handler(signal.SIGINT, cancel)
+    with suppress(RuntimeError, ValueError):  # not in this thread
+        system.on_signal(loop, signal.SIGINT, cancel)
     try:
         yield
     finally:
-        with suppress(NotImplementedError, RuntimeError, ValueError):
-            loop.remove_signal_handler(signal.SIGINT)
+        with suppress(RuntimeError, ValueError):
+            system.stop_signal(loop, signal.SIGINT)
 
 
 def find_terminal() -> int | None:
@@ -247,5 +247,5 @@ def find_terminal() -> int | None:
     if sys.stdin is not None and sys.stdin.isatty():
         return sys.stdin.fileno()
     with suppress(OSError):
-        return os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
+        return system.open_terminal()
     return None

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+import crow_core.system as system
 from crow_core.errors import ConfigError
 from crow_core.settings.config import Config, Home, parse_config, to_read_error
 from crow_core.settings.discovery import to_chat_model
@@ -49,7 +50,7 @@ class FileEdit:
             if mode is None:
                 mode = 0o600 if self.before is None else self.path.stat().st_mode & 0o777
             with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
-                os.fchmod(file.fileno(), mode)
+                system.set_mode(file.fileno(), mode)
                 file.write(self.after)
                 os.fsync(file.fileno())
             draft.replace(self.path)

@@ -2,11 +2,11 @@
 
 import asyncio
 import shlex
-import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
 from subprocess import PIPE
 
+import crow_core.system as system
 from crow_core.acp.transports import ChildTransport, spawn
 
 START_TIMEOUT = 60.0
@@ -36,16 +36,14 @@ class AgentProcess:
 
     async def close(self) -> None:
         """End the process and all processes below it."""
-        from crow_core.mcp.descendants import find_descendants, kill_all  # loads ctypes
-
         if self._closed:  # another process may have its id by now
             return
         self._closed = True
-        below = await asyncio.to_thread(find_descendants, self._transport.process.pid)
+        below = await asyncio.to_thread(system.find_descendants, self._transport.process.pid)
         try:
             await self._transport.close()
         finally:
-            kill_all(below)
+            system.kill_all(below)
             await asyncio.wait({self._reading}, timeout=EXIT_WAIT)
             self._reading.cancel()
             if self._transport.errors:
@@ -88,8 +86,6 @@ class AgentProcess:
 
 async def start_agent_process(words: Sequence[str], env: Mapping[str, str], cwd: str | None = None) -> AgentProcess:
     """Start an ACP agent. `env` is its whole environment. Raises OSError if it cannot start."""
-    from crow_core.mcp.descendants import keep_orphans  # loads ctypes
-
-    prepare = keep_orphans if sys.platform == "linux" else None
+    prepare = system.make_child_setup()
     transport = await spawn(words[0], words[1:], env, cwd, PIPE, CLOSE_TIMEOUT, prepare)
     return AgentProcess(shlex.join(words), transport)

@@ -1,17 +1,15 @@
 """The terminals of an ACP client on this machine: the commands that an agent runs in them, and their output."""
 
 import asyncio
-import os
 import signal
-import sys
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 
 from msgspec import UNSET
 
+import crow_core.system as system
 from crow_core.acp.connection import RpcError
 from crow_core.acp.schema import (
     INTERNAL_ERROR,
@@ -75,12 +73,9 @@ class ClientTerminal:
 
     async def kill(self) -> None:
         """Kill the command and all processes below it."""
-        from crow_core.mcp.descendants import find_descendants, kill_all  # loads ctypes
-
-        below = await asyncio.to_thread(find_descendants, self.process.pid)
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        kill_all(below)
+        below = await asyncio.to_thread(system.find_descendants, self.process.pid)
+        system.kill_group(self.process.pid)
+        system.kill_all(below)
 
     async def close(self) -> None:
         """Kill the command and wait for its end."""
@@ -102,8 +97,6 @@ class ClientTerminals:
 
     async def create(self, request: CreateTerminalRequest) -> CreateTerminalResponse:
         """Run a command. Raises RpcError if it cannot start."""
-        from crow_core.mcp.descendants import keep_orphans  # loads ctypes
-
         try:
             process = await asyncio.create_subprocess_exec(
                 request.command,
@@ -114,7 +107,8 @@ class ClientTerminals:
                 stdout=PIPE,
                 stderr=STDOUT,
                 start_new_session=True,
-                preexec_fn=keep_orphans if sys.platform == "linux" else None,
+                creationflags=system.NEW_GROUP,
+                preexec_fn=system.make_child_setup(),
             )
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)

@@ -9,7 +9,7 @@ log                     -> ACP updates          replay
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from msgspec import UNSET, UnsetType, ValidationError, to_builtins
 
@@ -50,6 +50,7 @@ from crow_core.messages import (
     to_parts,
     unwrap_proxy_call,
 )
+from crow_core.paths import from_uri
 from crow_core.text import clean_lines, fence, to_line
 
 RAW_OUTPUT_LIMIT = 10_000
@@ -138,7 +139,7 @@ def path_from_uri(uri: str) -> str:
         return uri
     if split.scheme != "file":
         return uri
-    return unquote(split.path) + (f"#{split.fragment}" if split.fragment else "")
+    return from_uri(split.netloc, split.path) + (f"#{split.fragment}" if split.fragment else "")
 
 
 def to_announcement(tool_call: ToolCall, cwd: str) -> schema.ToolCall:

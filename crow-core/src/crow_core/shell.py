@@ -2,11 +2,11 @@
 
 import asyncio
 import os
-import signal
 import tempfile
 from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Collection, Mapping
-from contextlib import suppress
+
+import crow_core.system as system
 
 OUTPUT_LIMIT = 4_000
 """Bytes of the end of a command's output that are returned."""
@@ -28,7 +28,7 @@ async def run_command(
     Returns the exit code and the end of the standard error, together with the standard output if that is wanted.
     Raises OSError; TimeoutError with the end of the output so far.
     """
-    line = ["/bin/sh", "-c", command] if isinstance(command, str) else command
+    line = system.make_shell_command(command) if isinstance(command, str) else command
     program, *args = map(os.path.expanduser, line)
     with tempfile.TemporaryFile() as output:  # not a pipe, which a process left in the background could hold open
         process = await asyncio.create_subprocess_exec(
@@ -40,6 +40,7 @@ async def run_command(
             stdout=output if with_stdout else DEVNULL,
             stderr=output,
             start_new_session=True,
+            creationflags=system.NEW_GROUP,
         )
         in_time = True
         try:
@@ -49,8 +50,7 @@ async def run_command(
             in_time = False
         finally:
             if process.returncode is None:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
+                system.kill_group(process.pid)
                 await process.wait()
         output.seek(max(output.seek(0, os.SEEK_END) - OUTPUT_LIMIT, 0))
         said = output.read().decode(errors="replace").strip()

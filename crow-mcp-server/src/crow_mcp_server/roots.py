@@ -1,7 +1,7 @@
 """The client's roots (MCP `roots/list`), requested as the negotiated protocol version wants it."""
 
 from urllib.parse import urlsplit
-from urllib.request import url2pathname
+from urllib.request import url2pathname  # pyright: ignore[reportDeprecated] - Path.from_uri needs Python 3.13
 
 import mcp_types
 from fastmcp import Context
@@ -70,4 +70,7 @@ async def request_roots(context: Context) -> list[str]:
             ) from None
     if not isinstance(answer, mcp_types.ListRootsResult):
         raise ToolRefusal("The client answered the request for its roots with something else. Nothing was done.")
-    return [url2pathname(urlsplit(str(root.uri)).path) for root in answer.roots]
+    return [
+        url2pathname(urlsplit(str(root.uri)).path)  # pyright: ignore[reportDeprecated]
+        for root in answer.roots
+    ]

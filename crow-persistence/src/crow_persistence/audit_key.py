@@ -14,6 +14,7 @@ from functools import cached_property, lru_cache
 from hashlib import sha256
 from pathlib import Path
 
+import crow_core.system as system
 import msgspec
 from crow_core.errors import StoreError
 
@@ -55,7 +56,7 @@ def load(folder: Path) -> AuditKey | None:
     """Load the key of a data folder, None if there is none yet. Raises StoreError."""
     file = folder / KEY_FILE
     try:
-        handle = os.open(file, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would block
+        handle = os.open(file, os.O_RDONLY | system.NO_WAIT | system.BINARY)  # a pipe would block
         try:
             return decode(os.read(handle, LONGEST_FILE))
         finally:
@@ -99,11 +100,7 @@ def create(folder: Path, unsigned: Mapping[str, str]) -> AuditKey:
     except BaseException:
         os.unlink(temporary)
         raise
-    directory = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    system.sync_folder(folder)
     return made
 
 
@@ -111,7 +108,7 @@ def find_faults_of_mode(folder: Path) -> list[str]:
     """Return a sentence if others than the owner may open the key file."""
     file = folder / KEY_FILE
     try:
-        mode = file.stat().st_mode & 0o777
+        mode = system.get_mode(file.stat())
     except OSError:
         return []
     if not mode & 0o077:

@@ -3,7 +3,6 @@
 Only who has the key can forge such a record. One with a wrong signature is left for `verify` to report.
 """
 
-import fcntl
 import hashlib
 import json
 import os
@@ -12,6 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import crow_core.system as system
 import msgspec
 from crow_core.errors import StoreError
 
@@ -169,7 +169,7 @@ def lock_file(file: Path, *, needed: bool = True) -> Generator[None]:
         yield
         return
     with open(opened, "rb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        system.lock(lock.fileno(), wait=True)
         yield
 
 

@@ -13,6 +13,7 @@ from secrets import token_hex
 from time import time
 from typing import Any
 
+import crow_core.system as system
 from crow_core.errors import SessionBusy
 from sqlalchemy import BigInteger, Connection, Row, select, update
 from sqlalchemy.ext.compiler import compiles
@@ -53,7 +54,7 @@ EXECUTOR: list[str] = []
 def make_owner() -> str:
     """Return a new, unique name for an owner of leases in this process, with the process's id as an executor."""
     pid = os.getpid()
-    return f"{machine_id()}:{pid}:{process_start(pid) or ''}:{token_hex(4)}:{''.join(EXECUTOR)}"
+    return f"{machine_id()}:{pid}:{system.read_start_time(pid) or ''}:{token_hex(4)}:{''.join(EXECUTOR)}"
 
 
 @cache
@@ -66,26 +67,10 @@ def machine_id() -> str:
     return "/".join(known)
 
 
-def process_start(pid: int) -> str | None:
-    """Return the start time of a process on this machine, in kernel ticks; a process id with its start time is unique.
-    None for a process that has ended, "" where the system does not tell."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return None
-    except OSError:
-        pass  # it runs, as another user
-    try:
-        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return ""
-    return None if state in "ZX" else fields[18]  # zombies and dead processes have ended
-
-
 def has_ended(owner: str) -> bool:
     """Test whether an owner has certainly ended: its process ran on this machine and is gone."""
     there, pid, start = f"{owner}:::".split(":")[:3]
-    return there == machine_id() and pid.isdecimal() and process_start(int(pid)) not in (start, "")
+    return there == machine_id() and pid.isdecimal() and system.read_start_time(int(pid)) not in (start, "")
 
 
 def describe_owner(owner: str) -> str:

@@ -5,7 +5,6 @@ writer first locks a file beside the database. The system grants this lock about
 names the process that holds it.
 """
 
-import fcntl
 import os
 from collections.abc import Generator
 from concurrent.futures import Future
@@ -13,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
 from time import monotonic_ns
+
+import crow_core.system as system
 
 from crow_persistence import leases
 
@@ -33,14 +34,14 @@ def wait_in_queue(file: Path, timeout: float) -> Generator[None]:
     """
     lock = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        system.lock(lock, wait=False)
     except BlockingIOError:
         wait_for_lock(lock, timeout)
     except BaseException:
         os.close(lock)
         raise
     try:
-        os.pwrite(lock, f"{monotonic_ns()} {leases.machine_id()}:{os.getpid()}:".encode().ljust(HOLDER_LENGTH), 0)
+        system.write_start(lock, f"{monotonic_ns()} {leases.machine_id()}:{os.getpid()}:".encode().ljust(HOLDER_LENGTH))
         yield
     finally:
         os.close(lock)
@@ -52,7 +53,7 @@ def wait_for_lock(lock: int, timeout: float) -> None:
 
     def wait() -> None:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            system.lock(lock, wait=True)
         except OSError as error:
             acquired.set_exception(error)
             return
@@ -80,4 +81,4 @@ def wait_for_lock(lock: int, timeout: float) -> None:
 
 def read_holder(lock: int) -> str:
     """Return what the process that holds the lock has written to the file; it changes with each holder."""
-    return os.pread(lock, HOLDER_LENGTH, 0).decode(errors="replace")
+    return system.read_start(lock, HOLDER_LENGTH).decode(errors="replace")

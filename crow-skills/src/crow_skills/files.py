@@ -1,12 +1,12 @@
 """Read text files safely, split off their frontmatter, and find the folders of a project."""
 
-import os
 import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
+import crow_core.system as system
 from crow_core.settings.project_files import UnusableFile, open_file
 
 MAX_FRONTMATTER = 20_000
@@ -85,10 +85,10 @@ def find_project_folders(cwd: Path) -> list[Path]:
 def walk_up(cwd: Path) -> Iterator[Path]:
     """Yield `cwd` and the folders above it, up to the project's root."""
     try:
-        owners = {os.getuid(), cwd.stat().st_uid}
+        owners = {system.get_user(), cwd.stat().st_uid}
         for folder in (cwd, *cwd.parents):
             status = folder.stat()
-            if folder != cwd and (status.st_uid not in owners or status.st_mode & stat.S_IWOTH):
+            if folder != cwd and (status.st_uid not in owners or system.get_mode(status) & stat.S_IWOTH):
                 return
             yield folder
             if (folder / ".git").exists():

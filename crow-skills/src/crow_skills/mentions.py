@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import crow_core.system as system
 from crow_core.acp.decoding import convert_leniently
 from crow_core.acp.schema import ContentBlock, ResourceBlock
 from crow_core.app import Crow
@@ -129,7 +130,7 @@ def read_from_disk(mention: Mention, room: int) -> dict[str, Any]:
     try:
         if path.is_dir():
             return to_resource_block(mention, list_folder(path), room)
-        opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        opened = os.open(path, os.O_RDONLY | system.NO_WAIT | system.NO_LINKS)
         with open(opened, "rb") as file:
             if not stat.S_ISREG(os.fstat(opened).st_mode):
                 return to_note(path, "a device, pipe or socket")

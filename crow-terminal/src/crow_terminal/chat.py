@@ -5,13 +5,13 @@ import base64
 import gc
 import os
 import re
-import signal
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any
 
+import crow_core.system as system
 from crow_core import __version__
 from crow_core.acp.connection import ConnectionClosed, RpcError
 from crow_core.acp.schema import (
@@ -116,9 +116,8 @@ class Chat:
     async def run(self) -> int:
         """Show the terminal until the user leaves, and return the exit code."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            with suppress(NotImplementedError):
-                loop.add_signal_handler(number, self.terminal.exit)
+        for number in system.END_SIGNALS:
+            system.on_signal(loop, number, self.terminal.exit)
         try:
             await self.terminal.run(self.start)
         finally:

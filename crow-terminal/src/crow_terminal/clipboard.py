@@ -2,13 +2,11 @@
 
 import asyncio
 import base64
-import os
 import re
 import shutil
-import signal
 from collections.abc import Sequence
-from contextlib import suppress
 
+import crow_core.system as system
 from crow_core.acp.schema import ImageBlock
 
 from crow_terminal.prompts import MAX_IMAGE_BYTES
@@ -73,6 +71,7 @@ async def read_output(command: Sequence[str], limit: int) -> bytes:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
             start_new_session=True,
+            creationflags=system.NEW_GROUP,
         )
     except OSError:
         return b""
@@ -82,8 +81,7 @@ async def read_output(command: Sequence[str], limit: int) -> bytes:
             await output.exited.wait()
         return b"" if process.get_returncode() else bytes(output.data)
     finally:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.get_pid(), signal.SIGKILL)
+        system.kill_group(process.get_pid())
         await output.exited.wait()
         process.close()  # also the pipe, whose other end another process may hold open
 

@@ -10,6 +10,7 @@ import sys
 import time
 from contextlib import suppress
 
+import crow_core.system as system
 from crow_core.acp.connection import ConnectionClosed, RpcError
 from crow_core.acp.schema import LoadSessionRequest, SessionNotification
 
@@ -81,8 +82,8 @@ class PlainChat:
         loop = asyncio.get_running_loop()
         self.failed = False
         self.perform([one for one in self.state.submit(text, time.monotonic()) if isinstance(one, Send)])
-        with suppress(NotImplementedError, ValueError):
-            loop.add_signal_handler(signal.SIGINT, lambda: asyncio.ensure_future(client.cancel(self.session_id)))
+        with suppress(RuntimeError, ValueError):  # not in this thread
+            system.on_signal(loop, signal.SIGINT, lambda: asyncio.ensure_future(client.cancel(self.session_id)))
         blocks = await asyncio.to_thread(make_prompt, text, (), self.cwd, self.state.abilities)
         turn = asyncio.ensure_future(client.prompt(self.session_id, blocks))
         try:
@@ -97,8 +98,8 @@ class PlainChat:
             self.failed = True
             self.perform(self.state.fail_turn(client.describe_error(error), time.monotonic()))
         finally:
-            with suppress(NotImplementedError, ValueError):
-                loop.remove_signal_handler(signal.SIGINT)
+            with suppress(RuntimeError, ValueError):
+                system.stop_signal(loop, signal.SIGINT)
 
     async def answer(self) -> None:
         """Ask the user what the agent asks."""

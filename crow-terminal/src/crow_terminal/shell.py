@@ -1,11 +1,10 @@
 """A command that the user runs from the prompt."""
 
 import asyncio
-import os
-import signal
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+
+import crow_core.system as system
 
 from crow_terminal.text import escape_output
 
@@ -25,18 +24,20 @@ class UserCommand:
 
         Returns the output, and the exit code: that of the shell, None if the command could not start.
         """
-        shell = os.environ.get("SHELL") or "/bin/sh"
+        shell = system.read_user_shell()
         try:
             self._process = process = await asyncio.create_subprocess_exec(
-                *(shell, "-c", self._command),
+                *shell,
+                self._command,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
                 cwd=self._cwd,
                 start_new_session=True,
+                creationflags=system.NEW_GROUP,
             )
         except OSError as error:
-            return f"{shell} cannot be started: {error.strerror}.", None
+            return f"{shell[0]} cannot be started: {error.strerror}.", None
         assert process.stdout
         decoder, kept, partial = getincrementaldecoder("utf-8")("replace"), "", ""
         try:
@@ -54,5 +55,4 @@ class UserCommand:
     def stop(self) -> None:
         """Kill the command with all processes of its group."""
         if self._process and self._process.returncode is None:
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+            system.kill_group(self._process.pid)

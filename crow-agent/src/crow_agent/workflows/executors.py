@@ -1,9 +1,10 @@
 """The processes that share a file of workflows: each has an id, and a lock that the system releases at its end."""
 
-import fcntl
 import os
 from itertools import count
 from zlib import crc32
+
+import crow_core.system as system
 
 from crow_agent.workflows.errors import WorkflowError
 
@@ -12,7 +13,7 @@ class ExecutorLocks:
     """The locks of executors, which are bytes of a file beside the database."""
 
     def __init__(self, path: str) -> None:
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
 
     def claim(self, wanted: str = "") -> str:
         """Lock an executor and return its id: the wanted one, else the first that is free of local, local-2, …
@@ -31,15 +32,11 @@ class ExecutorLocks:
 
     def lock(self, executor: str) -> bool:
         """Lock an executor; False if another process has it."""
-        try:
-            fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, crc32(executor.encode()))
-        except OSError:
-            return False
-        return True
+        return system.lock_byte(self._descriptor, crc32(executor.encode()))
 
     def release(self, executor: str) -> None:
         """Release an executor that this process has locked."""
-        fcntl.lockf(self._descriptor, fcntl.LOCK_UN, 1, crc32(executor.encode()))
+        system.unlock_byte(self._descriptor, crc32(executor.encode()))
 
     def close(self) -> None:
         """Release all that this process has locked."""

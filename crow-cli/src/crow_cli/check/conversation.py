@@ -6,7 +6,6 @@ timeout, everything that is kept has a limit, and at the end all processes that 
 
 import asyncio
 import os
-import signal
 import subprocess
 import time
 from collections import deque
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, cast
 from uuid import uuid4
 
+import crow_core.system as system
 import msgspec
 from crow_core.acp.schema import AUTH_REQUIRED, METHOD_NOT_FOUND, PROTOCOL_VERSION
 from crow_core.acp.transports import CHUNK_BYTES, ByteSource, open_source, open_streams
@@ -181,6 +181,7 @@ class Conversation:
             stderr=subprocess.PIPE,
             env={**os.environ, MARK: self._mark},
             start_new_session=True,
+            creationflags=system.NEW_GROUP,
         )
         self._watchdog = ProcessWatchdog(self._mark)
         source, self._sink = await open_streams(cast("FileIO", process.stdout), cast("FileIO", process.stdin))
@@ -205,14 +206,14 @@ class Conversation:
         ended = asyncio.create_task(asyncio.to_thread(self._process.wait))
         try:
             await self._sink.close()
-            for name, number in (("", None), ("SIGTERM", signal.SIGTERM), ("SIGKILL", signal.SIGKILL)):
-                if number:
-                    self._signal(number)
+            for name, end in (("", None), ("SIGTERM", system.end_group), ("SIGKILL", system.kill_group)):
+                if end:
+                    end(self._process.pid)
                 await asyncio.wait({ended}, timeout=self.options.grace)
                 if ended.done():
                     self.ended_by = name or "itself"
                     break
-            self._signal(signal.SIGKILL)
+            system.kill_group(self._process.pid)
             await asyncio.to_thread(self._watchdog.kill_marked)
             await asyncio.wait(self._tasks, timeout=OUTPUT_GRACE)
         finally:
@@ -222,10 +223,6 @@ class Conversation:
             for source in self._sources:
                 source.close()
             await ended
-
-    def _signal(self, number: signal.Signals) -> None:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, number)
 
     # Sending
 

@@ -3,11 +3,13 @@
 import os
 import select
 import signal
+import sys
 import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from errno import ENOTSUP
 from pathlib import Path
 from typing import NoReturn
 
@@ -24,6 +26,8 @@ def record(command: tuple[str, ...], file: Path) -> NoReturn:
     Signals, exit code and process group are thus the agent's own. The recorder is a separate process, which ends when
     the agent has closed its output and its input. If the file exists, the new one gets a number.
     """
+    if sys.platform == "win32":
+        raise OSError(ENOTSUP, "recording needs the processes of Linux or macOS")
     recording = create_file(file)
     started = datetime.now(UTC).isoformat(timespec="milliseconds")
     header = {"recording": 1, "started": started, "command": list(command), "cwd": os.getcwd()}
@@ -46,6 +50,7 @@ def record(command: tuple[str, ...], file: Path) -> NoReturn:
 
 def run_recorder(writer: "RecordingWriter", from_agent: int, to_agent: int) -> NoReturn:
     """Forward bytes in both directions until the agent has ended, then end this process."""
+    assert sys.platform != "win32"
     try:
         os.setsid()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import signal
 import socket
 import stat
 import subprocess
@@ -11,7 +10,10 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from io import FileIO
+from queue import SimpleQueue
 from typing import IO, Protocol, cast
+
+import crow_core.system as system
 
 MAX_MESSAGE_BYTES = 50 * 1024 * 1024
 """Bytes that a line may have; longer lines are discarded as they arrive."""
@@ -166,41 +168,108 @@ class PipeSink:
         """Make the file blocking again: asyncio changed that, and other processes may share the terminal."""
         pipe = cast("FileIO | None", self._writer.get_extra_info("pipe"))
         if pipe is not None and not pipe.closed:
-            os.set_blocking(pipe.fileno(), True)
+            system.restore_blocking(pipe.fileno())
 
 
-class FileSource:
-    """A source that cannot be polled, such as a regular file; read in a thread."""
+class ThreadReader(asyncio.ReadTransport):
+    """Reads a file that the event loop cannot poll, in a thread, for a StreamReader that pauses it.
+
+    The thread is a daemon: nothing interrupts a read that waits, and it must not hold up the end of the process. It
+    closes the file itself, so that the number of the descriptor is not given away while it reads.
+    """
+
+    def __init__(self, file: FileIO, reader: asyncio.StreamReader) -> None:
+        super().__init__()
+        self._file = file
+        self._reader = reader
+        self._loop = asyncio.get_running_loop()
+        self._wanted = threading.Event()
+        self._wanted.set()
+        self._closed = False
+        reader.set_transport(self)
+        threading.Thread(target=self._run, daemon=True, name="crow-read").start()
+
+    def pause_reading(self) -> None:
+        self._wanted.clear()
+
+    def resume_reading(self) -> None:
+        self._wanted.set()
+
+    def close(self) -> None:
+        self._closed = True
+        self._wanted.set()
+
+    def _run(self) -> None:
+        data = b"-"
+        with self._file, suppress(RuntimeError):  # the loop is closed
+            while data and not self._closed:
+                self._wanted.wait()
+                try:
+                    data = b"" if self._closed else os.read(self._file.fileno(), CHUNK_BYTES)
+                except OSError:  # treat a reset as the end
+                    data = b""
+                self._loop.call_soon_threadsafe(self._feed, data)
+
+    def _feed(self, data: bytes) -> None:
+        if data and not self._closed:
+            self._reader.feed_data(data)
+        else:  # later than what was read, as from a pipe that the loop polls
+            self._loop.call_soon(self._reader.feed_eof)
+
+
+class ThreadSink:
+    """A sink that the event loop cannot poll, such as a regular file; written in a thread."""
 
     def __init__(self, file: FileIO) -> None:
         self._file = file
-        self.close = file.close
-
-    async def read(self, size: int) -> bytes:
-        return await asyncio.to_thread(os.read, self._file.fileno(), size)
-
-
-class FileSink:
-    """A sink that cannot be polled, such as a regular file; written at once."""
-
-    def __init__(self, file: FileIO) -> None:
-        self._file = file
+        self._loop = asyncio.get_running_loop()
+        self._lines: SimpleQueue[bytes] = SimpleQueue()
+        self._size = 0
+        """Bytes that are not written yet."""
         self._failure: OSError | None = None
+        self._room = asyncio.Event()
+        self._room.set()
+        self._written: asyncio.Future[None] = self._loop.create_future()
+        """Done when the file is closed."""
+        threading.Thread(target=self._run, daemon=True, name="crow-write").start()
 
     def write(self, data: bytes) -> None:
-        try:
-            while data and self._failure is None:
-                data = data[self._file.write(data) :]
-        except OSError as failure:  # such as a full disk
-            self._failure = failure
+        if self._failure is None and data:
+            self._size += len(data)
+            if self._size > HIGH_WATER_BYTES:
+                self._room.clear()
+            self._lines.put(data)
 
     async def drain(self) -> None:
+        await self._room.wait()
         if self._failure is not None:
             raise self._failure
 
     async def close(self) -> None:
-        self._failure = BrokenPipeError("the file is closed")
-        self._file.close()
+        if self._failure is None:
+            self._failure = BrokenPipeError("the file is closed")
+        self._lines.put(b"")
+        await asyncio.wait([self._written], timeout=CLOSE_TIMEOUT)
+
+    def _run(self) -> None:
+        with suppress(RuntimeError):  # the loop is closed
+            failure: OSError | None = None
+            with suppress(OSError), self._file:
+                while data := self._lines.get():
+                    size = len(data)
+                    try:
+                        while data and failure is None:
+                            data = data[self._file.write(data) :]
+                    except OSError as error:  # such as a full disk
+                        failure = error
+                    self._loop.call_soon_threadsafe(self._note_written, size, failure)
+            self._loop.call_soon_threadsafe(self._written.cancel)
+
+    def _note_written(self, size: int, failure: OSError | None) -> None:
+        self._size -= size
+        self._failure = self._failure or failure
+        if self._size <= HIGH_WATER_BYTES or self._failure:
+            self._room.set()
 
 
 async def stdio() -> StreamTransport:
@@ -230,9 +299,9 @@ async def open_streams(source: FileIO, sink: FileIO) -> tuple[ByteSource, ByteSi
 
 async def open_source(file: FileIO) -> ByteSource:
     """Return a source over an open file."""
-    if not can_be_polled(file):
-        return FileSource(file)
     reader = asyncio.StreamReader(CHUNK_BYTES)
+    if not can_be_polled(file):
+        return PipeSource(reader, ThreadReader(file, reader))
     loop = asyncio.get_running_loop()
     transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), file)
     return PipeSource(reader, transport)
@@ -241,7 +310,7 @@ async def open_source(file: FileIO) -> ByteSource:
 async def open_sink(file: FileIO) -> ByteSink:
     """Return a sink over an open file."""
     if not can_be_polled(file):
-        return FileSink(file)
+        return ThreadSink(file)
     loop = asyncio.get_running_loop()
     transport, protocol = await loop.connect_write_pipe(
         lambda: asyncio.StreamReaderProtocol(asyncio.StreamReader()), file
@@ -250,9 +319,9 @@ async def open_sink(file: FileIO) -> ByteSink:
 
 
 def can_be_polled(file: FileIO) -> bool:
-    """Return whether a file is a pipe, a socket or a terminal."""
+    """Return whether the event loop can wait for a file: a pipe, a socket or a terminal, except on Windows."""
     mode = os.fstat(file.fileno()).st_mode
-    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or file.isatty()
+    return system.POLLS_PIPES and (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or file.isatty())
 
 
 def is_same_socket(source: FileIO, sink: FileIO) -> bool:
@@ -260,6 +329,8 @@ def is_same_socket(source: FileIO, sink: FileIO) -> bool:
 
     Two asyncio pipes over one socket would close each other.
     """
+    if not system.POLLS_PIPES:
+        return False
     source_stat, sink_stat = os.fstat(source.fileno()), os.fstat(sink.fileno())
     return stat.S_ISSOCK(source_stat.st_mode) and os.path.samestat(source_stat, sink_stat)
 
@@ -293,16 +364,12 @@ class ChildTransport(StreamTransport):
             await self._sink.close()
             await asyncio.wait({self.exit}, timeout=self._close_timeout)
             if not self.exit.done():
-                self._signal(signal.SIGTERM)
+                system.end_group(self.process.pid)
                 await asyncio.wait({self.exit}, timeout=self._close_timeout)
         finally:
-            self._signal(signal.SIGKILL)
+            system.kill_group(self.process.pid)
             self.source.close()
             await asyncio.wait({self.exit})
-
-    def _signal(self, number: signal.Signals) -> None:
-        with suppress(ProcessLookupError, PermissionError):  # macOS raises the latter for a group of zombies
-            os.killpg(self.process.pid, number)
 
 
 def watch_exit(process: subprocess.Popen[bytes]) -> "asyncio.Future[int]":
@@ -343,6 +410,7 @@ async def spawn(
         env=env,
         cwd=cwd,
         start_new_session=True,
+        creationflags=system.NEW_GROUP,
         preexec_fn=prepare,
     )
     source, sink = cast("FileIO", process.stdout), cast("FileIO", process.stdin)

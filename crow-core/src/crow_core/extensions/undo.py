@@ -8,7 +8,6 @@ import asyncio
 import hashlib
 import os
 import re
-import stat
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from secrets import token_hex
 from typing import Any
 
+import crow_core.system as system
 from crow_core.acp.connection import RpcError
 from crow_core.acp.schema import INVALID_PARAMS, INVALID_REQUEST, StopReason, TextBlock
 from crow_core.app import Crow
@@ -333,9 +333,7 @@ def restore_file(file: ChangedFile) -> None:
             opened.write(file.data)
             with suppress(FileNotFoundError):
                 status = os.stat(file.path)
-                with suppress(PermissionError):  # only root gives files away
-                    os.fchown(opened.fileno(), status.st_uid, status.st_gid)
-                os.fchmod(opened.fileno(), stat.S_IMODE(status.st_mode))
+                system.keep_owner(opened.fileno(), status)
         os.replace(new, file.path)
     except BaseException:
         with suppress(OSError):

@@ -9,7 +9,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 import tempfile
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -25,8 +24,8 @@ from mcp.shared.message import SessionMessage
 from mcp_types import INTERNAL_ERROR, ErrorData, JSONRPCError, JSONRPCRequest, JSONRPCResponse, jsonrpc_message_adapter
 from typing_extensions import Unpack
 
+import crow_core.system as system
 from crow_core.acp.transports import CHUNK_BYTES, ByteSource, ChildTransport, spawn
-from crow_core.mcp.descendants import find_descendants, keep_orphans, kill_all
 from crow_core.mcp.sdk import ClientTransport, SessionKwargs, TransportOptions
 
 LINE_LIMIT = 8 * 1024 * 1024
@@ -94,9 +93,9 @@ class CommandTransport(ClientTransport):
                 await asyncio.wait([starting])
                 if not starting.exception():
                     pid = starting.result().process.pid
-                    started = await asyncio.to_thread(find_descendants, pid)
+                    started = await asyncio.to_thread(system.find_descendants, pid)
                     await starting.result().close()
-                    await asyncio.to_thread(kill_all, started)
+                    await asyncio.to_thread(system.kill_all, started)
                 if tasks:
                     await asyncio.wait(tasks[:1], timeout=GRACE)  # the end of its standard error
                     for task in tasks:
@@ -108,8 +107,8 @@ class CommandTransport(ClientTransport):
                     stream.close()
 
     async def _spawn(self, env: Mapping[str, str]) -> ChildTransport:
-        prepare = keep_orphans if sys.platform == "linux" else None
-        return await spawn(self.command, self.args, env, self.cwd, subprocess.PIPE, GRACE, prepare)
+        setup = system.make_child_setup()
+        return await spawn(self.command, self.args, env, self.cwd, subprocess.PIPE, GRACE, setup)
 
     async def _read_errors(self, child: ChildTransport) -> None:
         assert child.errors is not None

@@ -7,10 +7,8 @@ The file is written only by crow's own commands and by a client's answer to a qu
 file that cannot be read, or that others may write, holds no answers: each question is asked again.
 """
 
-import fcntl
 import hashlib
 import os
-import stat
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -19,6 +17,7 @@ from typing import Literal
 
 import msgspec
 
+import crow_core.system as system
 from crow_core.errors import ConfigError
 from crow_core.text import to_line
 
@@ -137,7 +136,7 @@ class KeptAnswers:
         try:
             with open(self.file, "rb") as file:
                 found = os.fstat(file.fileno())
-                if found.st_uid not in (os.getuid(), 0) or stat.S_IMODE(found.st_mode) & 0o022:
+                if found.st_uid not in (system.get_user(), 0) or system.get_mode(found) & 0o022:
                     raise ConfigError(self._to_fault("others may write it: chmod 600"))
                 answers = msgspec.json.decode(file.read(), type=AnswersFile).answers
         except FileNotFoundError:
@@ -168,9 +167,9 @@ class KeptAnswers:
         with hold_lock(self.file.with_suffix(".lock")):
             content = AnswersFile(answers=change(self.read()))
             new = self.file.with_suffix(f".{os.getpid()}.tmp")
-            descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+            descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | system.NO_LINKS, 0o600)
             with open(descriptor, "wb") as file:
-                os.fchmod(descriptor, 0o600)
+                system.set_mode(descriptor, 0o600)
                 file.write(msgspec.json.format(msgspec.json.encode(content)))
                 file.flush()
                 os.fsync(descriptor)
@@ -185,9 +184,9 @@ def get_state(found: os.stat_result) -> tuple[int, ...]:
 @contextmanager
 def hold_lock(path: Path) -> Generator[None]:
     """Context manager: wait for a lock that one process at a time holds. Raises OSError."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | system.NO_LINKS, 0o600)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        system.lock(descriptor, wait=True)
         yield
     finally:
         os.close(descriptor)

@@ -15,6 +15,7 @@ from fnmatch import fnmatchcase
 from typing import Literal
 
 from crow_core.permission.compositions import Composition, SimpleCommand
+from crow_core.system import IGNORES_CASE
 
 Verdict = Literal["allow", "ask", "deny"]
 
@@ -44,10 +45,18 @@ class Rule:
     def matches(self, tool: str, subject: str) -> bool:
         return self.covers(tool) and (self.pattern is None or fnmatchcase(subject, self.pattern))
 
-    def matches_any(self, tool: str, subjects: Sequence[str]) -> bool:
-        """Test whether the rule matches a tool call whose subject can be written in any of these forms."""
-        return self.covers(tool) and (
-            self.pattern is None or any(fnmatchcase(subject, self.pattern) for subject in subjects)
+    def matches_any(self, tool: str, subjects: Sequence[str], *, ignore_case: bool = IGNORES_CASE) -> bool:
+        """Test whether the rule, which denies or asks, matches a call whose subject can be written in these forms.
+
+        It does so whatever the case of letters where the system takes two cases for one file.
+        """
+        if not self.covers(tool) or self.pattern is None:
+            return self.covers(tool)
+        patterns = (self.pattern, self.pattern.lower()) if ignore_case else (self.pattern,)
+        return any(
+            fnmatchcase(subject, pattern) or (ignore_case and fnmatchcase(subject.lower(), pattern))
+            for subject in subjects
+            for pattern in patterns
         )
 
     def allows(self, tool: str, command: SimpleCommand) -> bool:
@@ -141,6 +150,6 @@ class Rules:
             *(("ask", rule) for rule in self.ask),
         ]
         for verdict, rule in strict:
-            if (rule.pattern is not None or writes) and any(rule.matches(tool, form) for form in forms):
+            if (rule.pattern is not None or writes) and rule.matches_any(tool, forms):
                 return verdict, rule
         return None

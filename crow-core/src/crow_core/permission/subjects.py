@@ -12,6 +12,7 @@ import msgspec
 
 from crow_core.content import path_from_uri
 from crow_core.mcp.tool import ToolCall
+from crow_core.paths import is_below, to_relative, to_subject
 from crow_core.session import Session
 
 OPERATORS = re.compile(r"[;&|\n\r`()<>]|\$\(")
@@ -98,7 +99,7 @@ def find_spellings(session: Session, tool_call: ToolCall, subject: str) -> list[
 
 def spell_path(session: Session, path: str) -> list[str]:
     """Spell a path as rules may name it: relative, absolute, and each as a folder."""
-    paths = relative_path(session, path), resolve(session, path)
+    paths = relative_path(session, path), to_subject(resolve(session, path))
     return [*paths, *(f"{path}/" for path in paths)]
 
 
@@ -115,20 +116,20 @@ def resolve(session: Session, path: str) -> str:
 def relative_path(session: Session, path: str) -> str:
     """Make a path relative to the working directory if it leads into it, else absolute."""
     cwd, full = os.path.realpath(session.cwd), resolve(session, path)
-    return os.path.relpath(full, cwd) if full.startswith(cwd + os.sep) else full
+    return to_subject(full) if full == cwd else to_relative(full, cwd)
 
 
 def path_from_root(session: Session, path: str) -> str:
     """Make a path relative to the innermost root that it leads into, else absolute without the first slash."""
     full = resolve(session, path)
-    roots = [root for root in map(os.path.realpath, session.folders.roots) if os.path.commonpath([root, full]) == root]
-    return os.path.relpath(full, max(roots, key=len)) if roots else full.lstrip(os.sep)
+    roots = [root for root in map(os.path.realpath, session.folders.roots) if is_below(full, root)]
+    return to_relative(full, max(roots, key=len)) if roots else to_subject(full).lstrip("/")
 
 
-def is_inside(session: Session, path: str, folders: Sequence[str]) -> bool:
-    """Whether a path leads into one of these folders."""
+def is_inside(session: Session, path: str, folders: Sequence[str], *, ignore_case: bool = False) -> bool:
+    """Whether a path leads into one of these folders. To forbid something, `ignore_case` where the system does."""
     full = resolve(session, path)
-    return any(os.path.commonpath([folder, full]) == folder for folder in map(os.path.realpath, folders))
+    return any(is_below(full, folder, ignore_case=ignore_case) for folder in map(os.path.realpath, folders))
 
 
 def parse_url(url: str) -> tuple[str, str]:

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, cast
 
+import crow_core.system as system
+
 SETTINGS = (".mcp.json", ".crow/config.toml")
 FOLDERS = (
     *(".crow/prompts", ".crow/skills", ".agents/skills", ".claude/skills"),
@@ -126,7 +128,7 @@ def open_file(path: Path, root: Path | None = None) -> BinaryIO:
         real = path.resolve(strict=True)
         if root and not real.is_relative_to(root.resolve()):
             raise UnusableFile(f"leads out of {root}")
-        opened = os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+        opened = os.open(real, os.O_RDONLY | system.NO_WAIT | system.NO_LINKS)
         if not stat.S_ISREG(os.fstat(opened).st_mode):
             os.close(opened)
             raise UnusableFile("is not a file")
@@ -294,7 +296,7 @@ class Reader:
         if known and not self.keep and not named:
             return ProjectFile("file", status.st_size, known)
         read_at = time.time_ns()
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW), "rb") as file:
+        with open(os.open(path, os.O_RDONLY | system.NO_WAIT | system.NO_LINKS), "rb") as file:
             content = file.read(status.st_size + 1)
         if len(content) != status.st_size:
             raise UnusableFolder(f"{self.to_relative(path)} changes while it is read")

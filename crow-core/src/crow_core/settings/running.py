@@ -1,11 +1,12 @@
 """The processes in which crow works. Each holds a file in crow's data, so a command can find one above itself."""
 
-import fcntl
 import os
 import uuid
 import weakref
 from contextlib import suppress
 from pathlib import Path
+
+import crow_core.system as system
 
 
 class RunningAgents:
@@ -20,12 +21,9 @@ class RunningAgents:
         with suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             self.list_pids()  # removes the files of those that have died
-            name = f"{os.getpid()}-{uuid.uuid4().hex}"
-            file, new = self.folder / name, self.folder / f".{name}"
-            descriptor = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+            file = self.folder / f"{os.getpid()}-{uuid.uuid4().hex}"
+            descriptor = system.create_locked(file)
             weakref.finalize(owner, remove, file, descriptor, os.getpid())
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            new.rename(file)  # a file with this name is locked from its beginning
 
     def list_pids(self) -> set[int]:
         """List the processes by their ids, and remove the files of those that have died."""
@@ -41,22 +39,22 @@ class RunningAgents:
 def holds_lock(file: Path) -> bool:
     """Test whether a process locks a file; remove the file if none does."""
     try:
-        descriptor = os.open(file, os.O_RDWR | os.O_NOFOLLOW)
+        descriptor = os.open(file, os.O_RDWR | system.NO_LINKS)
     except OSError:
         return False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        file.unlink(missing_ok=True)
-        return False
+        system.lock(descriptor, wait=False)
     except OSError:
         return True
     finally:
         os.close(descriptor)
+    file.unlink(missing_ok=True)  # not before: Windows removes no open file
+    return False
 
 
 def remove(file: Path, descriptor: int, pid: int) -> None:
     """Remove the file of a process that ends; not in a process that it has forked."""
     if pid == os.getpid():
         with suppress(OSError):
-            file.unlink(missing_ok=True)
             os.close(descriptor)
+            file.unlink(missing_ok=True)

@@ -1,6 +1,5 @@
 """Trusted folders: the user trusts a folder's settings, which can start programs, until they change."""
 
-import fcntl
 import hashlib
 import json
 import os
@@ -10,6 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
+import crow_core.system as system
 from crow_core.settings.project_files import (
     MAX_KEPT_FILE,
     Digests,
@@ -167,9 +167,9 @@ def write_atomically(file: Path, value: Any) -> None:
     """Write a JSON file that only its owner may read, or leave the old one as it was. Raises OSError."""
     new = file.with_suffix(f".{os.getpid()}.tmp")
     try:
-        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | system.NO_LINKS, 0o600)
         with open(descriptor, "wb") as writing:
-            os.fchmod(descriptor, 0o600)
+            system.set_mode(descriptor, 0o600)
             writing.write(json.dumps(value).encode())  # ASCII: names of files need not be UTF-8
             writing.flush()
             os.fsync(descriptor)
@@ -183,9 +183,9 @@ def write_atomically(file: Path, value: Any) -> None:
 def lock_folder(folder: Path) -> Generator[None]:
     """Lock a folder, so that only one process at a time changes the files in it."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    descriptor = os.open(folder, os.O_RDONLY)
+    descriptor = system.open_folder_lock(folder)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        system.lock(descriptor, wait=True)
         yield
     finally:
         os.close(descriptor)

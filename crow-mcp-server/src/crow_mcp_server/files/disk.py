@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 from crow_mcp_server.refusal import ToolRefusal
+from crow_mcp_server.system import Folder, keep_owner, walk
 from crow_mcp_server.workspace import Workspace
 
 MAX_FILE_BYTES = 10 * 1024 * 1024  # of a file that is read
@@ -18,7 +19,6 @@ MAX_SUGGESTIONS = 3  # paths in place of one that does not exist
 MAX_SEARCHED_ENTRIES = 20_000  # files and folders, for such suggestions
 MIN_SIMILARITY = 65.0  # of 100, between two names
 SKIPPED_FOLDERS = {"node_modules", "__pycache__"}  # named in a listing but not listed; so are hidden folders
-FOLDER_FLAGS = os.O_DIRECTORY | os.O_CLOEXEC | getattr(os, "O_PATH", os.O_RDONLY)
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def open_file(target: ResolvedPath) -> int:
     Raises IsADirectoryError for a folder, and ToolRefusal for a device, pipe or socket.
     """
     with _open_parent(target) as (folder, name):
-        opened = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+        opened = folder.open_file(name)
     try:
         status = os.fstat(opened)
         if stat.S_ISDIR(status.st_mode):
@@ -105,10 +105,10 @@ def open_file(target: ResolvedPath) -> int:
     return opened
 
 
-def open_folder(target: ResolvedPath) -> int:
-    """Open a folder for listing and return its descriptor. Raises NotADirectoryError for anything else."""
+def open_folder(target: ResolvedPath) -> Folder:
+    """Open a folder for listing. Raises NotADirectoryError for anything else."""
     with _open_parent(target) as (above, name):
-        return os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
+        return above.open_folder(name, to_list=True)
 
 
 def write_file(target: ResolvedPath, data: bytes, stamp: tuple[int, ...] | None) -> None:
@@ -121,20 +121,20 @@ def write_file(target: ResolvedPath, data: bytes, stamp: tuple[int, ...] | None)
         before = _status(folder, name)
         if (before and _stamp(before)) != stamp:
             raise ToolRefusal(f"{target.path} changed at this very moment. View it again, then repeat the edit.")
-        if before and not os.access(name, os.W_OK, dir_fd=folder):
+        if before and not folder.is_writable(name):
             raise ToolRefusal(
                 f"{target.path} is read-only. If it should be edited, make it writable first (chmod u+w)."
             )
         temporary = f".{secrets.token_hex(8)}.tmp"
-        opened = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666, dir_fd=folder)
+        opened = folder.create_file(temporary)
         try:
             with open(opened, "wb") as file:
                 file.write(data)
                 if before:
-                    _keep_owner_and_mode(opened, before)
-            os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+                    keep_owner(opened, before)
+            folder.replace(temporary, name)
         except BaseException:
-            os.unlink(temporary, dir_fd=folder)
+            folder.remove(temporary)
             raise
 
 
@@ -160,7 +160,7 @@ def create_parents(target: ResolvedPath) -> Generator[None]:
 def remove_file(target: ResolvedPath) -> None:
     """Remove a file."""
     with _open_parent(target) as (folder, name):
-        os.unlink(name, dir_fd=folder)
+        folder.remove(name)
 
 
 def list_folder(target: ResolvedPath) -> list[str]:
@@ -180,7 +180,7 @@ def list_folder(target: ResolvedPath) -> list[str]:
                 lines += [f"  {below}" for below in _list_entries_below(folder, inner)]
         return lines
     finally:
-        os.close(folder)
+        folder.close()
 
 
 def suggest_paths(target: ResolvedPath) -> list[str]:
@@ -207,7 +207,7 @@ def _find_named(target: ResolvedPath) -> list[str]:
     found, searched, name = list[str](), 0, target.parts[-1]
     if target.root == os.sep:
         return found
-    for here, folders, files, _ in os.fwalk(target.root):  # follows no links
+    for here, folders, files in walk(target.root):  # follows no links
         if name in folders or name in files:
             found.append(os.path.relpath(os.path.join(here, name), target.root))
         searched += len(folders) + len(files)
@@ -226,36 +226,36 @@ def list_names(target: ResolvedPath) -> list[bytes]:
     """Return the sorted names in a folder."""
     folder = open_folder(target)
     try:
-        return sorted(os.fsencode(name) for name in os.listdir(folder))
+        return sorted(os.fsencode(name) for name in folder.list_entries())
     finally:
-        os.close(folder)
+        folder.close()
 
 
 @contextmanager
-def _open_parent(target: ResolvedPath, *, make: bool = False) -> Generator[tuple[int, str]]:
-    """Context manager: open the folder that contains a file; the value is its descriptor and the file's name.
+def _open_parent(target: ResolvedPath, *, make: bool = False) -> Generator[tuple[Folder, str]]:
+    """Context manager: open the folder that contains a file; the value is the folder and the file's name.
 
     It opens each folder on the way from the root without following links. `resolve_path` has resolved all links, so a
     link found now was created since; opening it raises OSError.
     """
     *folders, name = target.parts
-    here = os.open(target.root, FOLDER_FLAGS)
+    here = Folder(target.root)
     try:
         for step in folders:
             if make:
                 with suppress(FileExistsError):
-                    os.mkdir(step, dir_fd=here)
-            below = os.open(step, FOLDER_FLAGS | os.O_NOFOLLOW, dir_fd=here)
-            os.close(here)
+                    here.create_folder(step)
+            below = here.open_folder(step)
+            here.close()
             here = below
         yield here, name
     finally:
-        os.close(here)
+        here.close()
 
 
-def _status(folder: int, name: str) -> os.stat_result | None:
+def _status(folder: Folder, name: str) -> os.stat_result | None:
     try:
-        return os.stat(name, dir_fd=folder, follow_symlinks=False)
+        return folder.read_status(name)
     except FileNotFoundError:
         return None
 
@@ -264,29 +264,22 @@ def _stamp(status: os.stat_result) -> tuple[int, ...]:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def _keep_owner_and_mode(file: int, before: os.stat_result) -> None:
-    with suppress(PermissionError):  # only root may change the owner, and only a member may set the group
-        os.fchown(file, before.st_uid, before.st_gid)
-    os.fchmod(file, stat.S_IMODE(before.st_mode))
-
-
-def _list_entries(folder: int, limit: int) -> list[str]:
+def _list_entries(folder: Folder, limit: int) -> list[str]:
     """Return the sorted names in a folder; folders end with a slash and links with an at sign."""
-    with os.scandir(folder) as found:
-        marks = {entry.name: "@" if entry.is_symlink() else "/" if entry.is_dir() else "" for entry in found}
+    marks = folder.list_entries()
     names = [make_printable(name) + marks[name] for name in sorted(marks)[:limit]]
     return names if len(marks) <= limit else [*names, f"({len(marks) - limit:,} more)"]
 
 
-def _list_entries_below(folder: int, name: str) -> list[str]:
+def _list_entries_below(folder: Folder, name: str) -> list[str]:
     try:
-        inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+        inner = folder.open_folder(name, to_list=True)
     except OSError as error:
         return [f"({error.strerror})"]
     try:
         return _list_entries(inner, MAX_ENTRIES_BELOW)
     finally:
-        os.close(inner)
+        inner.close()
 
 
 def make_printable(name: str) -> str:

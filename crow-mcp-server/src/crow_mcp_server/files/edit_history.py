@@ -62,7 +62,7 @@ class UndoJournal:
         }
         with suppress(OSError):  # for instance a full disk: the edit can then be undone only until a restart
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            opened = os.open(self._folder / step.file_name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            opened = os.open(self._folder / step.file_name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with open(opened, "w", encoding="utf-8", errors="surrogatepass") as file:
                 json.dump({"path": step.path, "before": before, "after": step.after}, file)
 

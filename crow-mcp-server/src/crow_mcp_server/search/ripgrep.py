@@ -6,13 +6,16 @@ import shutil
 import subprocess
 import sysconfig
 from asyncio import StreamReader
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import cache
-from tempfile import TemporaryFile
+from tempfile import TemporaryDirectory, TemporaryFile
+from threading import Event, Thread
+from typing import IO
 
 from anyio import to_thread
 
+from crow_mcp_server import system
 from crow_mcp_server.files import disk
 from crow_mcp_server.files.disk import ResolvedPath
 from crow_mcp_server.refusal import ToolRefusal
@@ -20,8 +23,8 @@ from crow_mcp_server.workspace import Workspace
 
 SEARCH_TIMEOUT = 60.0  # seconds for one search
 KILL_TIMEOUT = 0.2  # seconds in which rg, once killed, is expected to end; usually one thousandth
+CHUNK_BYTES = 65_536
 MAX_COMPLAINT_BYTES = 8_000  # of rg's error messages
-DESCRIPTOR_PATH = "/proc/self/fd/{}" if os.path.isdir("/proc/self/fd") else ""
 STDIN_NAME = "<stdin>"
 """The name that rg prints for its standard input, which is how a single file is searched."""
 COMMON_OPTIONS = (
@@ -49,28 +52,23 @@ async def run_ripgrep(target: ResolvedPath, *options: str, only: str = "") -> As
     rg is started and ended without an await, which asyncio.subprocess needs: a second cancellation, as by the end of
     asyncio.run, would leave a process and its pipes behind.
     """
-    rules = _open_rules(only)
-    try:
-        is_file, opened = await to_thread.run_sync(_open_target, target)
-    except BaseException:
-        os.close(rules)
-        raise
-    with TemporaryFile() as errors:
+    opened = await to_thread.run_sync(_open_target, target)
+    with TemporaryFile() as errors, _open_rules(only) as (rules, passed):
         try:
             process = subprocess.Popen(  # noqa: ASYNC220 - asyncio forks in the event loop, too
                 [
                     find_program(),
                     *COMMON_OPTIONS,
-                    f"--ignore-file=/dev/fd/{rules}",
+                    f"--ignore-file={rules}",
                     *options,
-                    "-" if is_file else "./",
+                    "-" if isinstance(opened, int) else "./",
                 ],
                 # Through the descriptor, so that no link can replace the folder before rg starts.
-                cwd=None if is_file else DESCRIPTOR_PATH.format(opened) if DESCRIPTOR_PATH else target.path,
-                stdin=opened if is_file else subprocess.DEVNULL,
+                cwd=None if isinstance(opened, int) else opened.start,
+                stdin=opened if isinstance(opened, int) else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                pass_fds=(rules,),
+                pass_fds=passed,
             )
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else error
@@ -78,8 +76,10 @@ async def run_ripgrep(target: ResolvedPath, *options: str, only: str = "") -> As
                 f"ripgrep cannot search for that: {why}. Nothing was searched. Give something shorter and plainer."
             ) from None
         finally:
-            os.close(opened)
-            os.close(rules)
+            if isinstance(opened, int):
+                os.close(opened)
+            else:
+                opened.close()
         try:
             async with asyncio.timeout(SEARCH_TIMEOUT), _read_output(process) as output:
                 yield output
@@ -103,6 +103,10 @@ async def run_ripgrep(target: ResolvedPath, *options: str, only: str = "") -> As
 async def _read_output(process: subprocess.Popen[bytes]) -> AsyncGenerator[StreamReader]:
     """Context manager: the value reads the output of a process. Leaving the block closes it."""
     reader = StreamReader()
+    if not system.POLLS_PIPES:
+        Thread(target=OutputReader(reader).read, args=(process.stdout,), daemon=True, name="search").start()
+        yield reader
+        return  # rg is killed now, which ends the thread
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), process.stdout
     )
@@ -110,6 +114,30 @@ async def _read_output(process: subprocess.Popen[bytes]) -> AsyncGenerator[Strea
         yield reader
     finally:
         transport.close()
+
+
+class OutputReader(asyncio.ReadTransport):
+    """Feeds a StreamReader from a thread, and waits while that has too much."""
+
+    def __init__(self, reader: StreamReader) -> None:
+        super().__init__()
+        self._reader, self._loop = reader, asyncio.get_running_loop()
+        self._wanted = Event()
+        self._wanted.set()
+        reader.set_transport(self)
+
+    def pause_reading(self) -> None:
+        self._wanted.clear()
+
+    def resume_reading(self) -> None:
+        self._wanted.set()
+
+    def read(self, output: IO[bytes]) -> None:
+        """Read a pipe to its end, and close it."""
+        with output, suppress(RuntimeError):  # the event loop is closed
+            while self._wanted.wait(SEARCH_TIMEOUT) and (data := os.read(output.fileno(), CHUNK_BYTES)):
+                self._loop.call_soon_threadsafe(self._reader.feed_data, data)
+            self._loop.call_soon_threadsafe(self._reader.feed_eof)
 
 
 async def list_files(target: ResolvedPath, glob: str = "") -> list[str]:
@@ -160,24 +188,37 @@ def describe_page(count: int, offset: int, limit: int) -> list[str]:
     return [f"[{offset + 1}-{offset + limit} of {count:,}; offset {offset + limit} shows more]"]
 
 
-def _open_rules(only: str) -> int:
-    """Return a descriptor with ignore rules that exclude other files than `only`.
+@contextmanager
+def _open_rules(only: str) -> Generator[tuple[str, tuple[int, ...]]]:
+    """Context manager: a file with ignore rules that exclude other files than `only`.
 
-    Unlike --glob, such rules do not include files that .gitignore ignores.
+    The value is its path and the descriptors that rg needs for it. Unlike --glob, such rules do not include files that
+    .gitignore ignores.
     """
     rules = only[1:] if only.startswith("!") else f"*\n!*/\n!{only}" if only else ""
+    data = rules.encode(errors="replace")[:4_000]
+    if not system.HAS_DESCRIPTORS:
+        with TemporaryDirectory(prefix="crow-search-", ignore_cleanup_errors=True) as folder:
+            path = os.path.join(folder, "rules")
+            with open(path, "wb") as file:
+                file.write(data)
+            yield path, ()
+        return
     read, write = os.pipe()
-    with open(write, "wb") as file:
-        file.write(rules.encode(errors="replace")[:4_000])
-    return read
-
-
-def _open_target(target: ResolvedPath) -> tuple[bool, int]:
-    """Open a file or folder; return whether it is a file, and its descriptor."""
     try:
-        return True, disk.open_file(target)
+        with open(write, "wb") as file:
+            file.write(data)
+        yield f"/dev/fd/{read}", (read,)
+    finally:
+        os.close(read)
+
+
+def _open_target(target: ResolvedPath) -> "int | system.Folder":
+    """Open a file or folder; return the descriptor of a file."""
+    try:
+        return disk.open_file(target)
     except IsADirectoryError:
-        return False, disk.open_folder(target)
+        return disk.open_folder(target)
     except FileNotFoundError:
         near = disk.suggest_paths(target)
         hint = f"Did you mean {' or '.join(near)}?" if near else "Look at the folder above it for the right name."

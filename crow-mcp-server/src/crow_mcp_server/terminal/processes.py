@@ -2,10 +2,10 @@
 
 import asyncio
 import os
-import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack, suppress
@@ -14,20 +14,20 @@ from threading import Thread
 import anyio
 from anyio import to_thread
 
+from crow_mcp_server import system
 from crow_mcp_server.terminal.output import OutputCapture
 from crow_mcp_server.terminal.watchdog import CommandWatchdog
 from crow_mcp_server.workspace import CommandOutcome, Watch
 
 SERVER_ENVIRONMENT = {
-    "FASTMCP_ENV_FILE": "/dev/null",  # otherwise FastMCP reads .env of the working folder
+    "FASTMCP_ENV_FILE": os.devnull,  # otherwise FastMCP reads .env of the working folder
     "FASTMCP_CHECK_FOR_UPDATES": "off",
     "FASTMCP_LOG_ENABLED": "false",
     "PY_KEY_VALUE_DISABLE_BEARTYPE": "true",  # a quarter of the import time
 }
 """Variables for FastMCP, to set before it is imported; commands do not inherit them."""
 
-LINUX = sys.platform == "linux"
-SHELL = shutil.which("bash") or "/bin/sh"
+SHELL = system.find_shell()
 TERM_GRACE = 2.0  # seconds between asking a command to stop and killing it
 KILL_GRACE = 1.0  # seconds to wait for the exit code of a killed process
 LINGER = 0.1  # seconds to wait for more output after the shell has ended
@@ -76,9 +76,12 @@ class ProcessTree:
         Raises OSError.
         """
         self.output_fd = output
-        os.set_blocking(output, False)
         loop = asyncio.get_running_loop()
-        loop.add_reader(output, self.read_output)
+        if system.POLLS_PIPES:
+            system.set_nonblocking(output)
+            loop.add_reader(output, self.read_output)
+        else:
+            Thread(target=self._read_in_thread, args=(output, loop), name="output", daemon=True).start()
         started: asyncio.Future[int] = loop.create_future()
         Thread(target=self._run_in_thread, args=(spawn, loop, started), name="command", daemon=True).start()
         try:
@@ -91,7 +94,7 @@ class ProcessTree:
     def _kill_when_started(self, started: "asyncio.Future[int]") -> None:
         self._close()
         if not started.cancelled() and not started.exception():
-            signal_members(started.result(), self.mark, signal.SIGKILL)
+            signal_members(started.result(), self.mark, system.KILL)
 
     def _run_in_thread(
         self,
@@ -131,10 +134,31 @@ class ProcessTree:
             self._close()
         return bool(data)
 
+    def _read_in_thread(self, output: int, loop: asyncio.AbstractEventLoop) -> None:
+        """Read the output until all processes have closed it, and close it: nothing interrupts a read that waits."""
+        data = b"-"
+        with suppress(RuntimeError), open(output, "rb", buffering=0) as file:  # RuntimeError: the event loop is closed
+            while data:
+                try:
+                    data = file.read(CHUNK_BYTES) or b""
+                except OSError:
+                    data = b""
+                read = threading.Event()
+                loop.call_soon_threadsafe(self._take_from_thread, data, read)
+                read.wait()
+
+    def _take_from_thread(self, data: bytes, read: threading.Event) -> None:
+        read.set()
+        if data and not self.output_closed.is_set():
+            self.take_output(data)
+        elif not data:
+            self._close()
+
     def _close(self) -> None:
         if not self.output_closed.is_set():
-            asyncio.get_running_loop().remove_reader(self.output_fd)
-            os.close(self.output_fd)
+            if system.POLLS_PIPES:
+                asyncio.get_running_loop().remove_reader(self.output_fd)
+                os.close(self.output_fd)
             self.output_fd = -1
             self.output_closed.set()
 
@@ -206,9 +230,11 @@ class ProcessTree:
             self.release()
 
     def _kill(self) -> None:
-        group = self.group if self.exit_code is None or not LINUX else -1  # the id may belong to another process by now
+        group = (
+            self.group if self.exit_code is None or not system.HAS_PROC else -1
+        )  # the id may belong to another process by now
         for _ in range(50):
-            if not signal_members(group, self.mark, signal.SIGKILL):
+            if not signal_members(group, self.mark, system.KILL):
                 return
             time.sleep(0.01)
 
@@ -231,14 +257,14 @@ class PipedCommand(ProcessTree):
         self._ignores_output = False
         """True if the tool call is answered, so that the output of background processes is dropped."""
 
-    async def run(self, arguments: list[str], *, cwd: str, env: Mapping[str, str]) -> None:
-        """Start the shell with these arguments. Raises OSError and ValueError."""
+    async def run(self, command: str, *, cwd: str, env: Mapping[str, str]) -> None:
+        """Start the shell with this command. Raises OSError and ValueError."""
         output, shell_output = os.pipe()
 
         def spawn() -> subprocess.Popen[bytes]:
             try:
                 return subprocess.Popen(
-                    [os.path.basename(SHELL), *arguments],
+                    [os.path.basename(SHELL), *system.shell_options(command)],
                     executable=SHELL,
                     cwd=cwd,
                     env=env,
@@ -246,6 +272,7 @@ class PipedCommand(ProcessTree):
                     stdout=shell_output,
                     stderr=shell_output,
                     start_new_session=True,
+                    creationflags=system.NEW_GROUP,
                 )
             finally:
                 os.close(shell_output)
@@ -261,7 +288,7 @@ class PipedCommand(ProcessTree):
         await self.settle()
         background: list[int] = []
         if not self.timed_out and self.has_survivors():
-            background = await to_thread.run_sync(list_members, self.group, self.mark)
+            background = await to_thread.run_sync(system.list_members, self.group, self.mark)
         code = self.exit_code
         outcome = CommandOutcome(
             exit_code=code if code is not None and code >= 0 else None,
@@ -278,11 +305,7 @@ class PipedCommand(ProcessTree):
 
     def has_survivors(self) -> bool:
         """Return whether processes of the command, which has ended, are still running."""
-        try:
-            os.killpg(self.group, 0)
-        except (ProcessLookupError, PermissionError):
-            return not self.output_closed.is_set()
-        return True
+        return system.has_group(self.group) or not self.output_closed.is_set()
 
 
 def inherit_environment(hidden: Collection[str]) -> dict[str, str]:
@@ -303,52 +326,15 @@ def inherit_environment(hidden: Collection[str]) -> dict[str, str]:
     return {**environment, "PATH": os.pathsep.join(folders)}
 
 
-def signal_members(group: int, mark: str, number: signal.Signals) -> bool:
+def signal_members(group: int, mark: str, number: int) -> bool:
     """Send a signal to a process group and to the processes that left it; return whether there were any."""
-    with suppress(ProcessLookupError, PermissionError):  # macOS: PermissionError when only zombies are left
-        if number == signal.SIGKILL and group > 0:  # reaches processes that start meanwhile, too
-            os.killpg(group, number)
-        elif group > 0:  # the leader first, so that a shell does not report the end of its children
-            os.kill(group, number)
-    members = list_members(group, mark)
+    system.signal_group(group, number)
+    members = system.list_members(group, mark)
     for pid in members:
-        if pid != group or number == signal.SIGKILL:
+        if pid != group or number == system.KILL:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, number)
     return bool(members)
-
-
-def list_members(group: int, mark: str) -> list[int]:
-    """Return the ids of the living processes of a group and of its session.
-
-    On Linux, include those that left both but have the mark in their environment.
-    """
-    if not os.path.exists("/proc/self/environ"):
-        listed = subprocess.run(
-            ["ps", "-A", "-o", "pid=,pgid=,tty=,stat="], capture_output=True, text=True, check=False
-        )
-        rows = [line.split() for line in listed.stdout.splitlines()]
-        ttys = {tty for pid, _, tty, *_ in rows if int(pid) == group and "?" not in tty}
-        return [
-            int(pid)
-            for pid, its_group, tty, state, *_ in rows
-            if (int(its_group) == group or tty in ttys) and not state.startswith("Z")
-        ]
-    return [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and _is_member(pid, group, mark.encode())]
-
-
-def _is_member(pid: str, group: int, mark: bytes) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            state, _, its_group, session, *_ = file.read().rpartition(b")")[2].split()
-        if state in b"ZX":
-            return False
-        if group in (int(its_group), int(session)):
-            return True
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            return mark in file.read()
-    except OSError:  # it has ended meanwhile, or belongs to another user
-        return False
 
 
 def name_signal(number: int) -> str:

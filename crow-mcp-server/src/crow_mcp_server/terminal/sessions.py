@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeGuard
 
 from anyio import to_thread
 
+from crow_mcp_server import system
 from crow_mcp_server.refusal import ToolRefusal
 from crow_mcp_server.terminal import processes
 from crow_mcp_server.terminal.keys import to_keystrokes
@@ -175,7 +176,7 @@ class TerminalSessions:
             update_state,
         )
         try:
-            await program.run(["-c", command], cwd=folder, env=env)
+            await program.run(command, cwd=folder, env=env)
         except (OSError, ValueError) as error:
             update_state()
             reason = error.strerror if isinstance(error, OSError) else str(error)  # for instance because it is too long
@@ -288,7 +289,9 @@ class TerminalSessions:
 
     async def _open_shell(self, workspace: Workspace, arguments: TerminalArguments) -> "Shell":
         """Return the idle terminal of the session that a command is for; open it if there is none."""
-        from crow_mcp_server.terminal.shell import Shell  # not at the top: Windows has no such terminals
+        if not system.HAS_TERMINALS:
+            raise ToolRefusal("There are no terminals on Windows. Run the command without session, or crow under WSL.")
+        from crow_mcp_server.terminal.shell import Shell  # not at the top: most sessions open none
 
         name, program = arguments.session, self._sessions.get(arguments.session)
         if program and program.is_running:
@@ -363,6 +366,8 @@ class TerminalSessions:
         Return the command to run, and a function that takes over the state after the command has ended. `env` is
         changed so that bash reads the script that saves the state.
         """
+        if not system.HAS_TERMINALS:  # PowerShell: nothing persists
+            return command, lambda: None
         state, path = self.shell_state, os.path.join(self._temp_folders.state_folder, uuid.uuid4().hex)
         script, long_command = f"{path}.sh", f"{path}.command"
         if len(data := command.encode(errors="replace")) > MAX_COMMAND_BYTES:
@@ -499,7 +504,7 @@ def format_end(exit_code: int) -> str:
 
 def is_stopped(status: int) -> bool:
     """Tell whether an exit status is that of a command that Ctrl-Z stopped."""
-    return status == 128 + signal.SIGTSTP
+    return status == system.STOP_STATUS
 
 
 def format_timeout(timeout: float) -> str:

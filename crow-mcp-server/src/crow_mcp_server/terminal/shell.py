@@ -1,21 +1,18 @@
 """An interactive shell in a terminal of its own, for programs that ask for input or keep running."""
 
 import asyncio
-import fcntl
 import os
-import pty
 import re
 import shlex
-import struct
 import subprocess
 import sys
-import termios
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 
 from anyio import CancelScope, to_thread
 
+from crow_mcp_server import system
 from crow_mcp_server.refusal import ToolRefusal
 from crow_mcp_server.terminal import processes
 from crow_mcp_server.terminal.keys import to_keystrokes
@@ -90,9 +87,8 @@ class Shell(ProcessTree):
     async def open(self, *, cwd: str, env: Mapping[str, str]) -> None:
         """Start the shell. Raises OSError."""
         arguments, setting = configure_shell(os.path.basename(processes.SHELL))
-        terminal, shell_side = pty.openpty()
-        fcntl.ioctl(shell_side, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
-        self._tty = shlex.quote(os.ttyname(shell_side))
+        terminal, shell_side, name = system.open_terminal(ROWS, COLUMNS)
+        self._tty = shlex.quote(name)
         commands, self._commands = os.pipe()
         self._reports, reports = os.pipe()
 
@@ -112,7 +108,7 @@ class Shell(ProcessTree):
                 for descriptor in (commands, shell_side, reports):
                     os.close(descriptor)
 
-        os.set_blocking(self._reports, False)
+        system.set_nonblocking(self._reports)
         asyncio.get_running_loop().add_reader(self._reports, self._read_reports)
         try:
             await self.start(spawn, terminal)
@@ -155,7 +151,7 @@ class Shell(ProcessTree):
             strokes = CURSOR_KEY.sub("\x1bO", strokes)
         text = "" if line is None else line.removesuffix("\n").replace("\n", "\r") + "\r"
         data = (text + strokes).encode(errors="replace")
-        if max(map(len, data.split(b"\r"))) > MAX_LINE_BYTES and self._reads_lines():
+        if max(map(len, data.split(b"\r"))) > MAX_LINE_BYTES and system.reads_lines(self.output_fd):
             raise ToolRefusal(
                 f"Nothing was typed: the program reads whole lines, and its terminal would cut a line after "
                 f"{MAX_LINE_BYTES} bytes. Type shorter lines, or write the text to a file that the program reads."
@@ -203,11 +199,6 @@ class Shell(ProcessTree):
         if lines := self.screen.reset():
             self.capture.feed(lines)
         super().set_command_over()
-
-    def _reads_lines(self) -> bool:
-        with suppress(termios.error):
-            return bool(termios.tcgetattr(self.output_fd)[3] & termios.ICANON)
-        return False
 
     def release(self) -> None:
         super().release()

@@ -1,10 +1,10 @@
 """The shell state that one command passes on to the next: the working folder and the environment."""
 
 import os
-import resource
 import shlex
-import sys
 from contextlib import suppress
+
+from crow_mcp_server.system import count_processes, get_process_limit
 
 SPARE_PROCESSES = 2_048  # that a command may start, where the system can limit that
 SHELL_VARIABLES = frozenset(("PWD", "SHLVL", "_", "BASH_ENV", "PS1", "PS2", "PROMPT_COMMAND"))
@@ -61,12 +61,13 @@ class ShellState:
 
 def format_process_limit() -> str:
     """Return a shell command that limits the number of processes, against fork bombs. It does not limit root."""
-    if sys.platform != "linux":  # macOS sets a limit by itself
+    now = count_processes()
+    if now is None:
         return ":"
-    with open("/proc/loadavg", encoding="ascii") as file:
-        limit = int(file.read().split("/")[1].split()[0]) + SPARE_PROCESSES
-    now, _ = resource.getrlimit(resource.RLIMIT_NPROC)
-    return ":" if 0 <= now <= limit else f"{{ ulimit -S -u {limit} || ulimit -S -p {limit}; }} 2>/dev/null"
+    limit = now + SPARE_PROCESSES
+    return (
+        ":" if 0 <= get_process_limit() <= limit else f"{{ ulimit -S -u {limit} || ulimit -S -p {limit}; }} 2>/dev/null"
+    )
 
 
 def _read_env(path: str) -> dict[str, str]:

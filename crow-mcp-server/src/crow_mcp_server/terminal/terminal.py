@@ -1,7 +1,6 @@
 """The tool `terminal`: run shell commands, and use programs that keep running."""
 
 import math
-import sys
 from dataclasses import replace
 from time import monotonic
 from typing import Annotated
@@ -11,6 +10,7 @@ from fastmcp.tools.base import ToolResult
 from mcp_types import ToolAnnotations
 from pydantic.json_schema import SkipJsonSchema
 
+from crow_mcp_server import system
 from crow_mcp_server.refusal import ToolRefusal
 from crow_mcp_server.terminal.sessions import COMMAND_WAIT, TerminalArguments, TerminalSessions
 from crow_mcp_server.terminal.tempfiles import TempFolders
@@ -22,6 +22,11 @@ Run a shell command; returns what it prints, and its exit code unless 0. cd and 
 There is no input: pass flags such as -y or -m. A command that takes longer than wait continues in a session.
 For programs that ask or keep running (REPL, debugger, server) name a session: a terminal of its own. Then answer with \
 input or keys; session alone shows new output; keys "kill" ends it."""
+
+POWERSHELL_DESCRIPTION = """\
+Run a PowerShell command; returns what it prints, and its exit code unless 0. Each command starts in the same folder, \
+with the same variables. There is no input: pass flags such as -y or -m. A command that takes longer than wait \
+continues in a session: session alone shows new output; keys "kill" ends it."""
 
 
 def register(server: FastMCP, options: ToolOptions) -> None:
@@ -44,11 +49,11 @@ def register(server: FastMCP, options: ToolOptions) -> None:
         return terminals
 
     @server.tool(
-        description=DESCRIPTION,
+        description=DESCRIPTION if system.HAS_TERMINALS else POWERSHELL_DESCRIPTION,
         annotations=ToolAnnotations(
             read_only_hint=False, destructive_hint=True, idempotent_hint=False, open_world_hint=True
         ),
-        meta={"crow/kind": "execute"},
+        meta={"crow/kind": "execute"} | ({} if system.HAS_TERMINALS else {"crow/shell": "powershell"}),
         output_schema=None,
     )
     async def terminal(
@@ -65,10 +70,6 @@ def register(server: FastMCP, options: ToolOptions) -> None:
     ) -> ToolResult:
         if is_dry_run(context):
             return ToolResult("Dry run, the command was not run.")
-        if sys.platform == "win32":
-            raise ToolRefusal(
-                "The terminal needs the process groups and terminals of Linux or macOS. Run it under WSL."
-            )
         if not (0 < (1.0 if timeout is None else timeout) < math.inf and 0 <= (wait or 0) < math.inf):
             raise ToolRefusal("timeout and wait are seconds: give positive numbers, or leave them out.")
         arguments = TerminalArguments(

@@ -7,51 +7,33 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from threading import Lock
 
+from crow_mcp_server import system
+
 MARK_VARIABLE = "CROW_COMMAND"
 """An environment variable that is set for all processes of a command, to find those that leave its group, and to tell
 them from processes that the user has started."""
 
-SCRIPT = r"""
-running=
-while read -r what one; do
-    kept=
-    for other in $running; do
-        [ "$other" = "$one" ] || kept="$kept $other"
-    done
-    running=$kept
-    [ "$what" = start ] && running="$running $one"
-done
-for one in $running; do
-    kill -KILL -- "-${one%%:*}"
-    for file in $(grep -lsF -- "${one#*:}" /proc/[0-9]*/environ); do
-        pid=${file#/proc/}
-        kill -KILL "${pid%/environ}"
-    done
-done
-rm -rf -- "$@"
-"""
-"""Reads lines `start GROUP:MARK` and `end GROUP:MARK` until its input closes. Then it kills the process groups that
-have started and not ended, and the processes with their marks, and removes the folders in its arguments."""
-
 
 class CommandWatchdog:
-    """A shell that runs SCRIPT. Its input closes when this process ends."""
+    """A process that is told which commands run. Its input closes when this process ends."""
 
     def __init__(self, *folders: str) -> None:
         """`folders` are removed when this process ends."""
-        shell = subprocess.Popen(
-            ["/bin/sh", "-c", SCRIPT, "watchdog", *folders],
-            env={"PATH": os.defpath},
-            cwd="/",
+        command, env = system.make_watchdog_command(*folders)
+        process = subprocess.Popen(
+            command,
+            env=env,
+            cwd=os.path.abspath(os.sep),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
+            creationflags=system.NEW_GROUP,
         )
-        assert shell.stdin
-        weakref.finalize(self, _end, shell)
+        assert process.stdin
+        weakref.finalize(self, _end, process)
         self._lock = Lock()
-        self._stdin = shell.stdin.fileno()
+        self._stdin = process.stdin.fileno()
 
     @contextmanager
     def watch(self, group: int | str, mark: str) -> Generator[None]:
@@ -70,7 +52,7 @@ class CommandWatchdog:
             os.write(self._stdin, line.encode())
 
 
-def _end(shell: subprocess.Popen[bytes]) -> None:
-    assert shell.stdin
-    shell.stdin.close()
-    shell.wait()
+def _end(process: subprocess.Popen[bytes]) -> None:
+    assert process.stdin
+    process.stdin.close()
+    process.wait()

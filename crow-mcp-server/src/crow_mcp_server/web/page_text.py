@@ -21,6 +21,7 @@ import anyio
 
 from crow_mcp_server.charset import guess_encoding
 from crow_mcp_server.files import office
+from crow_mcp_server.system import limit_memory
 
 PageKind = Literal["html", "pdf", "feed", "json", "text", "image", "binary", "docx", "xlsx", "pptx"]
 
@@ -234,11 +235,8 @@ def _strip_tags(html: str) -> str:
 
 
 def _limit_memory() -> None:
-    with suppress(ImportError, ValueError, OSError):
-        import resource  # missing on Windows
-
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
+    with suppress(ValueError, OSError):  # macOS has no such limit
+        limit_memory(MAX_MEMORY_BYTES)
 
 
 def main() -> None:

@@ -1,0 +1,140 @@
+"""What differs between operating systems: each function has one meaning, and the system chooses its code at import.
+
+`posix` and `windows` have the same names; so have `procfs`, which reads /proc on Linux, and `trees`, which uses psutil
+elsewhere. The variable CROW_TEST_SYSTEM makes a test run take here what other systems take: `psutil` instead of /proc,
+`threads` instead of pipes that the event loop polls.
+"""
+
+import os
+import sys
+
+if sys.platform == "win32":
+    from crow_core.system.windows import (
+        BINARY,
+        END_SIGNALS,
+        NEW_GROUP,
+        NO_LINKS,
+        NO_TERMINAL,
+        NO_WAIT,
+        create_locked,
+        end_group,
+        get_groups,
+        get_mode,
+        get_user,
+        keep_owner,
+        kill_group,
+        lock,
+        lock_byte,
+        make_shell_command,
+        on_signal,
+        open_folder_lock,
+        open_terminal,
+        read_start,
+        read_user_shell,
+        restore_blocking,
+        set_mode,
+        stop_signal,
+        sync_folder,
+        unlock_byte,
+        write_start,
+    )
+else:
+    from crow_core.system.posix import (
+        BINARY,
+        END_SIGNALS,
+        NEW_GROUP,
+        NO_LINKS,
+        NO_TERMINAL,
+        NO_WAIT,
+        create_locked,
+        end_group,
+        get_groups,
+        get_mode,
+        get_user,
+        keep_owner,
+        kill_group,
+        lock,
+        lock_byte,
+        make_shell_command,
+        on_signal,
+        open_folder_lock,
+        open_terminal,
+        read_start,
+        read_user_shell,
+        restore_blocking,
+        set_mode,
+        stop_signal,
+        sync_folder,
+        unlock_byte,
+        write_start,
+    )
+
+CHOSEN = os.environ.get("CROW_TEST_SYSTEM", "").split(",")
+"""What a test run asks for."""
+POLLS_PIPES = sys.platform != "win32" and "threads" not in CHOSEN
+"""Whether the event loop can wait for pipes and terminals; else threads read and write them."""
+WINDOWS = sys.platform == "win32"
+IGNORES_CASE = sys.platform in ("win32", "darwin")
+"""Whether two spellings of a path that differ in case usually name one file."""
+
+if sys.platform == "linux" and "psutil" not in CHOSEN:
+    from crow_core.system.procfs import (
+        find_descendants,
+        has_variable,
+        kill_all,
+        make_child_setup,
+        make_sweep_command,
+        read_parent,
+        read_start_time,
+    )
+else:
+    from crow_core.system.trees import (
+        find_descendants,
+        has_variable,
+        kill_all,
+        make_child_setup,
+        make_sweep_command,
+        read_parent,
+        read_start_time,
+    )
+
+__all__ = [
+    "BINARY",
+    "CHOSEN",
+    "END_SIGNALS",
+    "IGNORES_CASE",
+    "NEW_GROUP",
+    "NO_LINKS",
+    "NO_TERMINAL",
+    "NO_WAIT",
+    "POLLS_PIPES",
+    "WINDOWS",
+    "create_locked",
+    "end_group",
+    "find_descendants",
+    "get_groups",
+    "get_mode",
+    "get_user",
+    "has_variable",
+    "keep_owner",
+    "kill_all",
+    "kill_group",
+    "lock",
+    "lock_byte",
+    "make_child_setup",
+    "make_shell_command",
+    "make_sweep_command",
+    "on_signal",
+    "open_folder_lock",
+    "open_terminal",
+    "read_parent",
+    "read_start",
+    "read_start_time",
+    "read_user_shell",
+    "restore_blocking",
+    "set_mode",
+    "stop_signal",
+    "sync_folder",
+    "unlock_byte",
+    "write_start",
+]
