@@ -12,8 +12,9 @@ def main() -> None:
     os.environ["PY_KEY_VALUE_DISABLE_BEARTYPE"] = "true"  # FastMCP's token stores are imported faster without checks
     for name in ("client", "mcp"):  # the MCP SDK logs what servers send, with tracebacks
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.encoding.lower() != "utf-8":
-        sys.stdout.reconfigure(errors="backslashreplace")  # such as code page 437 of a Windows console
+    output: object = sys.stdout
+    if isinstance(output, TextIOWrapper) and output.encoding.lower() != "utf-8":
+        output.reconfigure(errors="backslashreplace")  # such as code page 437 of a Windows console
     try:
         if sys.argv[1:] in (["acp"], ["acp", "--unstable"]):
             from crow_cli.acp import serve  # not above: an editor waits for this process to answer
