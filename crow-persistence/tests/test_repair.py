@@ -94,8 +94,9 @@ async def test_one_damaged_leaf_of_the_messages_costs_few_of_them(content: bytes
 
 
 @pytest.mark.anyio
-async def test_end_of_a_file_that_was_cut_off_is_lost(content: bytes, tmp_path: Path):
-    rows, faults = repair_file(tmp_path, content[: len(content) // 2])
+@pytest.mark.parametrize("rest", [0, PAGE_SIZE // 2, 1])
+async def test_end_of_a_file_that_was_cut_off_is_lost(rest: int, content: bytes, tmp_path: Path):
+    rows, faults = repair_file(tmp_path, content[: len(content) // 2 // PAGE_SIZE * PAGE_SIZE + rest])
     assert faults == []
     assert rows["messages"]
 

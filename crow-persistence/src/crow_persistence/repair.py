@@ -58,12 +58,16 @@ def copy_files(damaged: Path, copy: Path) -> None:
 
 
 def fill_up(file: Path) -> None:
-    """Fill a file that was cut off with zeros, to the size that its header names: SQLite does not read it otherwise."""
+    """Fill a file that was cut off with zeros, to the size that its header names: SQLite does not read it otherwise.
+
+    A page that was cut off becomes zeros as a whole: of half a page, SQLite would read rows that were not written.
+    """
     with file.open("r+b") as opened:
-        header = opened.read(HEADER_SIZE)
-        size = int.from_bytes(header[16:18]) * int.from_bytes(header[28:32])
-        if header.startswith(b"SQLite format 3\0") and os.fstat(opened.fileno()).st_size < size < MAX_FILE_SIZE:
-            opened.truncate(size)
+        header, there = opened.read(HEADER_SIZE), os.fstat(opened.fileno()).st_size
+        page, pages = int.from_bytes(header[16:18]), int.from_bytes(header[28:32])
+        if header.startswith(b"SQLite format 3\0") and page and there < page * pages < MAX_FILE_SIZE:
+            opened.truncate(there // page * page)
+            opened.truncate(page * pages)
 
 
 def save_rows(damaged: Path, database: Database) -> list[str]:
