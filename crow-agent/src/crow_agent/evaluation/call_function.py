@@ -26,7 +26,7 @@ def call(file: str, name: str, workspace: str, answer: str) -> str:
             result = asyncio.run(result)
     except AssertionError as error:
         return str(error) or f"an assertion of {name} does not hold"
-    except Exception as error:
+    except Exception as error:  # a check may raise anything, which fails it
         return f"{type(error).__name__}: {error}"
     if result is None or result is True:
         return ""

@@ -10,7 +10,7 @@ from crow_agent.evaluation.checks import CheckResult
 from crow_agent.evaluation.prompts import PromptVersion
 
 State = Literal["passed", "failed", "error"]
-"""How a cell ended: an error says nothing about the prompt and the model, and counts in no rate."""
+"""The outcomes of a cell. An `error` says nothing about the prompt and the model, and counts in no rate."""
 LIMIT = "limit"
 """The kind of the result of a limit that was reached, beside those of checks."""
 
@@ -23,7 +23,7 @@ class TaskName(Struct):
 
 
 class EvaluationSettings(Struct, kw_only=True):
-    """What an evaluation runs."""
+    """The tasks, prompts and models of an evaluation."""
 
     tasks: list[TaskName]
     prompts: list[PromptVersion]
@@ -63,7 +63,7 @@ class Variant:
 
 
 class CellOutcome(Struct, kw_only=True):
-    """What is known of a cell beside its numbers."""
+    """The texts of a cell: the answer, errors, denied tool calls."""
 
     checks: list[CheckResult] = msgspec.field(default_factory=list[CheckResult])
     answer: str = ""
@@ -102,7 +102,7 @@ class Cell(Struct, kw_only=True):
 
     @property
     def key(self) -> tuple[str, int, int]:
-        """What tells cells of an evaluation apart."""
+        """The key of the cell within its evaluation."""
         return self.task, self.variant, self.repetition
 
     @property

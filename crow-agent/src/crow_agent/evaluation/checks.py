@@ -44,7 +44,7 @@ class CheckResult(Struct, kw_only=True):
 
 @dataclass(frozen=True)
 class Work:
-    """What an agent has done for a task."""
+    """The work of an agent on a task: its workspace and its answer."""
 
     workspace: Path
     answer: str = ""

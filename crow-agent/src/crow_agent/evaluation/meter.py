@@ -1,4 +1,4 @@
-"""What the model calls of each session take, and the limits of a task."""
+"""Counts of the model calls of each session, and the limits of a task."""
 
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,7 +14,7 @@ from crow_agent.evaluation.tasks import Limits
 
 @dataclass
 class SessionCounts:
-    """What a session has taken, its sub-agents included."""
+    """The requests, tokens, cost and time of a session, with those of its sub-agents."""
 
     limits: Limits = field(default_factory=Limits)
     requests: int = 0
@@ -76,7 +76,7 @@ def count(meter: Meter, session: Session, model_call: ModelCall) -> None:
 
 
 def stop(meter: Meter, request: ModelRequest, session: Session) -> None:
-    """Raises EndTurn if a limit is reached."""
+    """End the turn if a limit is reached. Raises EndTurn."""
     counts = meter.find(session)
     if sentence := counts.find_reached():
         counts.reached = sentence

@@ -627,7 +627,7 @@ async def wait_for_result(url: str, id: str) -> Any:
             raise WorkflowCancelled(f"Workflow {id} was cancelled.") from None
         except WorkflowError:
             raise
-        except Exception as error:
+        except Exception as error:  # whatever the workflow raised
             raise WorkflowFailed(f"Workflow {id} failed: {error}") from error
 
 
