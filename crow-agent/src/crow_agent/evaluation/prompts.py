@@ -69,7 +69,10 @@ def load_prompt(wanted: str, config: Config, home: Home, database: Database) -> 
 
 
 def check_prompt(prompt: PromptVersion) -> None:
-    """Check a prompt. Raises ConfigError for a template that is wrong, or a system prompt with a variable that no session gives it."""
+    """Check a prompt.
+
+    Raises ConfigError for a template that is wrong, or a system prompt with a variable that no session gives it.
+    """
     try:
         _ = Prompt(prompt.name, prompt.template).compiled_template
     except Exception as error:  # jinja2's errors are of many kinds
