@@ -22,6 +22,7 @@ from crow_core.acp.schema import (
 from crow_core.app import Crow
 from crow_core.errors import ModelError
 from crow_core.extensions.commands import commands
+from crow_core.extensions.steering import get_steering, steering
 from crow_core.extensions.usage import usage
 from crow_core.mcp.server import Server
 from crow_core.messages import SUMMARY_TEMPLATE, Message, marker_kind
@@ -117,7 +118,7 @@ async def talking(
     model = ScriptedModel(speaker, window=window)
     server = Server("files", lambda: FILES, shared=True)
     crow = Crow(model, servers=[server], system=Prompt("system", "You are crow."))
-    crow.use(commands).use(usage).use(compact, **options)
+    crow.use(commands).use(usage).use(steering).use(compact, **options)
     async with connect(crow, capabilities=capabilities) as editor:
         await editor.new_session("/")
         (session,) = crow.sessions.values()
@@ -173,6 +174,53 @@ async def test_long_turn_is_cut_where_tool_calls_are_answered_and_keeps_its_prom
         starts = {marker["from"] for marker in talk.markers() if marker["kind"] == "compaction"}
         roles = {entry.get("role") for entry in talk.session.log if entry.get("crow", {}).get("id") in starts}
         assert roles == {"assistant"}, "no tool result is kept without its call"
+
+
+async def test_words_that_arrive_during_a_compaction_are_in_the_next_request_word_for_word():
+    looks = [Reply(tool_calls=[use("files_look", lines=40)]) for _ in range(20)]
+    speaker, asked = Speaker([*looks, Reply("Seen.")]), list["asyncio.Task[Any]"]()
+
+    async def answer(request: Request) -> Reply:
+        if is_compaction(request) and not asked:
+            prompt = [{"type": "text", "text": "Rather in blue."}]
+            asked.append(asyncio.ensure_future(talk.editor.request("_crow/steer", {"sessionId": id, "prompt": prompt})))
+            while not get_steering(talk.session).waiting:
+                await asyncio.sleep(0)
+        return speaker(request)
+
+    async with talking(answer) as talk:
+        id = talk.session.id
+        assert await talk.say("Look at all of it") == "end_turn"
+        assert await asked[0] == {"taken": True}
+        requests = talk.model.requests
+        after = requests[requests.index(talk.summaries()[0]) + 1]
+        then = requests[requests.index(after) + 1]
+        assert [message["content"] for message in then["messages"] if message["role"] == "user"][
+            -1
+        ] == "Rather in blue."
+        assert str(talk.session.log.entries).count("Rather in blue.") == 1
+
+
+async def test_words_that_are_waiting_when_the_conversation_is_compacted_stay_word_for_word():
+    looks = [Reply(tool_calls=[use("files_look", lines=40)]) for _ in range(20)]
+    speaker, asked = Speaker([*looks, Reply("Seen.")]), list["asyncio.Task[Any]"]()
+    words = "Rather in blue. " * 300
+
+    async def answer(request: Request) -> Reply:
+        if tokens(request) > WINDOW * 0.6 and not asked:
+            prompt = [{"type": "text", "text": words}]
+            asked.append(asyncio.ensure_future(talk.editor.request("_crow/steer", {"sessionId": id, "prompt": prompt})))
+            while not get_steering(talk.session).waiting:
+                await asyncio.sleep(0)
+        return speaker(request)
+
+    async with talking(answer) as talk:
+        id = talk.session.id
+        assert await talk.say("Look at all of it") == "end_turn"
+        assert await asked[0] == {"taken": True}
+        first = next(request for request in talk.asked() if "Rather in blue." in str(request))
+        assert words.strip() in str(first["messages"][1:])
+        assert talk.markers()
 
 
 async def test_old_outputs_shrink_first_and_the_model_can_read_them_back():

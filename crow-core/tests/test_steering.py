@@ -353,6 +353,31 @@ async def test_waiting_words_are_withdrawn_and_those_that_the_model_has_are_not(
     assert len(model.requests) == 2
 
 
+async def test_words_that_a_hook_still_reads_are_withdrawn():
+    work, model = Work(), ScriptedModel([CALLING, Reply("Done.")])
+    crow = Crow(model, servers=[work.server]).use(steering)
+    reading, finish = asyncio.Event(), asyncio.Event()
+
+    @crow.before_prompt
+    async def read(message: Message, session: Session) -> None:
+        if message.get("content") == "rather":
+            reading.set()
+            await finish.wait()
+
+    async with connect(crow) as editor:
+        id = await open_session(editor)
+        turn = start(editor.prompt(id, "go"))
+        await work.started.wait()
+        asked = steer(editor, id, "rather")
+        await reading.wait()
+        assert await editor.request("_crow/steer", {"sessionId": id, "withdraw": True}) == {"withdrawn": 1}
+        finish.set()
+        assert await asked == {"taken": False}
+        work.go_on.set()
+        await turn
+    assert "rather" not in str(model.requests)
+
+
 async def test_words_with_an_image_join_the_turn():
     work, model = Work(), ScriptedModel([CALLING, Reply("Done.")])
     crow = Crow(model, servers=[work.server]).use(steering)

@@ -22,7 +22,7 @@ STEERING = "steering"
 """The key in `Session.state` of the session's `Steering`."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class JoiningMessage:
     """A message of the user for the running turn."""
 
@@ -35,8 +35,10 @@ class JoiningMessage:
 class Steering:
     """The messages of the user that join the turns of a session."""
 
+    arriving: list[JoiningMessage] = field(default_factory=list[JoiningMessage])
+    """Those that pass the hook `before_prompt`."""
     waiting: list[JoiningMessage] = field(default_factory=list[JoiningMessage])
-    """Those that the log does not have."""
+    """Those that have passed it, and that the log does not have."""
     entered: list[JoiningMessage] = field(default_factory=list[JoiningMessage])
     """Those that have entered the log, and that the client has not been shown."""
 
@@ -48,8 +50,8 @@ class Steering:
         return messages
 
     def withdraw(self) -> int:
-        """Let go of all that wait, and return how many they were."""
-        withdrawn, self.waiting = self.waiting, []
+        """Let go of all that have not entered, and return how many they were."""
+        withdrawn, self.arriving, self.waiting = [*self.arriving, *self.waiting], [], []
         for steer in withdrawn:
             steer.taken.set_result(False)
         return len(withdrawn)
@@ -110,25 +112,25 @@ def steering(crow: Crow) -> None:
         message.setdefault("crow", {})["steer"] = True
         if not (turns := session.turns.tasks) or find_first_text(message).startswith("/"):
             return {"taken": False}
-        turn, box = turns[0], get_steering(session)
+        turn, box, waiting = turns[0], get_steering(session), JoiningMessage(message)
+        box.arriving.append(waiting)
         try:
-            waiting = JoiningMessage(await session.hooks.before_prompt.run(message, session))
-        except EndTurn:  # a prompt with these words would not reach the model
-            return {"taken": False}
-        if turn.done():
-            return {"taken": False}
-        box.waiting.append(waiting)
-        try:
+            waiting.message = await session.hooks.before_prompt.run(message, session)
+            if turn.done() or waiting not in box.arriving:
+                return {"taken": False}
+            box.arriving.remove(waiting)
+            box.waiting.append(waiting)
             await asyncio.wait([waiting.taken, turn], return_when=asyncio.FIRST_COMPLETED)
             taken = waiting.taken.done() and waiting.taken.result()
             if taken:
                 await session.log.written()
             return {"taken": taken}
-        except StoreError:  # the answer to a prompt with these words says what is wrong
+        except (EndTurn, StoreError):  # a prompt with these words is answered with the reason
             return {"taken": False}
         finally:
-            if waiting in box.waiting:
-                box.waiting.remove(waiting)
+            for place in (box.arriving, box.waiting):
+                if waiting in place:
+                    place.remove(waiting)
 
     crow.methods["_crow/steer"] = steer
 
