@@ -12,9 +12,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from crow_agent import Agent, tool
+from crow_agent import Agent, AgentSession, tool
 from crow_core.acp.schema import SessionUpdate, ToolCallUpdate
 from crow_core.app import Crow
+from crow_core.extensions.steering import get_steering
 from crow_core.mcp.tool import ToolCall
 from crow_core.messages import Message, marker_kind
 from crow_core.session import Session
@@ -24,6 +25,14 @@ from crow_core.testing import Reply, ScriptedModel
 keys += [moment] if moment != "-" else []
 running: list[str] = []
 """The keys of the turns so far; the last one runs."""
+apps: list[Crow] = []
+sessions: list[AgentSession] = []
+steers: list["asyncio.Task[bool]"] = []
+
+
+async def steer(words: str) -> bool:
+    """Give words to the running turn."""
+    return await sessions[-1].steer(words)
 
 
 def die(now: str) -> None:
@@ -40,8 +49,13 @@ def run(name: str, text: str) -> str:
 
 
 @tool
-def note(text: str) -> str:
+async def note(text: str) -> str:
     """Write a note."""
+    if text in ("steered", "joined"):
+        session = apps[-1].sessions["work"]
+        steers.append(asyncio.ensure_future(steer("Rather in blue.")))
+        while not get_steering(session).waiting:
+            await asyncio.sleep(0)
     return run("note", text)
 
 
@@ -53,6 +67,7 @@ def put(text: str) -> str:
 
 def kill(crow: Crow) -> None:
     """Kill the process at the moments that hooks see."""
+    apps.append(crow)
     drafts = 0
 
     @crow.draft
@@ -64,7 +79,7 @@ def kill(crow: Crow) -> None:
 
     @crow.message
     def message(session: Session, entry: Message) -> None:  # it is not stored yet
-        die(marker_kind(entry) or entry.get("role", ""))
+        die("steered" if entry.get("crow", {}).get("steer") else marker_kind(entry) or entry.get("role", ""))
 
     @crow.before_tool
     def decided(session: Session, tool_call: ToolCall) -> None:
@@ -73,11 +88,14 @@ def kill(crow: Crow) -> None:
 
 def answer(request: dict[str, Any]) -> Reply:
     """Call both tools, one after the other, then say so."""
-    texts = [str(message["content"]) for message in request["messages"]]
-    start = max(at for at, message in enumerate(request["messages"]) if message["role"] == "user")
-    steps = sum(message["role"] == "assistant" for message in request["messages"][start:])
+    turn = request["messages"][max(at for at, message in enumerate(request["messages"]) if "Work on" in str(message)) :]
+    steps = sum(message["role"] == "assistant" for message in turn)
+    joined = sum("in blue" in str(message["content"]) for message in turn)
+    if joined:
+        die("joined")
     if steps == 2:
-        return Reply(f"Done: {texts[start + 2]} / {texts[start + 4]}")
+        results = " / ".join(str(message["content"]) for message in turn if message["role"] == "tool")
+        return Reply(f"Done: {results}{' in blue' * joined}")
     call: Any = {"name": ("note", "put")[steps], "arguments": {"text": running[-1]}}
     if moment == "draft":
         return Reply("and so on " * 100, tool_calls=[call], pace=0.01)
@@ -93,6 +111,7 @@ async def main() -> None:
     store: Any = os.environ.get("STORE") or True
     async with Agent(ScriptedModel(answer), tools=[note, put], extensions=[kill], store=store) as agent:
         session = await agent.session("work", create=True)
+        sessions.append(session)
         for key in keys:
             running.append(key)
             result = await session.prompt(f"Work on {key}.", key=key, on_update=look)

@@ -23,6 +23,7 @@ from crow_agent import (
 )
 from crow_core.acp.schema import AgentMessageChunk, RequestPermissionRequest, SessionUpdate
 from crow_core.app import Crow
+from crow_core.extensions.steering import get_steering
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.tool import ToolCall
 from crow_core.session import Session
@@ -317,6 +318,36 @@ def test_budget_ends_the_turn_and_refuses_the_next(make_agent: Make) -> None:
                 await agent.prompt("Again.")
         assert len(agent.model.requests) == 2
 
+    asyncio.run(main())
+
+
+def test_words_do_not_prolong_a_turn_whose_budget_is_used_up(make_agent: Make) -> None:
+    apps: list[Crow] = []
+
+    @tool
+    async def listen() -> str:
+        """Wait for the words of the user."""
+        (open_session,) = apps[-1].sessions.values()
+        steers.append(asyncio.ensure_future(session.steer("Rather in blue.")))
+        while not get_steering(open_session).waiting:
+            await asyncio.sleep(0)
+        return "heard"
+
+    steers: list[asyncio.Task[bool]] = []
+
+    async def main() -> None:
+        nonlocal session
+        listening, budget = Reply(tool_calls=[call("listen", {})]), Budget(requests=1)
+        async with make_agent(listening, tools=[listen], budget=budget, extensions=[apps.append]) as agent:
+            session = await agent.session()
+            with pytest.raises(BudgetSpent):
+                await session.prompt("Go.")
+            taken = await steers[0]
+            (open_session,) = apps[-1].sessions.values()
+            assert taken == ("Rather in blue." in str(open_session.log.entries))
+        assert len(agent.model.requests) == 1
+
+    session: Any = None
     asyncio.run(main())
 
 

@@ -221,6 +221,33 @@ async def test_several_clients_work_side_by_side(machine: "Machine"):
     assert (one.text, other.text) == ("one " * 3, "two " * 3)
 
 
+async def test_words_for_a_turn_of_another_connection_are_refused(machine: "Machine"):
+    asked, finish = asyncio.Event(), asyncio.Event()
+
+    async def script(request: dict[str, Any]) -> Reply:
+        asked.set()
+        await finish.wait()
+        return Reply("Done.")
+
+    async with (
+        ScriptedServer(script) as model,
+        serving(machine, model=model) as served,
+        served.editor() as one,
+        served.editor() as other,
+    ):
+        id = (await one.new_session(str(machine.project))).session_id
+        turn = asyncio.ensure_future(one.prompt(id, "Go."))
+        await asked.wait()
+        words = [{"type": "text", "text": "Rather in blue."}]
+        with pytest.raises(RpcError) as refusal:
+            await other.request("_crow/steer", {"sessionId": id, "prompt": words})
+        assert refusal.value.data == {"sessionId": id, "details": f"No session {id!r}."}
+        taken = asyncio.ensure_future(one.request("_crow/steer", {"sessionId": id, "prompt": words}))
+        finish.set()
+        assert (await turn).stop_reason == "end_turn"
+        assert (await taken)["taken"] == ("in blue" in str(model.requests[-1]))
+
+
 async def test_client_reconnects_and_continues(machine: "Machine"):
     replies = [Reply("I look.", tool_calls=[command("echo 42 | tee answer")]), Reply("It is 42."), Reply("As I said.")]
     async with ScriptedServer(replies) as model, serving(machine, model=model) as served:

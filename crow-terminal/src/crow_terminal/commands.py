@@ -33,10 +33,11 @@ HELP = """\
 - Ctrl-C twice, or Ctrl-D, leaves
 """
 QUEUEING = """\
-- While it works: Enter puts a prompt in the queue, Enter once more sends it now; Esc stops the turn, and you stay"""
+- While it works: Enter puts a prompt in the queue, Enter once more sends it now, ↑ takes it back; Esc stops the turn,
+  and you stay"""
 STEERING = """\
 - While it works: Enter tells it at its next step, Alt-Q puts a prompt in the queue for after the turn; Enter once more
-  stops the turn and sends what waits; Esc stops the turn, and you stay"""
+  stops the turn and sends what waits, ↑ takes it back; Esc stops the turn, and you stay"""
 
 
 class LocalCommand(Struct, frozen=True):
