@@ -34,7 +34,7 @@ test *args:
 # kill it 200 times, let 32 processes write at once, on both databases, and kill, stop and cut off workers; CROW_TEST_POSTGRES names a server
 soak:
     CROW_SOAK=200 CROW_TEST_ALL=1 uv run pytest crow-persistence/tests/test_kill.py
-    CROW_SOAK=200 CROW_TEST_ALL=1 uv run pytest crow-cli/tests/test_worker.py
+    CROW_SOAK=200 CROW_TEST_ALL=1 uv run pytest -rP crow-cli/tests/test_worker.py # an hour
     CROW_SOAK=200 uv run pytest -rP crow-agent/tests/test_evaluation_statistics.py # 2,000 experiments for each rate
 
 # the tests of the command, each command and each agent in a process of its own: the gate runs most of them in forks

@@ -1,6 +1,7 @@
-"""Workers on PostgreSQL: each workflow completes once, whatever happens to the workers and their connections.
+"""Workers on PostgreSQL, and one on SQLite: each workflow completes once, whatever happens to them.
 
-CROW_SOAK=200 asks for the long form: 200 workflows and 65 disturbances; CROW_SEED repeats an earlier order of these.
+CROW_SOAK=200 asks for the long form: 200 workflows and 65 disturbances, on SQLite 60; CROW_SEED repeats an earlier
+order of these.
 """
 
 import asyncio
@@ -19,6 +20,7 @@ from uuid import uuid4
 
 import pytest
 from crow_agent.workflows import WorkflowHandle
+from crow_agent.workflows.workflow import find_url
 from sqlalchemy import create_engine, make_url, text
 
 POSTGRES = os.environ.get("CROW_TEST_POSTGRES", "")
@@ -138,6 +140,20 @@ class Site:
         last = {effect.run: effect for effect in self.effects}
         return {run for run, it in last.items() if it.pid == worker.pid and it.time > since} - self.list_ended()
 
+    def list_repeated(self) -> list[str]:
+        """List the calls that ran after their result was stored, and the calls of `note` that ran twice."""
+        stored: set[tuple[str, str]] = set()
+        noted: set[str] = set()
+        repeated: list[str] = []
+        for effect in self.effects:
+            if effect.kind.startswith("stored-"):
+                stored.add((effect.kind.removeprefix("stored-"), effect.what))
+            elif (effect.kind, effect.what) in stored or (effect.kind == "note" and effect.what in noted):
+                repeated.append(f"{effect.kind} {effect.what}")
+            elif effect.kind == "note":
+                noted.add(effect.what)
+        return repeated
+
     def is_done(self) -> bool:
         """Test whether all workflows have ended."""
         return len(self.list_ended()) == RUNS
@@ -167,10 +183,23 @@ def until(condition: Callable[[], object], site: Site, timeout: float = 60.0) ->
         time.sleep(0.1)
 
 
+def check_runs(site: Site, disturbed: int) -> None:
+    """Check that each workflow has completed once, and that no completed call was repeated."""
+
+    async def read() -> list[list[str]]:
+        url = find_url(site.env)[0]
+        return [await WorkflowHandle[list[str]](f"w{n}", url).result() for n in range(RUNS)]
+
+    assert asyncio.run(read()) == [[f"w{n}.{turn}: done" for turn in range(2)] for n in range(RUNS)]
+    assert site.list_repeated() == [], f"CROW_SEED={SEED}"
+    kinds = Counter(effect.kind for effect in site.effects)
+    print(f"{RUNS} workflows completed, {disturbed} disturbances, no completed call repeated, {dict(kinds)}")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(240 + 30 * SOAK)
 def test_every_workflow_completes_once_whatever_happens_to_the_workers(site: Site) -> None:
-    pace, options = (4.0 if SOAK else 0.8), ("--concurrency", "2")
+    pace, options = (5.0 if SOAK else 0.8), ("--concurrency", "2")
     workers = [site.start_worker(*options, pace=pace) for _ in range(2)]
     site.start_runs(RUNS)
     waits: list[float] = []
@@ -178,6 +207,7 @@ def test_every_workflow_completes_once_whatever_happens_to_the_workers(site: Sit
         victim = workers[at % 2]
         since = time.time()
         until(lambda victim=victim, since=since: site.list_runs(victim, since) or site.is_done(), site)
+        assert not site.is_done() or not SOAK, f"all had ended before disturbance {at}; CROW_SEED={SEED}"
         if site.is_done():
             break
         begun = time.time()
@@ -207,14 +237,36 @@ def test_every_workflow_completes_once_whatever_happens_to_the_workers(site: Sit
     for worker in workers:
         worker.terminate()
     assert [worker.wait(60) for worker in workers] == [0, 0], site.log
-
-    async def read() -> list[list[str]]:
-        return [await WorkflowHandle[list[str]](f"w{n}", site.url).result() for n in range(RUNS)]
-
-    assert asyncio.run(read()) == [[f"w{n}.{turn}: done" for turn in range(2)] for n in range(RUNS)]
-    effects = Counter((effect.kind, effect.what) for effect in site.effects)
-    notes = {what: count for (kind, what), count in effects.items() if kind == "note"}
-    assert {what: count for what, count in notes.items() if count > 1} == {}, f"CROW_SEED={SEED}"
+    check_runs(site, len(DISTURBANCES))
     assert waits, f"no take-over was measured; CROW_SEED={SEED}"
     assert max(waits) < TAKEOVER, (waits, f"CROW_SEED={SEED}")
-    print(f"{len(waits)} takeovers after at most {max(waits):.1f} s", effects.total())
+    print(f"{len(waits)} takeovers after at most {max(waits):.1f} s")
+
+
+@pytest.mark.skipif(not SOAK, reason="the kills of crow-agent/tests/test_workflows.py are the short form")
+@pytest.mark.timeout(240 + 30 * SOAK)
+def test_every_workflow_on_sqlite_completes_once_where_its_worker_is_started_again(tmp_path: Path) -> None:
+    site = Site(tmp_path, "")
+    options = ("--concurrency", "4")
+    disturbances = [each for each in DISTURBANCES if each != "cut"]
+    try:
+        worker = site.start_worker(*options, pace=4.0)
+        site.start_runs(RUNS)
+        for at, disturbance in enumerate(disturbances):
+            since = time.time()
+            until(lambda worker=worker, since=since: site.list_runs(worker, since) or site.is_done(), site)
+            assert not site.is_done(), f"all had ended before disturbance {at}; CROW_SEED={SEED}"
+            if disturbance == "stop":
+                worker.send_signal(signal.SIGSTOP)
+                time.sleep(STOPPED)
+                worker.send_signal(signal.SIGCONT)
+                continue
+            worker.send_signal(signal.SIGKILL if disturbance == "kill" else signal.SIGTERM)
+            assert worker.wait(60) == (-signal.SIGKILL if disturbance == "kill" else 0), site.log
+            worker = site.start_worker(*options, pace=4.0)
+        until(lambda: site.is_done(), site, 120 + 10 * SOAK)
+        worker.terminate()
+        assert worker.wait(60) == 0, site.log
+    finally:
+        site.close()
+    check_runs(site, len(disturbances))

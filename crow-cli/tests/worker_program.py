@@ -1,5 +1,8 @@
-"""Workflows for `crow worker`: each has two prompts with two tool calls each, and a step. `EFFECTS` names the file to
-which each run of a tool appends a line, `START` a number of workflows to start: `python worker_program.py` does."""
+"""Workflows for `crow worker`: each has two prompts with two tool calls each, and a step.
+
+`EFFECTS` names the file to which each run of a tool appends a line, and each model call that has its result. `START` is
+a number of workflows to start: `python worker_program.py` does.
+"""
 
 import asyncio
 import os
@@ -42,6 +45,8 @@ def answer(request: dict[str, Any]) -> Reply:
     start = max(at for at, message in enumerate(messages) if message["role"] == "user")
     done = sum(message["role"] == "tool" for message in messages[start:])
     asked = str(messages[start]["content"])
+    if done:  # the model has the result, so it is stored: from now on the call is not repeated
+        append(f"stored-{('note', 'put')[done - 1]} {asked}")
     if done == 2:
         return Reply(f"{asked}: done", pace=0.005)
     call: Any = {"name": ("note", "put")[done], "arguments": {"text": asked}}

@@ -8,10 +8,12 @@ import copy
 import json
 import logging
 import sqlite3
+import sys
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 from zlib import crc32
@@ -30,6 +32,9 @@ from dbos import (
     WorkflowHandleAsync,
 )
 from dbos import WorkflowStatus as StoredWorkflow
+from dbos import (
+    _sys_db as system_database,  # pyright: ignore[reportPrivateUsage]
+)
 from dbos import error as dbos_errors
 from dbos._context import (
     DBOSContext,
@@ -272,6 +277,7 @@ class Engine:
             "log_level": "CRITICAL",
             "notification_listener_polling_interval_sec": 0.2,
         }
+        system_database.time = CLOCK  # pyright: ignore
         self.instance = DBOS(config=config)
         for registration in self.registrations.values():
             self._functions[registration.name] = self._register(registration)
@@ -499,6 +505,42 @@ def get_time(_: str) -> float:
     return time.time()
 
 
+class WaitingClock:
+    """DBOS's `time`: while a task waits for a message, its clock does not jump.
+
+    DBOS compares the deadline with the clock again and again: one that is set forward would end the wait.
+    """
+
+    def __init__(self) -> None:
+        self._offset: ContextVar[float | None] = ContextVar("offset", default=None)
+        """Seconds between the clock and the steady time when the wait began; None in a task that does not wait."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
+
+    def time(self) -> float:
+        """Return the seconds since 1970."""
+        offset = self._offset.get()
+        return time.time() if offset is None else offset + read_steady_time()
+
+    @contextmanager
+    def waiting(self) -> Generator[None]:
+        """Let the clock go on without jumps in the block."""
+        token = self._offset.set(time.time() - read_steady_time())
+        try:
+            yield
+        finally:
+            self._offset.reset(token)
+
+
+def read_steady_time() -> float:
+    """Return seconds that go on, whatever the clock is set to; on Linux also while the machine is suspended."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if sys.platform == "linux" else time.monotonic()
+
+
+CLOCK = WaitingClock()
+
+
 async def sleep(seconds: float) -> None:
     """Sleep durably."""
     await DBOS.sleep_async(seconds)
@@ -506,7 +548,8 @@ async def sleep(seconds: float) -> None:
 
 async def receive(topic: str, seconds: float) -> Any:
     """Wait durably for a message; None if none comes in time."""
-    return await DBOS.recv_async(topic, timeout_seconds=seconds)
+    with CLOCK.waiting():
+        return await DBOS.recv_async(topic, timeout_seconds=seconds)
 
 
 async def set_event(key: str, value: Any) -> None:

@@ -131,12 +131,14 @@ class Place:
 
         async def send(label: str) -> Any:
             key = f"{self.run.id}/{label}" if session.takes_keys else ""
+            waits = Waits(self.run.id)
             try:
-                result = await engine.retry(lambda: ask(key), may_pass, timeout=PATIENCE)
+                result = await engine.retry(lambda: ask(key), waits.may_pass, timeout=PATIENCE)
             except AgentError as error:
                 if get_data(error).get("lost") or session.is_lost:
                     raise self.run.suspend(str(error)) from error
                 raise
+            waits.end()
             if result.stop_reason == "cancelled" and session.is_lost:
                 raise self.run.suspend("its agent was closed.")
             return result_to_plain(result)
@@ -210,6 +212,28 @@ def get_data(error: AgentError) -> dict[str, Any]:
 def may_pass(error: Exception) -> bool:
     """Test whether a prompt may work later: the model is down, or the database does not answer."""
     return isinstance(error, PromptFailed) and bool(get_data(error).get("retry"))
+
+
+class Waits:
+    """Tells a person that a prompt waits, once, and when it goes on."""
+
+    def __init__(self, workflow: str) -> None:
+        self._workflow = workflow
+        self._is_waiting = False
+
+    def may_pass(self, error: Exception) -> bool:
+        """Test whether a prompt may work later; warn where it is the first time."""
+        if not may_pass(error):
+            return False
+        if not self._is_waiting:
+            logger.warning("Workflow %s waits, and asks again for up to a day: %s", self._workflow, error)
+        self._is_waiting = True
+        return True
+
+    def end(self) -> None:
+        """Tell that the prompt has its answer, if it has waited."""
+        if self._is_waiting:
+            logger.warning("Workflow %s goes on.", self._workflow)
 
 
 def is_session_busy(error: Exception) -> bool:
