@@ -21,6 +21,12 @@ def home(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.fixture(autouse=True)
+def own_files(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep what reads the environment of the process away from the user's files."""
+    monkeypatch.setenv("CROW_HOME", str(home / "crow"))
+
+
 @pytest.fixture
 def make_agent(home: Path, tmp_path: Path) -> Callable[..., Agent]:
     """Make an agent whose model plays these replies, or the one that a function makes."""

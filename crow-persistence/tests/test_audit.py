@@ -18,7 +18,7 @@ from crow_core.mcp.server import Server
 from crow_core.messages import Message
 from crow_core.testing import Reply, ScriptedCall, ScriptedModel, connect
 from crow_persistence import audit
-from crow_persistence.audit import anchor, announce, append_rows, list_decisions, make_rows, verify
+from crow_persistence.audit import anchor, announce, append_rows, list_decisions, make_rows, record_decision, verify
 from crow_persistence.database import Database
 from crow_persistence.extension import persistence
 from crow_persistence.heads import AnchoredHead
@@ -112,6 +112,17 @@ def test_decision_and_result_record_who_allowed_what_and_the_outcome(database: D
     assert json.loads(came["files"]) == [{"path": "/p/a.py", "before": "b" * 64, "after": "a" * 64}]
     assert came["previous"] == made["hash"]
     assert verify(database) == []
+
+
+def test_decision_about_no_tool_call_is_in_the_chain(chain: Database):
+    before = len(rows(chain))
+    record_decision(
+        chain, session="r" * 80, call="r/1", tool="approve", allowed=False, by="the user: no", arguments=[1]
+    )
+    assert [(row["session"], row["verdict"], row["by"], row["scope"]) for row in rows(chain)[before:]] == [
+        ("r" * 64, "deny", "the user: no", "once")
+    ]
+    assert verify(chain) == []
 
 
 def test_failed_and_denied_tool_calls_have_results(database: Database):

@@ -84,6 +84,8 @@ from crow_skills.mentions import mentions
 from crow_skills.skills import skills
 from msgspec.json import encode as to_json
 
+from crow_agent.approvals import approvals
+
 Mode = Literal["ask", "accept-edits", "plan", "yolo"]
 Extension = Callable[..., None]
 
@@ -100,7 +102,7 @@ FIRST_EXTENSIONS: tuple[Extension, ...] = (
     *(mentions, agents, skills),
 )
 """Used by default, in this order. `NAME = false` in `[extensions]` leaves one out."""
-OPTIONAL_EXTENSIONS: tuple[Extension, ...] = (budgets, until_done, subagents)
+OPTIONAL_EXTENSIONS: tuple[Extension, ...] = (budgets, until_done, subagents, approvals)
 """Used only when `[extensions]` names them, in the order of the file, as are the user's own."""
 LAST_EXTENSIONS: tuple[Extension, ...] = (compact, structured_output)
 """Used by default, after all others: they read what the others add to a session."""
@@ -129,11 +131,13 @@ async def build(
     `models` replaces the configured models, `tools` names the only tools of crow's own to offer, `database` is the URL
     of another database, `system` replaces the system prompt. `allow` and `deny` are permission rules beside the
     configured ones. `without` names extensions to leave out: `persistence` stores sessions, `ask_user` lets the model
-    ask the user. `extra_secrets` are values to mask beside those of the configuration. Raises ConfigError for a
-    setting that cannot be used, ModelError when no model is found.
+    ask the user, and `approvals` goes with it. `extra_secrets` are values to mask beside those of the configuration.
+    Raises ConfigError for a setting that cannot be used, ModelError when no model is found.
     """
     if mode not in (None, *get_args(Mode)):
         raise ConfigError(f"There is no mode {mode!r}. Give one of: {', '.join(get_args(Mode))}.")
+    if ask_user in without:
+        without = [*without, approvals]
     home = Home.find(env)
     config, env = load_config(home, env), load_environment(home, env)
     found = await search_models(config, env, model) if models is None else FoundModels(dict(models), "given")

@@ -128,6 +128,18 @@ def append_rows(connection: Connection, database: Database, rows: Sequence[Audit
     return AnchoredHead(end.count, end.hash, ChainHead(end.count + len(rows), previous))
 
 
+def record_decision(
+    database: Database, *, session: str, call: str, tool: str, allowed: bool, by: str, arguments: Any
+) -> None:
+    """Append a decision that is about no tool call of a session, in a transaction of its own. Raises StoreError."""
+    notes = {"call": call, "tool": tool, "is": "allow" if allowed else "deny", "by": by, "scope": "once"}
+    row = to_decision_row({**notes, "arguments": digest(arguments)})
+    row |= {"session": escape_text(session)[:64], "at": leases.now()}
+    with database.begin_write() as connection:
+        announce(connection, database, head := append_rows(connection, database, [row]))
+    anchor(database, head)
+
+
 def lock_chain(connection: Connection) -> None:
     """Keep others from appending to the chain until the transaction ends. SQLite allows one writer at a time."""
     if connection.dialect.name == "postgresql":

@@ -4,6 +4,9 @@ Importing this loads no engine; it is loaded when the first workflow starts.
 """
 
 from crow_agent.workflows.approvals import Approval as Approval
+from crow_agent.workflows.approvals import WaitingApproval as WaitingApproval
+from crow_agent.workflows.approvals import show_waiting as show_waiting
+from crow_agent.workflows.approvals import through_client as through_client
 from crow_agent.workflows.errors import WorkflowCancelled as WorkflowCancelled
 from crow_agent.workflows.errors import WorkflowChanged as WorkflowChanged
 from crow_agent.workflows.errors import WorkflowConflict as WorkflowConflict
@@ -11,7 +14,6 @@ from crow_agent.workflows.errors import WorkflowError as WorkflowError
 from crow_agent.workflows.errors import WorkflowFailed as WorkflowFailed
 from crow_agent.workflows.errors import WorkflowNotFound as WorkflowNotFound
 from crow_agent.workflows.queues import WorkflowQueue as WorkflowQueue
-from crow_agent.workflows.workflow import WaitingApproval as WaitingApproval
 from crow_agent.workflows.workflow import Workflow as Workflow
 from crow_agent.workflows.workflow import WorkflowHandle as WorkflowHandle
 from crow_agent.workflows.workflow import WorkflowStatus as WorkflowStatus

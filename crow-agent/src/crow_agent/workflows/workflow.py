@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import importlib
 import inspect
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -10,7 +11,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from crow_agent.durable import PLACE
-from crow_agent.workflows.approvals import Approval
+from crow_agent.workflows.approvals import Approval, Ask, WaitingApproval, show_waiting
 from crow_agent.workflows.errors import (
     WorkflowConflict,
     WorkflowError,
@@ -113,19 +114,6 @@ class WorkflowStatus:
     parent: str = ""
     """The id of the run that started it."""
     forked_from: str = ""
-
-
-@dataclass
-class WaitingApproval:
-    """A run that waits for a person."""
-
-    workflow_id: str
-    label: str
-    """The step."""
-    value: Any
-    """The value to approve, as JSON values."""
-    seconds: float
-    """The seconds for which it waits."""
 
 
 class WorkflowHandle(Generic[T]):
@@ -242,10 +230,12 @@ async def answer(
     label: str = "",
     url: str = "",
     env: Mapping[str, str] | None = None,
+    by: str = "the program",
 ) -> None:
     """Answer what a run waits for, from any process; the first answer counts. It needs no running engine.
 
-    `label`: the step, if it waits for more than one answer. Raises WorkflowError if it waits for none.
+    The answer is stored in the audit log first, as given by `by`. `label`: the step, if it waits for more than one
+    answer. Raises WorkflowError if it waits for none, or if the audit log cannot be written.
     """
     from crow_agent.workflows import engine, place
 
@@ -256,10 +246,40 @@ async def answer(
     if len(waiting) > 1:
         labels = ", ".join(each.label for each in waiting)
         raise WorkflowError(f"Workflow {workflow_id} waits for several approvals: name the step, one of {labels}.")
+    await asyncio.to_thread(record_answer, waiting[0], Approval(approved, note), by, env)
     topic = place.WAITING + waiting[0].label
     async with engine.open_store(url) as store:
         message = {"approved": approved, "note": note}
         await store.send_async(workflow_id, message, topic, idempotency_key=f"{workflow_id}/{topic}")
+
+
+def record_answer(waiting: WaitingApproval, given: Approval, by: str, env: Mapping[str, str] | None) -> None:
+    """Store an answer in the audit log of crow's database. Raises WorkflowError."""
+    import os
+
+    from crow_core.errors import ConfigError, StoreError
+    from crow_core.settings.config import Home, get_database_url, load_config
+    from crow_persistence.audit import record_decision
+    from crow_persistence.database import Database
+
+    env = os.environ if env is None else env
+    try:
+        home = Home.find(env)
+        database = Database(get_database_url(load_config(home, env), home), home.data)
+        try:
+            record_decision(
+                database,
+                session=waiting.workflow_id,
+                call=f"{waiting.workflow_id}/{waiting.label}",
+                tool="approve",
+                allowed=given.approved,
+                by=f"{by}: {given.note}" if given.note else by,
+                arguments=waiting.value,
+            )
+        finally:
+            database.close()
+    except (ConfigError, StoreError) as error:
+        raise WorkflowError(f"The answer was not given, as it could not be stored in the audit log: {error}") from error
 
 
 async def cancel(workflow_id: str, *, url: str = "", env: Mapping[str, str] | None = None) -> None:
@@ -452,6 +472,7 @@ async def open_workflows(
     queues: Sequence[WorkflowQueue] = (),
     listen: Sequence[str] | None = None,
     drain: float = 0,
+    ask: Ask | None = None,
     env: Mapping[str, str] | None = None,
 ) -> "AsyncGenerator[Engine]":
     """Start the engine of workflows, and stop it at the end of the block; what still runs then is suspended.
@@ -459,12 +480,17 @@ async def open_workflows(
     `workflows`: by default all that were defined. `url`: the database, by default PostgreSQL as configured for
     sessions, else a file of SQLite in crow's folder. `executor`: an id of this process among those that share the
     database; on SQLite, a process gets a free one by default. `queues`: limits of queues. `listen`: the queues to take
-    work from, by default all. `drain`: the most seconds to wait at the end for what runs.
+    work from, by default all. `drain`: the most seconds to wait at the end for what runs. `ask`: is called with what
+    workflows wait for, and returns the answer; see `show_waiting`.
     """
     engine = await launch(workflows, url=url, executor=executor, queues=queues, listen=listen, env=env)
+    showing = asyncio.ensure_future(show_waiting(ask, url=engine.url, env=env)) if ask else None
     try:
         yield engine
     finally:
+        if showing is not None:
+            showing.cancel()
+            await asyncio.wait([showing])
         from crow_agent.workflows import engine as port
 
         port.ENGINE = None
@@ -481,10 +507,8 @@ async def launch(
     env: Mapping[str, str] | None = None,
 ) -> "Engine":
     """Start the engine of this process, which it keeps until its end. The arguments are those of `open_workflows`."""
-    try:
-        from crow_agent.workflows import engine as port  # DBOS takes long to load, and is an extra
-    except ModuleNotFoundError as error:
-        raise WorkflowError("Durable workflows need DBOS: install crow-agent[workflows].") from error
+    import_engine()
+    from crow_agent.workflows import engine as port
     from crow_agent.workflows.place import Place
 
     if port.ENGINE is not None:
@@ -524,12 +548,18 @@ async def launch(
 
 async def get_engine() -> "Engine":
     """Return the engine of this process, started if need be."""
-    try:
-        from crow_agent.workflows import engine as port
-    except ModuleNotFoundError as error:
-        raise WorkflowError("Durable workflows need DBOS: install crow-agent[workflows].") from error
+    import_engine()
+    from crow_agent.workflows import engine as port
 
     if port.ENGINE is not None and port.ENGINE.loop.is_closed():
         gone, port.ENGINE = port.ENGINE, None
         await asyncio.to_thread(gone.destroy)
     return port.ENGINE or await launch()
+
+
+def import_engine() -> None:
+    """Import the engine, which takes long. Raises WorkflowError without the extra that it needs."""
+    try:
+        importlib.import_module("crow_agent.workflows.engine")
+    except ModuleNotFoundError as error:
+        raise WorkflowError("Durable workflows need DBOS: install crow-agent[workflows].") from error
