@@ -1,10 +1,11 @@
 """Durable workflows while the clock jumps, the model is down, the disk is full or the program is updated."""
 
 import asyncio
+import sqlite3
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,24 @@ from typing import Any
 import pytest
 import stamina
 from crow_agent import Agent, tool
-from crow_agent.workflows import approve, list_waiting, list_workflows, open_workflows, sleep, workflow
+from crow_agent.workflows import (
+    WorkflowQueue,
+    answer,
+    approve,
+    engine,
+    fork,
+    list_waiting,
+    list_workflows,
+    open_workflows,
+    sleep,
+    step,
+    workflow,
+)
 from crow_core.errors import ModelError
 from crow_core.testing import Reply
 from dbos import _scheduler
 from dbos._sys_db import SystemDatabase
+from sqlalchemy import event
 
 Make = Callable[..., Agent]
 Open = Callable[..., Any]
@@ -209,3 +223,153 @@ def test_prompt_waits_for_a_model_that_is_down_for_an_hour(
         "Workflow w waits, and asks again for up to a day: The model is down.",
         "Workflow w goes on.",
     ]
+
+
+def test_run_that_waits_goes_on_after_an_update_of_its_code_and_of_the_database(
+    make_agent: Make, opened: Open, url: str, home: Path
+) -> None:
+    agents: list[Agent] = []
+
+    def define(version: str, *words: str) -> Any:
+        @workflow(name="work", version=version)
+        async def work() -> str:
+            session = await agents[-1].session()
+            answers = [(await session.prompt(each)).text for each in words]
+            given = await approve("Go on?")
+            return f"{version} {bool(given)} {answers} {(await session.prompt('Last?')).text}"
+
+        return work
+
+    async def main() -> None:
+        agents.append(make_agent(Reply("One.")))
+        async with agents[-1], opened(work := define("1", "First?")):
+            await work.start(id="w")
+            await until_waiting(url)
+        with closing(sqlite3.connect(home / "crow" / "crow.db")) as database:  # as an earlier crow has left it
+            database.executescript(
+                "DROP TABLE cells; DROP TABLE evaluations; UPDATE alembic_version SET version_num = '0004'"
+            )
+        agents.append(make_agent(Reply("Two."), Reply("Three.")))
+        async with agents[-1], opened(new := define("2", "First?", "Second?")):
+            moved = await fork("w", step=3, id="v", version="2", url=url)
+            while not await list_waiting("v", url=url):
+                await asyncio.sleep(0.02)
+            await moved.approve()
+            assert await moved.result() == "2 True ['One.', 'Two.'] Three."
+            assert new.version == "2"
+        agents.append(make_agent(Reply("Four.")))
+        async with agents[-1], opened(work := define("1", "First?")):
+            await answer("w", True, url=url)
+            assert await work.retrieve("w").result() == "1 True ['One.'] Four."
+
+    asyncio.run(main())
+
+
+def test_fork_of_a_run_that_waits_waits_for_an_answer_of_its_own(opened: Open, url: str) -> None:
+    @workflow
+    async def work() -> bool:
+        return bool(await approve("Go on?"))
+
+    async def main() -> None:
+        async with opened(work):
+            first = await work.start(id="w")
+            await until_waiting(url)
+            second = await fork("w", url=url)
+            while len(await list_waiting(url=url)) < 2:
+                await asyncio.sleep(0.02)
+            await second.approve(False)
+            assert await second.result() is False
+            await first.approve()
+            assert await first.result() is True
+
+    asyncio.run(main())
+
+
+def test_scheduled_run_that_was_interrupted_is_finished_by_another_program(opened: Open, url: str) -> None:
+    @workflow(schedule="* * * * * *")
+    async def tick() -> bool:
+        return bool(await approve("Go on?"))
+
+    @workflow
+    async def other() -> None: ...
+
+    async def main() -> None:
+        async with opened(tick):
+            await until_waiting(url)
+            id = (await list_waiting(url=url))[0].workflow_id
+        async with opened(tick, other):
+            await answer(id, True, url=url)
+            assert await tick.retrieve(id).result() is True
+
+    asyncio.run(main())
+
+
+def test_queue_of_a_provider_limits_the_prompts_of_all_workflows(make_agent: Make, opened: Open) -> None:
+    begun: list[float] = []
+
+    def reply(request: Any) -> Reply:
+        begun.append(time.monotonic())
+        return Reply("Yes.")
+
+    @workflow(queue=WorkflowQueue("provider", rate=(2, 1.0)))
+    async def ask(words: str) -> str:
+        return (await agent.prompt(words)).text
+
+    @workflow
+    async def first() -> list[str]:
+        return [await (await ask.start(f"{n}?")).result() for n in range(2)]
+
+    @workflow
+    async def second() -> list[str]:
+        handles = [await ask.start(f"{n}?") for n in range(3)]
+        return [await handle.result() for handle in handles]
+
+    agent = make_agent(reply)
+
+    async def main() -> None:
+        async with agent, opened(ask, first, second):
+            runs = [await first.start(), await second.start()]
+            assert [await run.result() for run in runs] == [["Yes."] * 2, ["Yes."] * 3]
+
+    asyncio.run(main())
+    assert begun[-1] - begun[0] > 1.0, "five prompts at two a second"
+
+
+def test_disk_that_is_full_makes_a_workflow_wait(
+    opened: Open, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(engine, "STORE_INTERVAL", 0.05)
+    is_full = False
+    done: list[str] = []
+
+    @step
+    async def note(text: str) -> str:
+        nonlocal is_full
+        done.append(text)
+        is_full = len(done) == 1
+        return text + " " * 20_000
+
+    @workflow
+    async def work() -> list[str]:
+        return [(await note("one")).strip(), (await note("two")).strip()]
+
+    def limit(connection: Any, *_: Any) -> None:
+        pages = connection.execute("PRAGMA page_count").fetchone()[0]
+        connection.execute(f"PRAGMA max_page_count = {pages if is_full else 1 << 30}")
+
+    async def main() -> None:
+        nonlocal is_full
+        async with opened(work) as running:
+            event.listen(running.instance._sys_db.engine, "checkout", limit)
+            handle = await work.start(id="w")
+            while not caplog.messages:
+                await asyncio.sleep(0.02)
+            assert (await handle.status()).state == "running"
+            is_full = False
+            assert await handle.result() == ["one", "two"]
+
+    asyncio.run(main())
+    assert caplog.messages == [
+        "Workflow w waits, as its progress cannot be stored (database or disk is full). It goes on by itself."
+    ]
+    assert done == ["one", "one", "two"], "a step whose result could not be stored runs again"

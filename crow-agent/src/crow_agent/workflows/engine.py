@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -43,6 +43,7 @@ from dbos._context import (
     get_local_dbos_context,
 )
 from dbos._utils import INTERNAL_QUEUE_NAME
+from sqlalchemy.exc import DBAPIError
 
 from crow_agent.durable import outside_workflows
 from crow_agent.workflows.errors import (
@@ -69,6 +70,12 @@ RECOVERIES = 1_000_000
 """A workflow may be interrupted this often; DBOS would give it up after 100 times."""
 BRANCH_STEPS, BRANCHES = 1 << 16, 1 << 14
 """The most steps of a branch, and the most branches with exact numbers, of the 2**31 numbers of a workflow."""
+
+
+STORE_INTERVAL = 5.0
+"""Seconds between two attempts to go on with workflows whose progress could not be stored."""
+PROGRESS_TABLES = ("operation_outputs", "workflow_status", "workflow_events", "notifications")
+"""The tables of DBOS that a running workflow writes."""
 
 
 class StoredJson(Serializer):
@@ -239,6 +246,9 @@ class Engine:
         self._is_fenced = False
         """True if no workflow may run here for now."""
         self._is_closing = False
+        self._unstored: set[str] = set()
+        """Workflows that wait until their progress can be stored."""
+        self._storing: asyncio.Task[None] | None = None
         self._suspended: set[str] = set()
         """Workflows that were suspended here."""
         self._dead: set[str] = set()
@@ -333,6 +343,11 @@ class Engine:
                 raise
             except dbos_errors.DBOSUnexpectedStepError as error:
                 raise explain_change(error) from None
+            except DBAPIError as error:
+                if not is_about_progress(error):
+                    raise
+                self._wait_for_store(execution.id, error)
+                raise asyncio.CancelledError from None
             if execution.is_suspended:
                 self._suspended.add(execution.id)
                 raise asyncio.CancelledError
@@ -340,6 +355,37 @@ class Engine:
 
         run.__qualname__ = registration.name
         return DBOS.workflow(name=registration.name, max_recovery_attempts=RECOVERIES)(run)
+
+    def _wait_for_store(self, id: str, error: DBAPIError) -> None:
+        """Run a workflow again when its progress can be stored."""
+        why = " ".join(str(error.orig).split())
+        logger.warning("Workflow %s waits, as its progress cannot be stored (%s). It goes on by itself.", id, why)
+        self._unstored.add(id)
+        if self._storing is None or self._storing.done():
+            self._storing = asyncio.ensure_future(self._store_again())
+
+    async def _store_again(self) -> None:
+        while self._unstored:
+            await asyncio.sleep(STORE_INTERVAL)
+            for id in [*self._unstored]:
+                with suppress(DBAPIError):
+                    await asyncio.to_thread(self._forget_failed_step, id)
+                    await asyncio.to_thread(self._put_back, id)
+                    self._unstored.discard(id)
+
+    def _forget_failed_step(self, id: str) -> None:
+        """Delete the last step of a workflow if it has failed: DBOS stores an error where it cannot store a result."""
+        system: Any = self.instance._sys_db
+        steps = system.tables.operation_outputs
+        with system.engine.begin() as connection:
+            its = sa.select(steps.c.function_id, steps.c.error).where(steps.c.workflow_uuid == id)
+            last = connection.execute(its.order_by(steps.c.function_id.desc()).limit(1)).one_or_none()
+            if last is not None and last.error is not None:
+                where = (steps.c.workflow_uuid == id, steps.c.function_id == last.function_id)
+                connection.execute(sa.delete(steps).where(*where))
+
+    def _put_back(self, id: str) -> None:
+        self.instance._sys_db.reenqueue_for_recovery(id, [self.executor], INTERNAL_QUEUE_NAME)
 
     def recover(self, executors: Sequence[str]) -> list[str]:
         """Go on with the unfinished workflows of these executors, which have ended. Return their ids."""
@@ -383,7 +429,7 @@ class Engine:
             return
         for id in [*self._suspended]:
             self._suspended.discard(id)
-            self.instance._sys_db.reenqueue_for_recovery(id, [self.executor], INTERNAL_QUEUE_NAME)
+            self._put_back(id)
 
     def _recover_dead(self, locks: ExecutorLocks) -> None:
         """Go on with the unfinished workflows of other executors whose process has ended."""
@@ -400,17 +446,22 @@ class Engine:
         system: Any = self.instance._sys_db
         table = system.tables.workflow_status
         with system.engine.begin() as connection:
-            columns = (table.c.workflow_uuid, table.c.name, table.c.attributes, table.c.status, table.c.executor_id)
+            columns = (
+                table.c[name] for name in ("workflow_uuid", "name", "attributes", "inputs", *("status", "executor_id"))
+            )
             rows = connection.execute(
                 sa.select(*columns).where(table.c.status.in_(UNFINISHED), table.c.application_version != self.version)
             ).all()
+        unknown = [row.workflow_uuid for row in rows if not read_version(row.attributes)]
+        runs = DBOS.list_workflows(workflow_ids=unknown) if unknown else []
+        scheduled = {run.workflow_id: read_scheduled_version(run.input) for run in runs}
         interrupted: list[str] = []
         with system.engine.begin() as connection:
             for row in rows:
                 ours = self.registrations.get(row.name)
                 if ours is None:
                     continue
-                if (version := read_version(row.attributes)) == ours.version:
+                if (version := read_version(row.attributes) or scheduled[row.workflow_uuid]) == ours.version:
                     its = (table.c.workflow_uuid == row.workflow_uuid, table.c.status.in_(UNFINISHED))
                     connection.execute(sa.update(table).where(*its).values(application_version=self.version))
                     if (row.status, row.executor_id) == ("PENDING", self.executor):
@@ -438,6 +489,8 @@ class Engine:
     async def close(self, drain: float = 0) -> None:
         """Stop the engine. What runs is suspended, after at most `drain` seconds in which it may end."""
         self._is_closing = self._is_fenced = True
+        if self._storing is not None:
+            self._storing.cancel()
         running: set[asyncio.Task[Any]] = self.instance._workflow_tasks if self.instance else set()
         if running and drain:
             await asyncio.wait([*running], timeout=drain)
@@ -474,6 +527,20 @@ def describe_program(registrations: Sequence[Registration]) -> str:
 def read_version(attributes: Any) -> str:
     """Return the version of a workflow from its stored attributes; "" if there is none."""
     return str(read_attributes(attributes).get("version", ""))
+
+
+def read_scheduled_version(arguments: Any) -> str:
+    """Return the version of a workflow that a schedule has started from its arguments; "" for another one."""
+    match arguments:
+        case {"args": [_, {"version": str(version)}]}:
+            return version
+        case _:
+            return ""
+
+
+def is_about_progress(error: DBAPIError) -> bool:
+    """Test whether an error comes from a table of DBOS, and not from the program's own database."""
+    return any(name in (error.statement or "") for name in PROGRESS_TABLES)
 
 
 def read_attributes(attributes: Any) -> dict[str, Any]:

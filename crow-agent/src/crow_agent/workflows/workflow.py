@@ -169,7 +169,7 @@ def to_status(stored: Any) -> WorkflowStatus:
     from crow_agent.workflows import engine
 
     given: Any = stored.input["args"][0] if stored.input and stored.input["args"] else None
-    version = engine.read_version(stored.attributes)
+    version = engine.read_version(stored.attributes) or engine.read_scheduled_version(stored.input)
     ours = WORKFLOWS.get(stored.name)
     return WorkflowStatus(
         stored.workflow_id,
