@@ -1,5 +1,6 @@
 """`crow acp`: the agent on standard input and output, for an editor."""
 
+import asyncio
 import os
 import sys
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from crow_core.errors import ConfigError, ModelError
 from crow_core.models.chat import Model
 from crow_core.settings.config import Home, load_config, load_environment
 from crow_core.settings.discovery import search_models, takes_audio
+from crow_core.settings.login_path import complete_path, lacks_login_path
 
 from crow_cli.process import find_command, hide_memory, log_to_stderr, run_to_end
 
@@ -72,6 +74,8 @@ class ConfiguredApp(LazyApp):
         from crow_agent.app import build  # imported here so that `initialize` is answered without it
 
         hide_memory()
+        if lacks_login_path(os.environ):
+            await asyncio.to_thread(complete_path, os.environ, Home.find(os.environ).data)
         self._settings = None if models is not None else stat_settings(Home.find(os.environ))
         return await build(os.environ, model=self._model, models=models)
 

@@ -27,6 +27,7 @@ from crow_core.settings.config import (
     load_environment,
     load_project_config,
 )
+from crow_core.settings.login_path import lacks_login_path, read_login_path
 from crow_core.settings.project_files import list_settings
 from crow_core.settings.trust import TrustedFolders
 
@@ -168,13 +169,6 @@ def check_servers(machine: Machine) -> Iterator[tuple[Verdict, str]]:
                 "no",
                 f"MCP server {name}: there is no program {server.command!r} on PATH.{advice}",
             )
-        elif shutil.which(os.path.expanduser(server.command), path=EDITOR_PATH) is None and "/" not in server.command:
-            place = shutil.which(server.command, path=path)
-            yield (
-                "partly",
-                f"MCP server {name}: an editor that is started from the desktop may not find {server.command!r}. "
-                f"Write its whole path: {place}.",
-            )
     for name, agent in config.agents.items() if config else ():
         if not agent.disabled and shutil.which(os.path.expanduser(agent.command), path=path) is None:
             yield (
@@ -296,6 +290,13 @@ def check_path(machine: Machine) -> Iterator[tuple[Verdict, str]]:
         )
     elif shutil.which("crow", path=EDITOR_PATH) is None:
         yield "ok", f"{own}. An editor needs this whole path, as `crow acp --print-config` prints it."
+    if lacks_login_path(machine.env):
+        path = read_login_path(machine.env, machine.home.data)
+        yield (
+            ("ok", f"No shell has set PATH. `crow acp` takes that of the login shell: {path}")
+            if path
+            else ("partly", "No shell has set PATH, and the login shell does not say its own. Set SHELL to your shell.")
+        )
     for name in (one for one in machine.env.get("PATH", "").split(os.pathsep) if not os.path.isabs(one)):
         yield "partly", f"PATH has the relative folder {name!r}: a project could replace programs. Remove it."
 

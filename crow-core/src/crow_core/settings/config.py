@@ -285,8 +285,16 @@ class Home(Struct, frozen=True):
 
     @classmethod
     def find(cls, env: Mapping[str, str]) -> "Home":
-        """Return `$CROW_HOME` for both, else the XDG folders (XDG Base Directory Specification), if absolute."""
-        user = Path(env.get("HOME") or Path.home())
+        """Return `$CROW_HOME` for both, else the XDG folders (XDG Base Directory Specification), if absolute.
+
+        Raises ConfigError where none of them is set and the user has no home folder.
+        """
+        try:
+            user = Path(env.get("HOME") or Path.home())
+        except RuntimeError as error:
+            if not env.get("CROW_HOME"):
+                raise ConfigError("crow finds no home folder for its files. Set HOME, or CROW_HOME.") from error
+            user = Path(env["CROW_HOME"])
 
         def get_path(variable: str) -> Path:
             return Path(re.sub("^~(?=/|$)", lambda _: str(user), env.get(variable, "")))

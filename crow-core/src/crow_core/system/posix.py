@@ -7,9 +7,10 @@ assert sys.platform != "win32"
 import asyncio  # noqa: E402
 import fcntl  # noqa: E402
 import os  # noqa: E402
+import pwd  # noqa: E402
 import signal  # noqa: E402
 import stat  # noqa: E402
-from collections.abc import Callable  # noqa: E402
+from collections.abc import Callable, Mapping  # noqa: E402
 from contextlib import suppress  # noqa: E402
 from pathlib import Path  # noqa: E402
 
@@ -151,6 +152,13 @@ def make_shell_command(command: str) -> list[str]:
 def read_user_shell() -> list[str]:
     """Return the program and options that run a command as the user would; the command follows."""
     return [os.environ.get("SHELL") or "/bin/sh", "-c"]
+
+
+def find_login_shell(env: Mapping[str, str]) -> str:
+    """Return the path of the shell that the user logs in with; "" if there is none."""
+    with suppress(KeyError):
+        return env.get("SHELL") or pwd.getpwuid(os.getuid()).pw_shell
+    return ""
 
 
 def open_terminal() -> int:

@@ -11,7 +11,7 @@ import signal  # noqa: E402
 import stat  # noqa: E402
 import subprocess  # noqa: E402
 import time  # noqa: E402
-from collections.abc import Callable  # noqa: E402
+from collections.abc import Callable, Mapping  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 BINARY = os.O_BINARY
@@ -140,6 +140,11 @@ def make_shell_command(command: str) -> list[str]:
 
 def read_user_shell() -> list[str]:
     return ["powershell.exe", "-NoLogo", "-Command"]
+
+
+def find_login_shell(env: Mapping[str, str]) -> str:
+    """Return "": the registry's PATH is that of every process."""
+    return ""
 
 
 def open_terminal() -> int:
