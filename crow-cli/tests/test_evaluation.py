@@ -94,7 +94,12 @@ async def test_agent_that_mends_a_file_passes_in_a_copy_of_it(machine: "Machine"
         done = await machine.crow("eval", "tasks", "--json")
         shown = await machine.crow("eval", "show", json.loads(done.out)["id"][:6])
         sessions = await machine.crow("sessions", "show", json.loads(done.out)["cells"][0]["session"])
+        stats = await machine.crow("prompts", "stats", "system", "--json")
+        table = await machine.crow("prompts", "stats", "system")
     assert done.code == 0, done.err
+    (version,) = json.loads(stats.out)
+    assert (version["passed"], version["not_passed"], version["pass_rate"]["rate"]) == (1, 0, 1)
+    assert "1/1 21%-100%" in table.out
     report = json.loads(done.out)
     (cell,) = report["cells"]
     assert cell["state"] == "passed"

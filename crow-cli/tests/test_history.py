@@ -205,6 +205,46 @@ async def test_prompts_have_versions_that_can_be_compared(machine: "Machine"):
     assert len((await run_command(machine, "prompts", "history", "system@2")).out.splitlines()) == 2
 
 
+async def test_version_of_a_prompt_is_promoted_pinned_to_a_project_and_used_in_a_session(machine: "Machine"):
+    own, pinned = Path(machine.env["CROW_HOME"], "prompts"), machine.project / ".crow" / "prompts"
+    os.makedirs(own)
+    for text in ("You are a crow in {{ cwd }}.\n", "You are a raven in {{ cwd }}.\n", "You are in {{ nowhere }}.\n"):
+        (own / "system.md.j2").write_text(text)
+        await machine.crow("run", "hi") if "nowhere" in text else await talk(machine)
+
+    async def sent() -> str:
+        return (await talk(machine)).requests[-1]["messages"][0]["content"]
+
+    (own / "system.md.j2").write_text("Never used.\n")
+    refused = await machine.crow("prompts", "promote", "system@1")
+    assert (refused.code, "would be lost" in refused.err) == (2, True)
+    (own / "system.md.j2").unlink()
+    assert (await run_command(machine, "prompts", "promote", "system@2")).out.endswith("is system@2.\n")
+    assert await sent() == f"You are a raven in {machine.project}."
+    assert "in place of system@2" in (await run_command(machine, "prompts", "promote", "system@1")).out
+    assert await sent() == f"You are a crow in {machine.project}."
+    await run_command(machine, "prompts", "pin", "system@2")
+    assert await sent() == f"You are a crow in {machine.project}.", "the folder is not trusted"
+    await run_command(machine, "trust", "--yes")
+    assert await sent() == f"You are a raven in {machine.project}."
+    assert "which was system@2" in (await run_command(machine, "prompts", "unpin", "system")).err
+    assert not (pinned / "system.md.j2").exists()
+    assert "'nowhere' is undefined" in (await machine.crow("prompts", "promote", "system@3")).err
+
+    server = ScriptedServer([Reply("One."), Reply("Two.")])
+    async with server:
+        machine.ask(server.url)
+        async with machine.editor() as editor:
+            id = (await editor.new_session(str(machine.project))).session_id
+            await editor.prompt(id, "Hello.")
+            await editor.prompt(id, "/prompts use system@7")
+            assert "system has no version 7" in editor.text
+            await editor.prompt(id, "/prompts use system@2")
+            await editor.prompt(id, "Hello again.")
+    said = [request["messages"][0]["content"].split()[3] for request in server.requests]
+    assert said == ["crow", "raven"]
+
+
 async def test_printed_request_is_what_was_sent(machine: "Machine"):
     replies = [Reply("I look.", reasoning="Hm.", tool_calls=[command("echo ünïcödé")]), Reply("Done.")]
     server = await talk(machine, *replies)

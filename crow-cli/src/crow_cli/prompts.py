@@ -1,9 +1,13 @@
-"""`crow prompts`: list the versions of prompts, compare them, and show the texts rendered from them."""
+"""`crow prompts`: list the versions of prompts, compare and choose them, and show the texts rendered from them."""
 
+import os
+from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
+from crow_core.errors import ConfigError
+from crow_core.settings.config import Config, Home, load_config
 
 from crow_cli.console import (
     AS_JSON,
@@ -21,11 +25,12 @@ from crow_cli.process import fail
 from crow_cli.storage import connect
 
 PROMPT = click.argument("prompt", metavar="NAME[@N]")
+FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 
 
 @click.group()
 def prompts() -> None:
-    """List, show and compare the versions of prompts. NAME means its newest version, NAME@2 its second."""
+    """List, show, compare and choose the versions of prompts. NAME means its newest version, NAME@2 its second."""
 
 
 @prompts.command("list")
@@ -93,20 +98,26 @@ def diff(first: str, second: str, rendered: bool) -> None:
 @click.argument("name", required=False, default="")
 @AS_JSON
 def stats(name: str, as_json: bool) -> None:
-    """Sum the sessions, model calls, tokens, cost and ratings of each version.
+    """Sum the sessions, model calls, tokens, cost, ratings and passed evaluations of each version.
 
-    Ratings are those of /good and /bad; the last one of an answer counts.
+    Ratings are those of /good and /bad; the last one of an answer counts. Rates have 95 % intervals (Wilson).
     """
+    from crow_agent.evaluation.statistics import wilson
     from crow_persistence.prompts import find_version, list_stats
 
     with connect() as connection:
         if name:
             find_version(connection, name)  # refuses an unknown name
         found = list_stats(connection, name)
+    for one in found:
+        for what, yes, no in (("pass_rate", "passed", "not_passed"), ("good_rate", "good", "bad")):
+            if count := one[yes] + one[no]:
+                interval = wilson(one[yes], count)
+                one[what] = {"rate": one[yes] / count, "low": interval.low, "high": interval.high}
     if as_json:
         print_json(found)
     elif found:
-        heads = ("PROMPT", "SESSIONS", "CALLS", "FAILED", "IN", "CACHED", "OUT", "GOOD", "BAD", "COST")
+        heads = ("PROMPT", "SESSIONS", "CALLS", "FAILED", "IN", "CACHED", "OUT", "GOOD", "BAD", "PASSED", "COST")
         print_table(heads, map(to_stats_row, found))
     else:
         print_note("No prompt has been used yet.")
@@ -116,7 +127,11 @@ def to_stats_row(stats: dict[str, Any]) -> tuple[str, ...]:
     """Convert the sums of a version to a row of the table."""
     names = ("sessions", "calls", "failed", "input", "cached", "output", "good", "bad")
     cost = ", ".join(f"{amount:.4f} {currency}" for currency, amount in stats["cost"].items())
-    return (f"{stats['name']}@{stats['number']}", *(f"{stats[name]:,}" for name in names), cost or "-")
+    passed = "-"
+    if rate := stats.get("pass_rate"):
+        of = stats["passed"] + stats["not_passed"]
+        passed = f"{stats['passed']}/{of} {rate['low']:.0%}-{rate['high']:.0%}"
+    return (f"{stats['name']}@{stats['number']}", *(f"{stats[name]:,}" for name in names), passed, cost or "-")
 
 
 @prompts.command()
@@ -149,6 +164,108 @@ def history(prompt: str, limit: int, with_text: bool, as_json: bool) -> None:
     for row, text_ in zip(rows, texts, strict=True):
         click.secho(escape_line("  ".join(row)), bold=True)
         click.echo(indent(text_))
+
+
+@prompts.command()
+@PROMPT
+@click.option("--folder", type=FOLDER, default=".", help="The project's folder.")
+def pin(prompt: str, folder: Path) -> None:
+    """Use a version of a prompt in the sessions of a project: write it to .crow/prompts.
+
+    Example: crow prompts pin system@3
+    """
+    place_version(prompt, folder.absolute() / ".crow" / "prompts")
+    print_note("It is used in new sessions of this folder once the folder is trusted: run crow trust there.")
+
+
+@prompts.command()
+@PROMPT
+def promote(prompt: str) -> None:
+    """Use a version of a prompt in all projects that have no own: write it to the user's prompts.
+
+    Example: crow prompts promote system@3
+    """
+    home = Home.find(os.environ)
+    if prompt.rpartition("@")[0] in ("", "system") and load_own_config(home).prompts.system:
+        fail(
+            f"{home.config / 'config.toml'} names another file in [prompts] system, which counts. Remove that setting."
+        )
+    place_version(prompt, home.config / "prompts")
+    print_note("It is used in new sessions.")
+
+
+@prompts.command()
+@click.argument("name")
+@click.option("--folder", type=FOLDER, default=".", help="The project's folder.")
+@click.option("--user", is_flag=True, help="The user's prompts, as `promote` writes them.")
+def unpin(name: str, folder: Path, user: bool) -> None:
+    """Remove a version that `pin` or, with --user, `promote` has written. It stays in the database."""
+    from crow_persistence.prompts import find_number
+
+    refuse_here()
+    place = Home.find(os.environ).config / "prompts" if user else folder.absolute() / ".crow" / "prompts"
+    file = place / f"{name}.md.j2"
+    template = read_template(file)
+    if template is None:
+        fail(f"{file} does not exist.")
+    with connect() as connection:
+        number = find_number(connection, name, template)
+    if not number:
+        fail(f"{file} is no stored version of {name}, and would be lost. Move it away yourself.")
+    file.unlink()
+    print_note(f"Removed {file}, which was {name}@{number}.")
+
+
+def place_version(prompt: str, folder: Path) -> None:
+    """Write a version of a prompt to a folder of prompts; print a message and exit if that would lose a template, or
+    if the version cannot be rendered."""
+    from crow_core.errors import PromptError
+    from crow_persistence.prompts import find_number, find_version, render_again
+
+    refuse_here()
+    try:
+        with connect() as connection:
+            version = find_version(connection, prompt)
+            render_again(connection, version)
+            file = folder / f"{version.name}.md.j2"
+            before = read_template(file)
+            number = 0 if before is None else find_number(connection, version.name, before)
+    except PromptError as error:
+        fail(f"{prompt} cannot be used: {error}")
+    if before is not None and not number:
+        fail(f"{file} is no stored version of {version.name}, and would be lost. Move it away, then try again.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        new = file.with_name(f"{file.name}.new")
+        new.write_text(version.template, "utf-8")
+        new.replace(file)
+    except OSError as error:
+        fail(f"{file} cannot be written: {error.strerror}.")
+    instead = f", in place of {version.name}@{number}" if number and number != version.number else ""
+    click.echo(escape_controls(f"{file} is {version.name}@{version.number}{instead}."))
+
+
+def read_template(file: Path) -> str | None:
+    """Read a template; None if there is no such file. Prints a message and exits if it cannot be read."""
+    try:
+        return file.read_text("utf-8") if file.exists() else None
+    except (OSError, UnicodeDecodeError) as error:
+        fail(f"{file} cannot be read: {error}.")
+
+
+def load_own_config(home: Home) -> Config:
+    """Read the user's configuration; print a message and exit if it cannot be used."""
+    try:
+        return load_config(home, os.environ)
+    except ConfigError as error:
+        fail(str(error))
+
+
+def refuse_here() -> None:
+    """Print a sentence and exit with code 2 if crow has started this process: a model must not choose its prompts."""
+    from crow_cli.own_tree import refuse_below_crow  # imported here because it loads the built-in tools
+
+    refuse_below_crow()
 
 
 def to_json(version: Any) -> dict[str, Any]:

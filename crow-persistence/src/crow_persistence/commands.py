@@ -9,9 +9,10 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from crow_core.errors import StoreError
+from crow_core.errors import PromptError, StoreError
 from crow_core.masking import mask
 from crow_core.models.chat import encode_json
+from crow_core.prompts import Prompt
 from crow_core.session import Command, Session
 from crow_core.text import to_line
 
@@ -52,6 +53,13 @@ def make_commands(commits: GroupCommit) -> Sequence[Command]:
 
         return Command(name, description, run, hint=hint)
 
+    show = make("prompts", "", show_prompts)
+
+    async def answer_prompts(session: Session, words: str) -> Any:
+        if words.startswith("use "):
+            return await use_version(commits, session, words.removeprefix("use ").strip())
+        return await show.run(session, words)
+
     return [
         make("calls", "The requests to the model: a list, or one exactly as it was sent", show_calls, "[last|ID]"),
         make(
@@ -61,8 +69,11 @@ def make_commands(commits: GroupCommit) -> Sequence[Command]:
             "[all]",
         ),
         make("search", "Search everything that is stored, in all sessions", search_all, "TEXT"),
-        make(
-            "prompts", "The versions of the prompts of this session, and what changed in each", show_prompts, "[NAME]"
+        Command(
+            "prompts",
+            "The versions of the prompts of this session, and what changed in each; or use another version",
+            answer_prompts,
+            hint="[NAME | use NAME@N]",
         ),
         *(
             Command(name, f"Rate the last answer as {name}, with a word why", rate(name), hint="[WHY]")
@@ -84,6 +95,29 @@ def rate(rating: str) -> Callable[[Session, str], Awaitable[str]]:
         return f"The last answer is rated as {rating}. `crow prompts stats` sums the ratings for each prompt version."
 
     return run
+
+
+async def use_version(commits: GroupCommit, session: Session, reference: str) -> str:
+    """Use a stored version of a prompt in a session, from the next request on, as long as it is open."""
+    from crow_persistence.prompts import find_version, render_again
+
+    def read(store: Any) -> Any:
+        with store.database.begin_read() as connection:
+            version = find_version(connection, reference)
+            render_again(connection, version)
+            return version
+
+    await session.log.written()
+    try:
+        version = await commits.read(read)
+    except (StoreError, PromptError) as error:
+        return f"{to_cell(reference)} cannot be used: {error}"
+    if version.name not in session.prompts.templates:
+        return f"This session has no prompt {to_cell(version.name)}."
+    session.prompts.templates[version.name] = Prompt(version.name, version.template)
+    if version.name == "system":
+        session.prompts.system = None  # it is rendered again for the next request
+    return f"{to_cell(version.name)}@{version.number} is used in this session from the next request on."
 
 
 def hide(text: str, secrets: Collection[str]) -> str:

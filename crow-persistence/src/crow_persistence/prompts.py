@@ -16,7 +16,7 @@ from sqlalchemy import text as sql
 from crow_persistence import blobs
 from crow_persistence.batch import Batch
 from crow_persistence.entries import clean_text, decode, encode
-from crow_persistence.tables import calls, messages, prompts, renders, sessions
+from crow_persistence.tables import calls, cells, messages, prompts, renders, sessions
 
 INSERT_VERSION = sql(
     "INSERT INTO prompts (name, number, hash, template, variables, first_seen)"
@@ -102,6 +102,20 @@ def find_version(connection: Connection, reference: str) -> Row[Any]:
     raise StoreError(f"There is no prompt {reference!r}. Known prompts: {known}.")
 
 
+def find_number(connection: Connection, name: str, template: str) -> int:
+    """Return the number of the version that has this template; 0 if none has."""
+    its = (prompts.c.name == clean_text(name), prompts.c.hash == digest(clean_text(template)))
+    return connection.scalar(select(prompts.c.number).where(*its)) or 0
+
+
+def render_again(connection: Connection, version: Row[Any]) -> str:
+    """Render a version with the variables of the latest render of its prompt; "" if there is none. Raises
+    PromptError, also for a variable that is not among them."""
+    if not (used := list_renders(connection, version.name, 1)):
+        return ""
+    return Prompt(version.name, version.template).render(**decode(used[0].variables))
+
+
 def diff_versions(connection: Connection, first: str, second: str) -> str:
     """Return the differences of two versions as a unified diff; "" when there are none. Raises StoreError."""
     old, new = find_version(connection, first), find_version(connection, second)
@@ -133,7 +147,8 @@ def diff_rendered(connection: Connection, first: str, second: str) -> str:
 
 def list_stats(connection: Connection, name: str = "") -> list[dict[str, Any]]:
     """Return, for each version of a prompt or of every prompt, its sessions, model calls, failed ones, tokens, cost by
-    currency, and the ratings of its replies. Of several ratings of a reply, the last counts."""
+    currency, the ratings of its replies, and the outcomes of evaluated tasks in whose sessions it was rendered. Of
+    several ratings of a reply, the last counts."""
     found: dict[int, dict[str, Any]] = {}
     zero = {"sessions": 0, "calls": 0, "failed": 0, "input": 0, "cached": 0, "output": 0}
     for version in list_versions(connection, name):
@@ -144,6 +159,8 @@ def list_stats(connection: Connection, name: str = "") -> list[dict[str, Any]]:
             "cost": {},
             "good": 0,
             "bad": 0,
+            "passed": 0,
+            "not_passed": 0,
         }
     sums = [func.coalesce(func.sum(column), 0) for column in (calls.c.input, calls.c.cached, calls.c.output)]
     joined = calls.join(renders, calls.c.render == renders.c.message)
@@ -164,6 +181,13 @@ def list_stats(connection: Connection, name: str = "") -> list[dict[str, Any]]:
         if stats := found.get(prompt):
             stats["cost"][currency] = float(cost or 0)
     add_ratings(connection, found)
+    evaluated: Any = select(renders.c.prompt, cells.c.number, cells.c.state).distinct()
+    evaluated = evaluated.join(sessions, cells.c.session == sessions.c.id)
+    evaluated = evaluated.join(renders, renders.c.session == sessions.c.number)
+    rows = connection.execute(evaluated.where(cells.c.state != "error")).all()
+    for prompt, _, state in rows:
+        if stats := found.get(prompt):
+            stats["passed" if state == "passed" else "not_passed"] += 1
     return list(found.values())
 
 
