@@ -16,6 +16,7 @@ from crow_cli.check.command import check
 from crow_cli.client_config import CLIENTS, print_client_config
 from crow_cli.db import db
 from crow_cli.evaluation import evaluate
+from crow_cli.histories import import_
 from crow_cli.mcp import mcp
 from crow_cli.perms import perms
 from crow_cli.process import fail, run_to_end
@@ -60,6 +61,7 @@ def cli(context: click.Context) -> None:
 cli.add_command(sessions)
 cli.add_command(prompts)
 cli.add_command(reask)
+cli.add_command(import_)
 cli.add_command(calls)
 cli.add_command(audit)
 cli.add_command(db)

@@ -1,0 +1,51 @@
+"""`crow import`: read the histories of other agents into the database."""
+
+import os
+from pathlib import Path
+
+import click
+from crow_core.errors import ConfigError, StoreError
+from crow_core.settings.config import Home, get_database_url, load_config
+
+from crow_cli.console import AS_JSON, escape_controls, print_json
+from crow_cli.process import fail
+
+AGENTS = ("claude-code", "codex", "opencode", "pi", "llm")
+
+
+@click.command("import")
+@click.argument("agent", type=click.Choice(AGENTS))
+@click.argument("path", type=click.Path(path_type=Path), required=False)
+@AS_JSON
+def import_(agent: str, path: Path | None, as_json: bool) -> None:
+    """Read the history of another agent: a file, or a folder with its files. By default where that agent keeps them.
+
+    The sessions can be listed, searched, shown, exported, continued and asked again. Nothing in them is executed, and
+    they decide no permissions. System prompts, tool lists, tokens and costs are not imported. Sessions that were
+    imported before are left as they are.
+    """
+    from crow_persistence.histories.importing import READERS, import_history
+    from crow_persistence.store import Store
+
+    place = path or Path(os.environ.get("HOME") or Path.home()) / READERS[agent][1]
+    if not place.exists():
+        fail(f"there is no {escape_controls(str(place))}. Give the file or the folder of the history of {agent}.")
+    home = Home.find(os.environ)
+    try:
+        store = Store(get_database_url(load_config(home, os.environ), home), home.data)
+        try:
+            found = import_history(store, agent, place)
+        finally:
+            store.database.close()
+    except (ConfigError, StoreError) as error:
+        fail(escape_controls(str(error)))
+    except OSError as error:
+        fail(escape_controls(f"{place} cannot be read: {error}."))
+    if as_json:
+        counts = {"sessions": found.sessions, "known": found.known, "messages": found.messages}
+        print_json({**counts, "left_out": dict(found.left_out)})
+        return
+    known = f" {found.known:,} had been imported before." if found.known else ""
+    click.echo(f"Imported {found.messages:,} messages of {len(found.sessions):,} sessions.{known}")
+    for what, count in found.left_out.most_common():
+        click.echo(escape_controls(f"Left out: {count:,} {what}."))

@@ -1,0 +1,139 @@
+"""opencode: the files of `~/.local/share/opencode/storage`, or the SQLite file `opencode.db` beside it.
+
+Sessions, messages and parts of messages are JSON objects, each in a file of its own, or in a row.
+"""
+
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any, cast
+
+from crow_core.messages import decode_json
+
+from crow_persistence.histories.history import (
+    ForeignSession,
+    get_dict,
+    make_reply,
+    make_use,
+    read_object,
+    to_text,
+    to_time,
+)
+
+DEFAULT = ".local/share/opencode"
+"""Where it keeps them, in the home folder."""
+
+Object = Mapping[str, Any]
+
+
+def read(path: Path) -> Iterator[ForeignSession]:
+    """Read the sessions of a database, or of a folder that has one or the files. Raises OSError."""
+    database = path if path.is_file() else path / "opencode.db"
+    if database.is_file():
+        yield from read_database(database)
+    storage = path / "storage" if (path / "storage").is_dir() else path
+    if (storage / "session").is_dir():
+        for file in sorted((storage / "session").rglob("*.json")):
+            yield from read_session(storage, file)
+
+
+def read_session(storage: Path, file: Path) -> Iterator[ForeignSession]:
+    """Read the files of a session. Raises OSError."""
+    left_out = Counter[str]()
+    stored = read_object(file, left_out)
+    id = str(stored.get("id") or file.stem)
+    messages: list[tuple[Object, Sequence[Object]]] = []
+    for each in sorted((storage / "message" / id).glob("*.json")):
+        message = read_object(each, left_out)
+        parts = sorted((storage / "part" / str(message.get("id") or each.stem)).glob("*.json"))
+        messages.append((message, [read_object(part, left_out) for part in parts]))
+    yield from make_session(stored, id, messages, file, left_out)
+
+
+def read_database(file: Path) -> Iterator[ForeignSession]:
+    """Read a database. Raises OSError."""
+    try:
+        with closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)) as database:
+            database.row_factory = sqlite3.Row
+            for row in database.execute("SELECT * FROM session ORDER BY id").fetchall():
+                left_out = Counter[str]()
+                stored = {**dict(row), "time": {"created": row["time_created"]}}
+                rows = database.execute("SELECT id, data FROM message WHERE session_id = ? ORDER BY id", (row["id"],))
+                messages: list[tuple[Object, Sequence[Object]]] = []
+                for id, data in rows.fetchall():
+                    parts = database.execute("SELECT data FROM part WHERE message_id = ? ORDER BY id", (id,))
+                    found = [parse(part, left_out) for (part,) in parts.fetchall()]
+                    messages.append((parse(data, left_out), found))
+                yield from make_session(stored, row["id"], messages, file, left_out)
+    except (sqlite3.Error, IndexError) as error:
+        raise OSError(f"{file} cannot be read as a database of opencode: {error}") from error
+
+
+def parse(data: Any, left_out: Counter[str]) -> Object:
+    """Parse a JSON object of a row; empty, and counted, if it is broken."""
+    try:
+        value = decode_json(data)
+    except (ValueError, TypeError):
+        value = None
+    if not isinstance(value, dict):
+        left_out["broken rows"] += 1
+        return {}
+    return cast("dict[str, Any]", value)
+
+
+def make_session(
+    stored: Object, id: str, messages: Sequence[tuple[Object, Sequence[Object]]], source: Path, left_out: Counter[str]
+) -> Iterator[ForeignSession]:
+    """Make a session of its messages with their parts; none if they are empty."""
+    session = ForeignSession("opencode", id, source, left_out=left_out)
+    session.cwd, session.title = str(stored.get("directory") or ""), str(stored.get("title") or "")
+    for message, parts in messages:
+        at = to_time(get_dict(message, "time").get("created"))
+        if message.get("role") == "user":
+            texts = [to_text(part) for part in parts if part.get("type") == "text" and not part.get("synthetic")]
+            session.left_out["notes of the program"] += sum(bool(part.get("synthetic")) for part in parts)
+            session.add_text(at, "user", "\n\n".join(texts))
+        elif message.get("role") == "assistant":
+            model = message.get("modelID") or get_dict(message, "model").get("modelID")
+            session.model = session.model or str(model or "")
+            add_steps(session, at, parts)
+        else:
+            session.left_out["messages of nobody"] += 1
+    session.left_out = +session.left_out
+    if session.entries:
+        yield session
+
+
+def add_steps(session: ForeignSession, at: int, parts: Sequence[Object]) -> None:
+    """Add the replies of a turn, one for each step, and the results of their calls."""
+    text, reasoning, uses, results = list[str](), list[str](), list[Any](), list[tuple[str, Any, bool]]()
+
+    def flush() -> None:
+        if text or reasoning or uses:
+            session.add(at, make_reply("".join(text), "".join(reasoning), uses))
+            for id, output, failed in results:
+                session.add_result(at, id, output, failed=failed)
+        for each in (text, reasoning, uses, results):
+            each.clear()
+
+    for part in parts:
+        match part.get("type"):
+            case "text":
+                text.append(to_text(part))
+            case "reasoning":
+                reasoning.append(to_text(part))
+            case "tool":
+                state, id = get_dict(part, "state"), str(part.get("callID") or part.get("id"))
+                uses.append(make_use(id, part.get("tool"), state.get("input")))
+                if state.get("status") in ("completed", "error"):
+                    failed = state["status"] == "error"
+                    results.append((id, state.get("error" if failed else "output"), failed))
+            case "step-start":
+                flush()
+            case "step-finish":
+                pass
+            case kind:
+                session.left_out[f"parts of type {kind}"] += 1
+    flush()
