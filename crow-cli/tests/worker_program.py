@@ -45,7 +45,7 @@ def answer(request: dict[str, Any]) -> Reply:
     start = max(at for at, message in enumerate(messages) if message["role"] == "user")
     done = sum(message["role"] == "tool" for message in messages[start:])
     asked = str(messages[start]["content"])
-    if done:  # the model has the result, so it is stored: from now on the call is not repeated
+    if done and messages[-1]["content"] in ("noted", "put"):  # it is stored, and the call has not been interrupted
         append(f"stored-{('note', 'put')[done - 1]} {asked}")
     if done == 2:
         return Reply(f"{asked}: done", pace=0.005)
