@@ -197,6 +197,48 @@ async def test_killed_evaluation_goes_on_without_repeating_what_has_ended(machin
     assert sum(requests.values()) == 12 + 3, "only the runs that the kill interrupted are asked for again"
 
 
+async def test_evaluation_that_runs_is_not_resumed_by_another_process(machine: "Machine") -> None:
+    add_words(machine, 2)
+    hold = asyncio.Event()
+
+    async def answer(request: dict[str, Any]) -> Reply:
+        await hold.wait()
+        return echo(request)
+
+    async with ScriptedServer(answer) as server:
+        machine.ask(server.url)
+        process = await machine.start("eval", "tasks")
+        await server.until(lambda: len(server.requests) == 2)
+        (stored,) = json.loads((await machine.crow("eval", "list", "--json")).out)
+        refused = await machine.crow("eval", "--resume", stored["id"])
+        hold.set()
+        await process.communicate()
+        again = await machine.crow("eval", "--resume", stored["id"])
+        assert len(server.requests) == 2, "no run is paid for twice"
+    assert refused.code == 2
+    assert f"The evaluation {stored['id'][:8]} runs in another process." in refused.err
+    assert "Stopped." not in refused.err
+    assert (process.returncode, again.code) == (0, 0)
+
+
+async def test_cost_of_all_runs_is_limited_over_a_resume(machine: "Machine") -> None:
+    add_words(machine, 3)
+    async with ScriptedServer(echo) as server:
+        prices = "prices = { input = 1000, output = 10000, currency = 'EUR' }"
+        machine.configure(f'[models.one]\nbase_url = "{server.url}"\nmodel = "scripted"\n{prices}\n')
+        limited = await machine.crow("eval", "tasks", "--at-once", "1", "--max-cost", "0.2", "--json")
+        id = json.loads(limited.out)["id"]
+        asked_at_first = len(server.requests)
+        refused = await machine.crow("eval", "--resume", id, "--max-cost", "0.2")
+        assert len(server.requests) == asked_at_first == 2, "what was spent before counts"
+        done = await machine.crow("eval", "--resume", id)
+        assert len(server.requests) == 3
+    assert (limited.code, refused.code, done.code) == (1, 1, 0)
+    assert f"1 runs have no outcome: crow eval --resume {id[:8]}" in limited.err
+    assert "of 0.2 money" in limited.err
+    assert "of 0.2 money" in refused.err
+
+
 async def test_endpoint_that_is_down_is_an_error_and_no_failure(machine: "Machine") -> None:
     add_words(machine, 3)
     down = True

@@ -131,7 +131,7 @@ async def run_dataset(
     from crow_agent.budget import Budget
     from crow_agent.errors import BudgetSpent
     from crow_agent.evaluation import runs
-    from crow_agent.evaluation.store import load
+    from crow_agent.evaluation.store import EvaluationRunsError, load
     from crow_agent.evaluation.tasks import load_dataset
 
     env = os.environ
@@ -155,6 +155,8 @@ async def run_dataset(
             )
     except BudgetSpent as error:
         reason = str(error)
+    except EvaluationRunsError:
+        raise
     except BaseException:
         print_note(f"Stopped. Go on with: crow eval --resume {evaluation.id[:8]}")
         raise

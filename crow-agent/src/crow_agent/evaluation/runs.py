@@ -26,7 +26,7 @@ from crow_agent.evaluation.checks import CheckResult, Judge, Work, run_checks
 from crow_agent.evaluation.judging import Judges
 from crow_agent.evaluation.meter import Meter, SessionCounts, measure
 from crow_agent.evaluation.prompts import replace_prompts
-from crow_agent.evaluation.store import CellWriter, Evaluation, now
+from crow_agent.evaluation.store import CellWriter, Evaluation, load, locked, now
 from crow_agent.evaluation.tasks import Task
 from crow_agent.evaluation.workspaces import WorkspaceError, make_workspace
 from crow_agent.result import Result
@@ -134,31 +134,34 @@ async def run_evaluation(
 
     `budget` is of the evaluation as a whole; with it, BudgetSpent is raised before the first cell that it does not
     cover. `model` is an object that takes the place of all models, for programs.
-    Raises AgentError for an agent that cannot be started, StoreError if an outcome cannot be written.
+    Raises AgentError for an agent that cannot be started, StoreError if an outcome cannot be written,
+    EvaluationRunsError if another process runs the evaluation.
     """
-    writer, hidden, done = CellWriter(database, evaluation), find_hidden(env), evaluation.finished
-    evaluation.cells[:] = done.values()  # errors are run again
-    by_id = {task.id: task for task in tasks}
-    waiting = iter([cell for cell in plan_cells(evaluation.settings) if cell.key not in done])
-    async with open_runners(evaluation.settings, tasks, env, budget, hidden, model) as runners:
+    with locked(Home.find(env).data, evaluation.id):
+        evaluation.cells[:] = load(database, evaluation.id).cells  # another process may have run some until now
+        writer, hidden, done = CellWriter(database, evaluation), find_hidden(env), evaluation.finished
+        evaluation.cells[:] = done.values()  # errors are run again
+        by_id = {task.id: task for task in tasks}
+        waiting = iter([cell for cell in plan_cells(evaluation.settings) if cell.key not in done])
+        async with open_runners(evaluation.settings, tasks, env, budget, hidden, model) as runners:
 
-        async def work() -> None:
-            for cell in waiting:
-                if budget is not None:
-                    budget.check()
-                await runners[cell.variant].run(cell, by_id[cell.task])
-                if budget is not None and cell.state == "failed":
-                    budget.check()  # it may have ended the turn: the cell has no outcome then
-                await writer.write(cell)
-                evaluation.cells.append(cell)
-                report(cell)
+            async def work() -> None:
+                for cell in waiting:
+                    if budget is not None:
+                        budget.check()
+                    await runners[cell.variant].run(cell, by_id[cell.task])
+                    if budget is not None and cell.state == "failed":
+                        budget.check()  # it may have ended the turn: the cell has no outcome then
+                    await writer.write(cell)
+                    evaluation.cells.append(cell)
+                    report(cell)
 
-        ended = False
-        try:
-            await run_together(work() for _ in range(at_once))
-            ended = len(evaluation.finished) == evaluation.cells_wanted
-        finally:
-            await writer.close(ended=ended)
+            ended = False
+            try:
+                await run_together(work() for _ in range(at_once))
+                ended = len(evaluation.finished) == evaluation.cells_wanted
+            finally:
+                await writer.close(ended=ended)
 
 
 async def run_together(work: Iterable[Any]) -> None:

@@ -1,18 +1,27 @@
 """The stored evaluations: write cells as they end, read them again."""
 
 import asyncio
-from collections.abc import Sequence
+import os
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from time import time
 from typing import Any
 from uuid import uuid4
+from zlib import crc32
 
+import crow_core.system as system
 import msgspec
 from crow_core.errors import StoreError
 from crow_persistence import evaluations
 from crow_persistence.database import Database
 
 from crow_agent.evaluation.cells import Cell, EvaluationSettings, to_cell, to_row
+
+
+class EvaluationRunsError(StoreError):
+    """Another process runs the evaluation."""
 
 
 def now() -> int:
@@ -64,6 +73,26 @@ def load(database: Database, prefix: str) -> Evaluation:
     except msgspec.DecodeError as error:
         raise StoreError(f"The evaluation {row.id} is damaged: {error}.") from error
     return Evaluation(row.number, row.id, row.dataset, settings, row.created, row.ended, cells)
+
+
+@contextmanager
+def locked(folder: Path, id: str) -> Generator[None]:
+    """Hold the lock of an evaluation, which the system releases when the process ends.
+
+    The lock is a byte of a file in `folder`, so it is held against processes of this machine only.
+    Raises EvaluationRunsError if another process holds it, StoreError if the file cannot be opened.
+    """
+    path = folder / "evaluations.lock"
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise StoreError(f"{path} cannot be opened: {error.strerror}.") from error
+    try:
+        if not system.lock_byte(descriptor, crc32(id.encode())):
+            raise EvaluationRunsError(f"The evaluation {id[:8]} runs in another process. Wait for its end, or stop it.")
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def list_stored(database: Database, limit: int) -> Sequence[Any]:
