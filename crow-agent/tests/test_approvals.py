@@ -8,11 +8,22 @@ from typing import Any
 
 import pytest
 from crow_agent.approvals import approvals
-from crow_agent.workflows import Approval, WorkflowError, answer, approve, list_waiting, open_workflows, workflow
+from crow_agent.workflows import (
+    Approval,
+    WorkflowError,
+    answer,
+    approve,
+    fork,
+    list_waiting,
+    open_workflows,
+    resume,
+    workflow,
+)
 from crow_agent.workflows import approvals as showing
 from crow_core.acp.schema import RequestPermissionRequest, ToolCall, ToolCallUpdate
 from crow_core.app import Crow
 from crow_core.testing import ScriptedModel, connect
+from crow_mcp_server.terminal.watchdog import MARK_VARIABLE
 from crow_persistence.audit import list_decisions, verify
 from crow_persistence.database import Database
 
@@ -116,7 +127,7 @@ def test_client_of_a_session_is_asked_and_asked_again_after_a_restart(ledger: Da
                 assert editor.of(ToolCallUpdate)[-1].status == "completed"
 
     asyncio.run(main())
-    assert [by for _, _, by in read_answers(ledger)] == ["the user"]
+    assert [by for _, _, by in read_answers(ledger)] == ["the user, in a client"]
 
 
 def test_question_that_was_answered_elsewhere_is_withdrawn() -> None:
@@ -149,3 +160,21 @@ def test_answer_that_cannot_be_recorded_is_not_given(home: Path) -> None:
             assert await handle.result() == "True"
 
     asyncio.run(main())
+
+
+def test_program_that_crow_has_started_answers_nothing(monkeypatch: pytest.MonkeyPatch, ledger: Database) -> None:
+    async def main() -> None:
+        async with opened():
+            handle = await release.start("1.2", id="r")
+            while not await list_waiting():
+                await asyncio.sleep(0.02)
+            monkeypatch.setenv(MARK_VARIABLE, "1")
+            for change in (handle.approve(), handle.cancel(), resume("r"), fork("r")):
+                with pytest.raises(WorkflowError, match="a model must not"):
+                    await change
+            monkeypatch.delenv(MARK_VARIABLE)
+            await handle.approve()
+            assert await handle.result() == "True"
+
+    asyncio.run(main())
+    assert len(read_answers(ledger)) == 1

@@ -3,6 +3,7 @@
 import json
 import sqlite3
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,10 @@ ANSWER = "The notes say: buy milk."
 
 
 @pytest.fixture
-def store(database: Database) -> Store:
-    url = database.url.render_as_string(hide_password=False)
-    database.close()
-    return Store(url, database.folder)
+def store(database: Database) -> Iterator[Store]:
+    store = Store(database.url.render_as_string(hide_password=False), database.folder)
+    yield store
+    store.database.close()
 
 
 def place(agent: str, folder: Path) -> Path:

@@ -22,7 +22,7 @@ def approvals(crow: Crow) -> None:
         except WorkflowError as error:
             logger.warning("[extensions.approvals] %s", error)
         else:
-            await show_waiting(through_client(session), by="the user")
+            await show_waiting(through_client(session), by="the user, in a client")
 
     @crow.session_start
     def begin(session: Session) -> None:

@@ -138,7 +138,7 @@ def approve(workflow: str, reject: bool, label: str, note: str) -> None:
     from crow_agent.workflows import answer
 
     refuse_here()
-    run_here(lambda: answer(workflow, not reject, note, label=label, by="the user"))
+    run_here(lambda: answer(workflow, not reject, note, label=label, by="the user, by command"))
     print_note(f"{'Rejected' if reject else 'Approved'}: {workflow}.")
 
 

@@ -237,6 +237,7 @@ async def answer(
     The answer is stored in the audit log first, as given by `by`. `label`: the step, if it waits for more than one
     answer. Raises WorkflowError if it waits for none, or if the audit log cannot be written.
     """
+    refuse_below_crow()
     from crow_agent.workflows import engine, place
 
     url = url or find_url(env)[0]
@@ -251,6 +252,17 @@ async def answer(
     async with engine.open_store(url) as store:
         message = {"approved": approved, "note": note}
         await store.send_async(workflow_id, message, topic, idempotency_key=f"{workflow_id}/{topic}")
+
+
+def refuse_below_crow() -> None:
+    """Raise WorkflowError if crow has started this process, as a command of a model or as an MCP server."""
+    import os
+
+    from crow_core.mcp.watchdog import MARK
+    from crow_mcp_server.terminal.watchdog import MARK_VARIABLE
+
+    if MARK in os.environ or MARK_VARIABLE in os.environ:
+        raise WorkflowError("crow has started this process, and a model must not approve or change its own workflows.")
 
 
 def record_answer(waiting: WaitingApproval, given: Approval, by: str, env: Mapping[str, str] | None) -> None:
@@ -284,6 +296,7 @@ def record_answer(waiting: WaitingApproval, given: Approval, by: str, env: Mappi
 
 async def cancel(workflow_id: str, *, url: str = "", env: Mapping[str, str] | None = None) -> None:
     """Cancel a run from any process. It needs no running engine."""
+    refuse_below_crow()
     from crow_agent.workflows import engine
 
     async with engine.open_store(url or find_url(env)[0]) as store:
@@ -295,6 +308,7 @@ async def resume(workflow_id: str, *, url: str = "", env: Mapping[str, str] | No
 
     A process that knows the workflow does the work. Raises WorkflowError for a run that is under way or done.
     """
+    refuse_below_crow()
     from crow_agent.workflows import engine
 
     url = url or find_url(env)[0]
@@ -325,6 +339,7 @@ async def fork(
     `step`: the first that is done again, by default the one after the last. `version`: that of the workflow in the
     programs that shall do it, by default the same. Raises WorkflowNotFound.
     """
+    refuse_below_crow()
     from crow_agent.workflows import engine
 
     url = url or find_url(env)[0]

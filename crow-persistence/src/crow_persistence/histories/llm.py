@@ -23,8 +23,10 @@ def read(path: Path) -> Iterator[ForeignSession]:
         with closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)) as database:
             database.row_factory = sqlite3.Row
             tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-            if "threads" in tables:  # since version 0.32 or so
+            if "threads" in tables:  # of later versions
                 yield from read_threads(database, file)
+            if "conversations" not in tables:
+                return
             for row in database.execute("SELECT id, name, model FROM conversations ORDER BY id").fetchall():
                 session = ForeignSession("llm", row["id"], file, title=row["name"] or "", model=row["model"] or "")
                 add_responses(database, tables, session)
