@@ -19,7 +19,7 @@ from random import Random, randrange
 from uuid import uuid4
 
 import pytest
-from crow_agent.workflows import WorkflowHandle
+from crow_agent.workflows import WorkflowHandle, list_workflows
 from crow_agent.workflows.workflow import find_url
 from sqlalchemy import create_engine, make_url, text
 
@@ -140,6 +140,11 @@ class Site:
         last = {effect.run: effect for effect in self.effects}
         return {run for run, it in last.items() if it.pid == worker.pid and it.time > since} - self.list_ended()
 
+    def list_held(self, worker: subprocess.Popen[str]) -> list[str]:
+        """List the unfinished workflows that the database gives to a worker; its last one may just have ended."""
+        found = asyncio.run(list_workflows(states=["running"], env=self.env))
+        return [each.id for each in found if f"-{worker.pid}-" in each.executor]
+
     def list_repeated(self) -> list[str]:
         """List the calls that ran after their result was stored, and the calls of `note` that ran twice."""
         stored: set[tuple[str, str]] = set()
@@ -179,7 +184,8 @@ def until(condition: Callable[[], object], site: Site, timeout: float = 60.0) ->
     """Look again until a condition holds."""
     end = time.monotonic() + timeout
     while not condition():
-        assert time.monotonic() < end, site.log
+        held = [site.list_held(worker) for worker in site.workers] if time.monotonic() > end else []
+        assert time.monotonic() < end, (site.log, held)
         time.sleep(0.1)
 
 
