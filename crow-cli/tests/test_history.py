@@ -5,6 +5,7 @@ import json
 import os
 import re
 import sqlite3
+import subprocess
 from collections.abc import Callable
 from contextlib import closing
 from hashlib import sha256
@@ -243,6 +244,53 @@ async def test_version_of_a_prompt_is_promoted_pinned_to_a_project_and_used_in_a
             await editor.prompt(id, "Hello again.")
     said = [request["messages"][0]["content"].split()[3] for request in server.requests]
     assert said == ["crow", "raven"]
+
+
+async def test_session_becomes_a_task_whose_checks_are_to_be_filled_in(machine: "Machine"):
+    git = ["git", "-C", str(machine.project), "-c", "user.name=me", "-c", "user.email=me@here"]
+    (machine.project / "notes.txt").write_text("buy milk\n")
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "Begin"]):
+        await asyncio.to_thread(subprocess.run, [*git, *words], check=True)
+    await talk(machine, prompt="What do the notes say?")
+    (session,) = await read(machine, "sessions", "list")
+    made = await run_command(machine, "sessions", "to-task", session["id"][:8], "task")
+    assert made.out == "task\n"
+    assert "the present commit" in made.err
+    assert (machine.project / "task" / "prompt.md").read_text() == "What do the notes say?\n"
+    refused = await machine.crow("eval", "--validate", "task")
+    assert (refused.code, "checks: there are none" in refused.err) == (2, True)
+    with (machine.project / "task" / "task.toml").open("a") as task:
+        task.write('[[checks]]\nkind = "answer"\ncontains = "milk"\n')
+    async with ScriptedServer([Reply("Buy milk.")]) as server:
+        machine.ask(server.url)
+        done = await machine.crow("eval", "task", "--json")
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["cells"][0]["state"] == "passed"
+    again = await machine.crow("sessions", "to-task", session["id"], "task")
+    assert (again.code, "task exists" in again.err) == (2, True)
+    assert "has 1 prompts" in (await machine.crow("sessions", "to-task", session["id"], "--turn", "2")).err
+
+
+async def test_history_of_another_agent_is_imported_searched_and_asked_again(machine: "Machine"):
+    file = Path(__file__).parents[2] / "crow-persistence" / "tests" / "histories" / "pi.jsonl"
+    imported = await run_command(machine, "import", "pi", str(file))
+    assert imported.out.splitlines()[0] == "Imported 4 messages of 1 sessions."
+    (session,) = await read(machine, "sessions", "list", "--all")
+    assert "The notes say: buy milk." in (await run_command(machine, "sessions", "show", session["id"])).out
+    assert session["cwd"] == "/home/me/notes", "which does not exist"
+
+    def reply(request: dict[str, Any]) -> Reply:
+        if request["messages"][-1]["role"] == "tool":
+            return Reply("The notes say: buy milk.")
+        return Reply("I read.", tool_calls=[ScriptedCall(name="read", arguments={"path": "notes.txt"})])
+
+    async with ScriptedServer(reply) as server:
+        machine.ask(server.url)
+        again = await machine.crow("reask", session["id"], "-m", "scripted", "--json")
+    assert again.code == 0, again.err
+    (outcome,) = json.loads(again.out)["sessions"]
+    assert (outcome["requests"], outcome["agreed"]) == (2, 2)
+    assert (await machine.crow("import", "pi", "/nowhere")).err.startswith("crow: there is no /nowhere.")
 
 
 async def test_printed_request_is_what_was_sent(machine: "Machine"):

@@ -1,5 +1,6 @@
-"""`crow sessions`: list, show, search, export, fork and delete stored sessions."""
+"""`crow sessions`: list, show, search, export, fork and delete stored sessions, and make tasks of them."""
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -34,6 +35,25 @@ FORMATS = ("markdown", "jsonl", "html", "atif")
 TABLE_HEADS = ("ID", "UPDATED", "TITLE")
 UNTITLED = "(no title)"
 SESSION = click.argument("session", metavar="ID")
+
+
+FILES_HINT = "# The folder of the session is in no git repository, or is gone: put what it starts with into files/.\n"
+TASK = """\
+description = "From session {session}"
+{start}
+[limits]
+# requests = 30
+
+# At least one check, such as:
+# [[checks]]
+# kind = "command"
+# run = "python -m unittest -q"
+#
+# [[checks]]
+# kind = "answer"
+# contains = "..."
+"""
+"""The file of a task that is made of a session."""
 
 
 @click.group()
@@ -239,6 +259,49 @@ def export(session: str, format_name: Any, output: Path | None, no_redact: bool)
         print_note(f"Secrets masked: {masked}. Read the export before you share it.")
     if story.record.damage:
         print_note(escape_line(story.record.damage))
+
+
+@sessions.command("to-task")
+@SESSION
+@click.argument("folder", type=click.Path(file_okay=False, path_type=Path), required=False)
+@click.option("--turn", type=click.IntRange(min=1), default=1, show_default=True, help="The prompt to take.")
+def to_task(session: str, folder: Path | None, turn: int) -> None:
+    """Make a task for `crow eval` of a session: a folder with its prompt and its start. You fill in the checks.
+
+    The start is the present commit of its folder, if that is in a git repository.
+    """
+    from crow_core.git import read_head
+    from crow_core.messages import find_turns, to_parts
+    from crow_persistence.loader import find_session, load_session
+
+    with connect() as connection:
+        row = find_session(connection, session)
+        log = load_session(connection, row).log
+    if len(turns := find_turns(log)) < turn:
+        fail(f"session {row.id[:8]} has {len(turns)} prompts, so there is no prompt {turn}.")
+    parts = to_parts(log[turns[turn - 1]].get("content"))
+    prompt = "\n\n".join(str(part["text"]) for part in parts if "text" in part)
+    folder = folder or Path(f"task-{row.id[:8]}")
+    repository, commit = read_head(row.cwd) if os.path.isdir(row.cwd) else ("", "")
+    start = f"commit = {json.dumps(commit)}\nrepository = {json.dumps(repository)}\n" if commit else FILES_HINT
+    try:
+        folder.mkdir(parents=True)
+        (folder / "prompt.md").write_text(f"{prompt}\n", "utf-8")
+        (folder / "task.toml").write_text(TASK.format(session=row.id, start=start), "utf-8")
+    except FileExistsError:
+        fail(f"{folder} exists. Name another folder.")
+    except OSError as error:
+        fail(f"{folder} cannot be written: {error.strerror}.")
+    click.echo(escape_controls(str(folder)))
+    if turn > 1:
+        print_note("The task does not have what was said before this prompt: write into prompt.md what it needs.")
+    if len(parts) > sum("text" in part for part in parts):
+        print_note("The images of the prompt are left out.")
+    if commit:
+        print_note(
+            f"It starts from {commit[:12]}, the present commit of {repository}, without changes that are not committed."
+        )
+    print_note("Fill in the checks of task.toml, then: crow eval --validate " + str(folder))
 
 
 @sessions.command()

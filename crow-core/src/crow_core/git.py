@@ -138,3 +138,13 @@ def run_git(arguments: list[str], folder: str, environment: Mapping[str, str]) -
     if done.returncode:
         raise OSError(os.fsdecode(done.stderr.strip()))
     return os.fsdecode(done.stdout)
+
+
+def read_head(folder: str) -> tuple[str, str]:
+    """Return the top folder of the repository that a folder is in, and its present commit; empty if there is none."""
+    environment = {**os.environ, **make_git_environment()}
+    try:
+        top, head, *_ = run_git(["git", "rev-parse", "--show-toplevel", "HEAD"], folder, environment).split("\n")
+    except (OSError, ValueError):
+        return "", ""
+    return top, head
