@@ -288,7 +288,7 @@ async def test_history_of_another_agent_is_imported_searched_and_asked_again(mac
         machine.ask(server.url)
         again = await machine.crow("reask", session["id"], "-m", "scripted", "--json")
     assert again.code == 0, again.err
-    (outcome,) = json.loads(again.out)["sessions"]
+    (outcome,) = json.loads(again.out)
     assert (outcome["requests"], outcome["agreed"]) == (2, 2)
     assert (await machine.crow("import", "pi", "/nowhere")).err.startswith("crow: there is no /nowhere.")
 

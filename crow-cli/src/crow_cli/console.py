@@ -35,12 +35,12 @@ def print_json(value: Any) -> None:
 
 
 def print_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print rows in columns; cut lines that are wider than the terminal."""
+    """Print rows in columns; cut lines that are wider than the terminal, if there is one."""
     lines = [list(heads), *([escape_line(cell) for cell in row] for row in rows)]
     columns = [pad_column(column) for column in zip(*lines, strict=True)]
-    columns_available = shutil.get_terminal_size().columns
+    width = shutil.get_terminal_size().columns if is_terminal() or "COLUMNS" in os.environ else sys.maxsize
     for at, line in enumerate(zip(*columns, strict=True)):
-        click.secho(shorten("  ".join(line).rstrip(), columns_available), dim=at == 0)
+        click.secho(shorten("  ".join(line).rstrip(), width), dim=at == 0)
 
 
 def pad_column(column: Sequence[str]) -> list[str]:
