@@ -162,6 +162,25 @@ def test_answer_that_cannot_be_recorded_is_not_given(home: Path) -> None:
     asyncio.run(main())
 
 
+def test_question_is_shown_again_where_its_answer_could_not_be_recorded(
+    home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(showing, "ASK_AGAIN", 0.02)
+
+    def ask(question: RequestPermissionRequest) -> bool:
+        if caplog.messages:
+            (home / "crow" / "crow.db").rmdir()
+        return True
+
+    async def main() -> None:
+        (home / "crow" / "crow.db").mkdir(parents=True)
+        async with opened(ask=ask):
+            assert await (await release.start("1.2", id="r")).result() == "True"
+
+    asyncio.run(main())
+    assert len(caplog.messages) == 1
+
+
 def test_program_that_crow_has_started_answers_nothing(monkeypatch: pytest.MonkeyPatch, ledger: Database) -> None:
     async def main() -> None:
         async with opened():

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("crow_agent")
 POLL_INTERVAL = 1.0
 """Seconds between two looks at what waits."""
+ASK_AGAIN = 30.0
+"""Seconds after which a question is shown again whose answer could not be stored."""
 APPROVE, REJECT = "approve", "reject"
 """Ids of the options of a question."""
 
@@ -76,6 +78,8 @@ async def show_waiting(
             await answer(waiting.workflow_id, bool(given), note, label=waiting.label, url=url, env=env, by=by)
         except WorkflowError as error:  # it was answered elsewhere, or the audit log cannot be written
             logger.warning("%s", error)
+            await asyncio.sleep(ASK_AGAIN)
+            shown.pop((waiting.workflow_id, waiting.label), None)
         except Exception:
             logger.exception("What workflow %s waits for could not be shown", waiting.workflow_id)
 
