@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from crow_agent.approvals import approvals
 from crow_agent.workflows import (
     Approval,
     WorkflowError,
@@ -19,7 +18,8 @@ from crow_agent.workflows import (
     resume,
     workflow,
 )
-from crow_agent.workflows import approvals as showing
+from crow_agent.workflows import answers as showing
+from crow_agent.workflows.extension import approvals
 from crow_core.acp.schema import RequestPermissionRequest, ToolCall, ToolCallUpdate
 from crow_core.app import Crow
 from crow_core.testing import ScriptedModel, connect

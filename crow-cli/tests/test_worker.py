@@ -20,7 +20,7 @@ from uuid import uuid4
 
 import pytest
 from crow_agent.workflows import WorkflowHandle, list_workflows
-from crow_agent.workflows.workflow import find_url
+from crow_agent.workflows.location import find_url
 from sqlalchemy import create_engine, make_url, text
 
 POSTGRES = os.environ.get("CROW_TEST_POSTGRES", "")

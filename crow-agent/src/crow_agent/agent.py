@@ -14,7 +14,6 @@ from crow_core.agent_process import START_TIMEOUT
 from crow_core.errors import ConfigError
 from msgspec import UNSET
 
-from crow_agent.approvals import approvals
 from crow_agent.budget import Budget, limit_spending
 from crow_agent.client import Elicit, Permissions, ProgramClient
 from crow_agent.connections import AgentConnection, connect_address, connect_app, connect_command
@@ -200,7 +199,7 @@ class Agent:
 
         from crow_agent.app import TOOL_SERVER, build, configured_servers, given_servers, project_servers
 
-        left_out = [approvals, *([] if self._store else [persistence])]  # no person answers `permissions`
+        left_out = [] if self._store else [persistence]
         left_out += [] if self._elicit else [ask_user]
         left_out += [] if self._builtin is None else [plan, configured_servers, project_servers, other_agents]
         crow = await build(
@@ -210,6 +209,7 @@ class Agent:
             mode=self._mode,
             max_requests=self._max_requests,
             without=left_out,
+            attended=False,
             tools=self._builtin,
             allow=[get_name(function) for function in self._functions if not get_options(function).ask],
             database=self._store if isinstance(self._store, str) else "",

@@ -84,8 +84,6 @@ from crow_skills.mentions import mentions
 from crow_skills.skills import skills
 from msgspec.json import encode as to_json
 
-from crow_agent.approvals import approvals
-
 Mode = Literal["ask", "accept-edits", "plan", "yolo"]
 Extension = Callable[..., None]
 
@@ -102,7 +100,7 @@ FIRST_EXTENSIONS: tuple[Extension, ...] = (
     *(mentions, agents, skills),
 )
 """Used by default, in this order. `NAME = false` in `[extensions]` leaves one out."""
-OPTIONAL_EXTENSIONS: tuple[Extension, ...] = (budgets, until_done, subagents, approvals)
+OPTIONAL_EXTENSIONS: tuple[Extension, ...] = (budgets, until_done, subagents)
 """Used only when `[extensions]` names them, in the order of the file, as are the user's own."""
 LAST_EXTENSIONS: tuple[Extension, ...] = (compact, structured_output)
 """Used by default, after all others: they read what the others add to a session."""
@@ -125,19 +123,20 @@ async def build(
     deny: Sequence[str] = (),
     database: str = "",
     system: Prompt | None = None,
+    attended: bool | None = None,
 ) -> Crow:
     """Make an app from the user's files, the environment and the options of the command line or of a program.
 
     `models` replaces the configured models, `tools` names the only tools of crow's own to offer, `database` is the URL
     of another database, `system` replaces the system prompt. `allow` and `deny` are permission rules beside the
     configured ones. `without` names extensions to leave out: `persistence` stores sessions, `ask_user` lets the model
-    ask the user, and `approvals` goes with it. `extra_secrets` are values to mask beside those of the configuration.
-    Raises ConfigError for a setting that cannot be used, ModelError when no model is found.
+    ask the user. `extra_secrets` are values to mask beside those of the configuration.
+    `attended` says whether a person answers the client's questions, by default if `ask_user` is not left out; else the
+    extension `approvals` is. Raises ConfigError for a setting that cannot be used, ModelError when no model is found.
     """
     if mode not in (None, *get_args(Mode)):
         raise ConfigError(f"There is no mode {mode!r}. Give one of: {', '.join(get_args(Mode))}.")
-    if ask_user in without:
-        without = [*without, approvals]
+    attended = ask_user not in without if attended is None else attended
     home = Home.find(env)
     config, env = load_config(home, env), load_environment(home, env)
     found = await search_models(config, env, model) if models is None else FoundModels(dict(models), "given")
@@ -190,7 +189,7 @@ async def build(
                 "hidden": hidden,
             },
         ),
-        *named_extensions(config, home, trust, env, without, hidden),
+        *named_extensions(config, home, trust, env, without, hidden, attended=attended),
         (ask_user, {}),
     ]
     crow.asks_last = True
@@ -230,6 +229,8 @@ def named_extensions(
     env: Mapping[str, str],
     without: Collection[Extension],
     hidden: Sequence[str],
+    *,
+    attended: bool,
 ) -> Iterator[tuple[Extension, Mapping[str, Any]]]:
     """Yield the extensions that have a table in `[extensions]`, but for those to do without, and their options, in
     order. Raises ConfigError."""
@@ -243,6 +244,8 @@ def named_extensions(
     first, last = ([one.__name__ for one in group] for group in (FIRST_EXTENSIONS, LAST_EXTENSIONS))
     others = [name for name in config.extensions if name not in (*first, *last)]
     for name in (*first, *others, *last):
+        if name == "approvals" and not attended:
+            continue
         if (table := config.extensions.get(name, {})) is not False and BUILT_IN.get(name) not in without:
             extension = partial(find_extension(name, home), **preset.get(name, {}))
             options = parse_options(extension, {} if table is True else table, ["extensions", name], home)

@@ -155,7 +155,7 @@ def check_options(home: Home, config: Config, env: Mapping[str, str]) -> None:
     if config.extensions or config.hooks:
         from crow_agent.app import named_extensions  # imported here because it imports every extension
 
-        for _ in named_extensions(config, home, TrustedFolders(home.data), env, (), ()):
+        for _ in named_extensions(config, home, TrustedFolders(home.data), env, (), (), attended=True):
             pass
 
 

@@ -94,7 +94,7 @@ def list_(states: tuple[str, ...], only_waiting: bool, limit: int, as_json: bool
 def show(workflow: str, as_json: bool) -> None:
     """Show a workflow, and what it waits for."""
     from crow_agent.workflows import WorkflowHandle, list_waiting
-    from crow_agent.workflows.workflow import find_url
+    from crow_agent.workflows.location import find_url
 
     async def read() -> "tuple[WorkflowStatus, list[WaitingApproval]]":
         return await WorkflowHandle[Any](workflow, find_url()[0]).status(), await list_waiting(workflow)
@@ -147,7 +147,7 @@ def approve(workflow: str, reject: bool, label: str, note: str) -> None:
 def cancel(workflow: str) -> None:
     """Cancel a workflow: what runs is interrupted, and nothing runs after it."""
     from crow_agent.workflows import WorkflowError, WorkflowHandle
-    from crow_agent.workflows.workflow import find_url
+    from crow_agent.workflows.location import find_url
 
     async def end() -> None:
         handle = WorkflowHandle[Any](workflow, find_url()[0])

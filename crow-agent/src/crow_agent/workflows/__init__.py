@@ -3,10 +3,12 @@
 Importing this loads no engine; it is loaded when the first workflow starts.
 """
 
+from crow_agent.workflows.answers import answer as answer
+from crow_agent.workflows.answers import list_waiting as list_waiting
+from crow_agent.workflows.answers import show_waiting as show_waiting
+from crow_agent.workflows.answers import through_client as through_client
 from crow_agent.workflows.approvals import Approval as Approval
 from crow_agent.workflows.approvals import WaitingApproval as WaitingApproval
-from crow_agent.workflows.approvals import show_waiting as show_waiting
-from crow_agent.workflows.approvals import through_client as through_client
 from crow_agent.workflows.errors import WorkflowCancelled as WorkflowCancelled
 from crow_agent.workflows.errors import WorkflowChanged as WorkflowChanged
 from crow_agent.workflows.errors import WorkflowConflict as WorkflowConflict
@@ -17,12 +19,10 @@ from crow_agent.workflows.queues import WorkflowQueue as WorkflowQueue
 from crow_agent.workflows.workflow import Workflow as Workflow
 from crow_agent.workflows.workflow import WorkflowHandle as WorkflowHandle
 from crow_agent.workflows.workflow import WorkflowStatus as WorkflowStatus
-from crow_agent.workflows.workflow import answer as answer
 from crow_agent.workflows.workflow import approve as approve
 from crow_agent.workflows.workflow import cancel as cancel
 from crow_agent.workflows.workflow import fork as fork
 from crow_agent.workflows.workflow import launch as launch
-from crow_agent.workflows.workflow import list_waiting as list_waiting
 from crow_agent.workflows.workflow import list_workflows as list_workflows
 from crow_agent.workflows.workflow import open_workflows as open_workflows
 from crow_agent.workflows.workflow import resume as resume

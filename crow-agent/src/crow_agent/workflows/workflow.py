@@ -11,12 +11,14 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from crow_agent.durable import PLACE
-from crow_agent.workflows.approvals import Approval, Ask, WaitingApproval, show_waiting
+from crow_agent.workflows.answers import Ask, answer, refuse_below_crow, show_waiting
+from crow_agent.workflows.approvals import Approval
 from crow_agent.workflows.errors import (
     WorkflowConflict,
     WorkflowError,
     WorkflowNotFound,
 )
+from crow_agent.workflows.location import find_url
 from crow_agent.workflows.queues import WorkflowQueue
 from crow_agent.workflows.values import bind, from_plain, get_hints, to_plain, to_seconds, unbind
 
@@ -205,95 +207,6 @@ async def list_workflows(
     return [to_status(stored) for stored in found]
 
 
-async def list_waiting(
-    workflow_id: str = "", *, url: str = "", env: Mapping[str, str] | None = None
-) -> list[WaitingApproval]:
-    """List what waits for a person's answer, of one run or of all."""
-    from crow_agent.workflows import engine, place
-
-    waiting: list[WaitingApproval] = []
-    async with engine.open_store(url or find_url(env)[0]) as store:
-        ids = [workflow_id] if workflow_id else None
-        for stored in await store.list_workflows_async(workflow_ids=ids, status=engine.UNFINISHED, load_input=False):
-            for key, value in (await engine.read_waiting(store, stored)).items():
-                if key.startswith(place.WAITING) and value is not None:
-                    label = key.removeprefix(place.WAITING)
-                    waiting.append(WaitingApproval(stored.workflow_id, label, value["value"], value["seconds"]))
-    return waiting
-
-
-async def answer(
-    workflow_id: str,
-    approved: bool,
-    note: str = "",
-    *,
-    label: str = "",
-    url: str = "",
-    env: Mapping[str, str] | None = None,
-    by: str = "the program",
-) -> None:
-    """Answer what a run waits for, from any process; the first answer counts. It needs no running engine.
-
-    The answer is stored in the audit log first, as given by `by`. `label`: the step, if it waits for more than one
-    answer. Raises WorkflowError if it waits for none, or if the audit log cannot be written.
-    """
-    refuse_below_crow()
-    from crow_agent.workflows import engine, place
-
-    url = url or find_url(env)[0]
-    waiting = [each for each in await list_waiting(workflow_id, url=url) if not label or each.label == label]
-    if not waiting:
-        raise WorkflowError(f"Workflow {workflow_id} waits for no approval.")
-    if len(waiting) > 1:
-        labels = ", ".join(each.label for each in waiting)
-        raise WorkflowError(f"Workflow {workflow_id} waits for several approvals: name the step, one of {labels}.")
-    await asyncio.to_thread(record_answer, waiting[0], Approval(approved, note), by, env)
-    topic = place.WAITING + waiting[0].label
-    async with engine.open_store(url) as store:
-        message = {"approved": approved, "note": note}
-        await store.send_async(workflow_id, message, topic, idempotency_key=f"{workflow_id}/{topic}")
-
-
-def refuse_below_crow() -> None:
-    """Raise WorkflowError if crow has started this process, as a command of a model or as an MCP server."""
-    import os
-
-    from crow_core.mcp.watchdog import MARK
-    from crow_mcp_server.terminal.watchdog import MARK_VARIABLE
-
-    if MARK in os.environ or MARK_VARIABLE in os.environ:
-        raise WorkflowError("crow has started this process, and a model must not approve or change its own workflows.")
-
-
-def record_answer(waiting: WaitingApproval, given: Approval, by: str, env: Mapping[str, str] | None) -> None:
-    """Store an answer in the audit log of crow's database. Raises WorkflowError."""
-    import os
-
-    from crow_core.errors import ConfigError, StoreError
-    from crow_core.settings.config import Home, get_database_url, load_config
-    from crow_persistence.audit import record_decision
-    from crow_persistence.database import Database
-
-    env = os.environ if env is None else env
-    try:
-        home = Home.find(env)
-        database = Database(get_database_url(load_config(home, env), home), home.data)
-        try:
-            record_decision(
-                database,
-                session=waiting.workflow_id,
-                call=f"{waiting.workflow_id}/{waiting.label}",
-                tool="approve",
-                allowed=given.approved,
-                by=f"{by}: {given.note}" if given.note else by,
-                arguments=waiting.value,
-            )
-        finally:
-            database.close()
-    except (ConfigError, StoreError) as error:
-        raise WorkflowError(f"The answer was not given, as it could not be stored in the audit log: {error}") from error
-
-
 async def cancel(workflow_id: str, *, url: str = "", env: Mapping[str, str] | None = None) -> None:
     """Cancel a run from any process. It needs no running engine."""
     refuse_below_crow()
@@ -457,25 +370,6 @@ async def approve(value: Any, *, timeout: str | float | timedelta | None = None)
     from crow_agent.workflows.place import get_place
 
     return await get_place("approve").approve(value, timeout)
-
-
-def find_url(env: Mapping[str, str] | None = None) -> tuple[str, str]:
-    """Find the database of the workflows: PostgreSQL as configured for sessions, else a file beside crow's own.
-
-    Return its URL, and how often SQLite waits for the disk.
-    """
-    import os
-
-    from crow_core.settings.config import Home, get_database_url, load_config, load_environment
-
-    env = os.environ if env is None else env
-    home = Home.find(env)
-    config, _ = load_config(home, env), load_environment(home, env)
-    url = get_database_url(config, home).partition("?")[0]
-    if not url.startswith("sqlite"):
-        return config.database.url, ""
-    home.data.mkdir(parents=True, exist_ok=True)
-    return f"sqlite:///{home.data / 'workflows.db'}", config.database.synchronous
 
 
 @asynccontextmanager

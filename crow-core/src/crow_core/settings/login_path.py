@@ -34,7 +34,7 @@ MAX_AGE = 30 * 86400
 """Seconds for which an answer is kept."""
 
 
-class Answer(msgspec.Struct):
+class ShellAnswer(msgspec.Struct):
     """What the shell said."""
 
     shell: str
@@ -69,12 +69,12 @@ def read_login_path(env: Mapping[str, str], data: Path) -> str:
         return ""
     stamps = read_stamps(env)
     try:
-        kept = msgspec.json.decode((data / CACHE).read_bytes(), type=Answer)
+        kept = msgspec.json.decode((data / CACHE).read_bytes(), type=ShellAnswer)
     except (OSError, msgspec.DecodeError):
         kept = None
     if kept and (kept.shell, kept.stamps) == (shell, stamps) and 0 <= time.time() - kept.at < MAX_AGE:
         return kept.path
-    answer = Answer(shell, ask_shell(shell, env), time.time(), stamps)
+    answer = ShellAnswer(shell, ask_shell(shell, env), time.time(), stamps)
     with suppress(OSError):  # then the shell is asked again next time
         data.mkdir(0o700, parents=True, exist_ok=True)
         new = data / f"{CACHE}.{os.getpid()}"

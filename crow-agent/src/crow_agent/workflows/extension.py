@@ -1,10 +1,14 @@
-"""Approvals: clients show their users what durable workflows wait for."""
+"""The extension `approvals`: clients show their users what durable workflows wait for."""
 
 import asyncio
 import logging
 
 from crow_core.app import Crow
 from crow_core.session import Session
+
+from crow_agent.workflows.answers import show_waiting, through_client
+from crow_agent.workflows.errors import WorkflowError
+from crow_agent.workflows.workflow import import_engine
 
 logger = logging.getLogger("crow_agent")
 
@@ -14,9 +18,6 @@ def approvals(crow: Crow) -> None:
     watching: dict[str, asyncio.Task[None]] = {}
 
     async def watch(session: Session) -> None:
-        from crow_agent.workflows import WorkflowError, show_waiting, through_client  # rarely needed
-        from crow_agent.workflows.workflow import import_engine
-
         try:
             await asyncio.to_thread(import_engine)  # it takes long
         except WorkflowError as error:

@@ -1,0 +1,22 @@
+"""Where the workflows are stored."""
+
+from collections.abc import Mapping
+
+
+def find_url(env: Mapping[str, str] | None = None) -> tuple[str, str]:
+    """Find the database of the workflows: PostgreSQL as configured for sessions, else a file beside crow's own.
+
+    Return its URL, and how often SQLite waits for the disk.
+    """
+    import os
+
+    from crow_core.settings.config import Home, get_database_url, load_config, load_environment
+
+    env = os.environ if env is None else env
+    home = Home.find(env)
+    config, _ = load_config(home, env), load_environment(home, env)
+    url = get_database_url(config, home).partition("?")[0]
+    if not url.startswith("sqlite"):
+        return config.database.url, ""
+    home.data.mkdir(parents=True, exist_ok=True)
+    return f"sqlite:///{home.data / 'workflows.db'}", config.database.synchronous
