@@ -228,7 +228,12 @@ def test_every_workflow_completes_once_whatever_happens_to_the_workers(site: Sit
         else:
             victim.send_signal(signal.SIGKILL if disturbance == "kill" else signal.SIGSTOP)
         # Where many tests run, a worker may have lost its lock and its work before it is disturbed.
-        until(lambda warnings=warnings: site.log.count("taken over") > warnings or site.is_done(), site)
+        until(
+            lambda warnings=warnings, victim=victim: (
+                site.log.count("taken over") > warnings or site.is_done() or not site.list_held(victim)
+            ),
+            site,
+        )
         if site.log.count("taken over") > warnings:
             waits.append(time.time() - begun)
         if disturbance == "stop":

@@ -257,6 +257,28 @@ def disconnect(postgres: str) -> None:
     engine.dispose()
 
 
+def test_process_that_is_frozen_in_a_transaction_loses_its_locks(postgres: str, tmp_path: Path) -> None:
+    frozen = Database(f"{postgres}?options=-c%20idle_in_transaction_session_timeout=100ms", tmp_path)
+    other = Database(postgres, tmp_path)
+    change = text("UPDATE alembic_version SET oldest_reader = oldest_reader")
+
+    def freeze() -> None:
+        with frozen.begin_write() as connection:
+            connection.execute(change)
+            with other.begin_write() as waiting:
+                waiting.execute(change)  # waits until the server has ended the other transaction
+            connection.execute(change)
+
+    with pytest.raises(StoreError):
+        freeze()
+    with frozen.begin_write() as connection:
+        connection.execute(change)
+    with frozen.begin_read() as connection:
+        assert connection.scalar(text("SHOW idle_in_transaction_session_timeout")) == "0"
+    frozen.close()
+    other.close()
+
+
 def test_wait_for_a_locked_table_is_limited(postgres: str, tmp_path: Path) -> None:
     database = Database(f"{postgres}?options=-c%20lock_timeout=20ms", tmp_path)
     write(database, "a")

@@ -145,6 +145,27 @@ def test_history_that_is_no_database_is_named(store: Store, tmp_path: Path) -> N
         import_history(store, "llm", tmp_path)
 
 
+def test_what_is_no_session_is_counted_and_the_rest_is_imported(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "folder.jsonl").mkdir()
+    (tmp_path / "gone.jsonl").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "broken.jsonl").write_text("no JSON\n")
+    (tmp_path / "good.jsonl").write_text((RECORDED / "pi.jsonl").read_text())
+    found = import_history(store, "pi", tmp_path)
+    assert len(found.sessions) == 1
+    assert (found.left_out["broken lines"], found.left_out["sessions without messages"]) == (1, 1)
+
+
+@pytest.mark.parametrize("columns", ["id", "id, name, tip_message_hash"])
+def test_database_with_other_columns_is_named(store: Store, columns: str, tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "logs.db")) as database:
+        database.executescript(f"CREATE TABLE threads ({columns}); CREATE TABLE turns (thread_id);")
+        database.execute(f"INSERT INTO threads VALUES ({', '.join('1' for _ in columns.split(','))})")
+        database.execute("INSERT INTO turns VALUES (1)")
+        database.commit()
+    with pytest.raises(OSError, match="cannot be read as a database of llm"):
+        import_history(store, "llm", tmp_path)
+
+
 LINES = {agent: (RECORDED / f"{agent}.jsonl").read_text().splitlines() for agent in ("claude-code", "codex", "pi")}
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),

@@ -45,9 +45,15 @@ OLDEST_READER = "0004"
 """The oldest revision whose crow may read and write tables of LATEST_REVISION: what was added since may be left out."""
 URL_DEFAULTS: dict[str, dict[str, str]] = {
     "sqlite": {"timeout": "30"},
-    "postgresql+psycopg": {"connect_timeout": "10", "tcp_user_timeout": "30000", "options": "-c lock_timeout=30s"},
+    "postgresql+psycopg": {
+        "connect_timeout": "10",
+        "tcp_user_timeout": "30000",
+        "options": "-c lock_timeout=30s -c idle_in_transaction_session_timeout=5s",
+    },
 }
-"""Default URL parameters by driver. They limit every wait for a lock or a connection to half a minute."""
+"""Default URL parameters by driver. They limit every wait for a lock or a connection to half a minute, and how long a
+process that is frozen within a transaction keeps its locks."""
+NO_IDLE_LIMIT = "SET LOCAL idle_in_transaction_session_timeout = 0"
 SHORT_TIMEOUT = 2.0
 """Seconds that a transaction waits for a lock if it may as well be left out."""
 SCHEMA_LOCK = 0x63726F77_6462
@@ -329,6 +335,7 @@ class Database:
         copied before."""
         with engine.connect().execution_options(begin="BEGIN IMMEDIATE") as connection, connection.begin():
             if not self.file:
+                connection.execute(text(NO_IDLE_LIMIT))
                 connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": SCHEMA_LOCK})
             if read_revision(connection) is None:
                 create_tables(connection)
@@ -453,6 +460,8 @@ def begin_transaction(connection: Connection) -> None:
     if options.get("briefly"):
         setting = "PRAGMA busy_timeout" if is_sqlite else "SET LOCAL lock_timeout"
         connection.exec_driver_sql(f"{setting} = {SHORT_TIMEOUT * 1000:.0f}")
+    if options.get("postgresql_readonly"):  # a read may take long between two statements, and holds no locks
+        connection.exec_driver_sql(NO_IDLE_LIMIT)
     if is_sqlite and (begin := options.get("begin", "BEGIN")):  # PostgreSQL's driver begins transactions itself
         connection.exec_driver_sql(begin)
 

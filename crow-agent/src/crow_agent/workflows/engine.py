@@ -55,7 +55,7 @@ from crow_agent.workflows.errors import (
 )
 from crow_agent.workflows.executors import ExecutorLocks
 from crow_agent.workflows.queues import WorkflowQueue
-from crow_agent.workflows.takeover import Executor
+from crow_agent.workflows.takeover import IDLE_LIMIT, Executor
 from crow_agent.workflows.values import dump_json, load_json
 
 if TYPE_CHECKING:
@@ -279,7 +279,7 @@ class Engine:
             await asyncio.to_thread(self._member.start)
         config: Any = {
             "name": APP,
-            "system_database_url": self.url,
+            "system_database_url": self.url if self._engine is not None else limit_idle_time(self.url),
             "system_database_engine": self._engine,
             "executor_id": self.executor or "local",
             "application_version": self.version,
@@ -548,6 +548,14 @@ def read_attributes(attributes: Any) -> dict[str, Any]:
     if isinstance(attributes, str):
         attributes = json.loads(attributes)
     return cast("dict[str, Any]", attributes) if isinstance(attributes, dict) else {}
+
+
+def limit_idle_time(url: str) -> str:
+    """Make a process that is frozen within a transaction lose its locks after IDLE_LIMIT seconds."""
+    parsed = sa.make_url(url)
+    given = parsed.query.get("options", "")
+    options = f"{given} -c idle_in_transaction_session_timeout={IDLE_LIMIT:.0f}s".strip()
+    return parsed.update_query_dict({"options": options}).render_as_string(hide_password=False)
 
 
 def make_sqlite_engine(url: str, synchronous: str) -> sa.Engine:

@@ -13,6 +13,7 @@ from crow_core.messages import Message
 from crow_persistence.histories.history import (
     ForeignSession,
     get_dict,
+    list_files,
     make_reply,
     make_use,
     read_lines,
@@ -26,7 +27,7 @@ DEFAULT = ".claude/projects"
 
 def read(path: Path) -> Iterator[ForeignSession]:
     """Read the sessions of a file, or of all files below a folder. Raises OSError."""
-    for file in [path] if path.is_file() else sorted(path.rglob("*.jsonl")):
+    for file in list_files(path, "*.jsonl"):
         yield from read_file(file)
 
 
@@ -40,7 +41,7 @@ def read_file(file: Path) -> Iterator[ForeignSession]:
         session.cwd = session.cwd or str(line.get("cwd") or "")
         at, message = to_time(line.get("timestamp")), get_dict(line, "message")
         match line.get("type"):
-            case "user" if line.get("isMeta"):
+            case "user" if line.get("isMeta") or line.get("isCompactSummary"):
                 session.left_out["notes of the program"] += 1
             case "user":
                 add_user(session, at, message.get("content"))
@@ -52,7 +53,9 @@ def read_file(file: Path) -> Iterator[ForeignSession]:
                 session.title = str(text or session.title)
             case kind:
                 session.left_out[f"lines of type {kind}"] += 1
-    yield from filter(lambda each: each.entries, (main, side))
+    yield main
+    if side.entries:
+        yield side
 
 
 def add_user(session: ForeignSession, at: int, content: Any) -> None:

@@ -14,6 +14,7 @@ from crow_persistence.histories.history import (
     ForeignSession,
     get_dict,
     get_list,
+    list_files,
     make_reply,
     make_use,
     read_lines,
@@ -27,10 +28,8 @@ DEFAULT = ".codex/sessions"
 
 def read(path: Path) -> Iterator[ForeignSession]:
     """Read the sessions of a file, or of all files below a folder. Raises OSError."""
-    for file in [path] if path.is_file() else sorted(path.rglob("rollout-*.jsonl")):
-        session = read_file(file)
-        if session.entries:
-            yield session
+    for file in list_files(path, "rollout-*.jsonl"):
+        yield read_file(file)
 
 
 def read_file(file: Path) -> ForeignSession:

@@ -109,6 +109,11 @@ def to_time(value: Any) -> int:
     return 0
 
 
+def list_files(path: Path, pattern: str) -> list[Path]:
+    """Return the file, or the files below a folder whose names match."""
+    return [path] if path.is_file() else sorted(file for file in path.rglob(pattern) if file.is_file())
+
+
 def read_lines(file: Path, left_out: Counter[str]) -> Iterator[Mapping[str, Any]]:
     """Read the JSON objects of a file, a line each. Broken lines are counted. Raises OSError."""
     with file.open("rb") as opened:

@@ -49,6 +49,8 @@ def import_history(store: Store, agent: str, path: Path) -> Imported:
     for found in READERS[agent][0](path):
         found.settle()
         if not found.entries:
+            imported.left_out += found.left_out
+            imported.left_out["sessions without messages"] += 1
             continue
         with store.database.begin_read() as connection:
             known = connection.scalar(select(sessions.c.number).where(sessions.c.id == found.own_id))

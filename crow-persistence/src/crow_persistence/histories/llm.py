@@ -14,6 +14,10 @@ DEFAULT = ".config/io.datasette.llm/logs.db"
 """Where it keeps them, in the home folder."""
 
 
+MAX_CHAIN = 100_000
+"""Messages of a thread that are read at most: a damaged file may have a circle."""
+
+
 def read(path: Path) -> Iterator[ForeignSession]:
     """Read the conversations of a database, or of the one in a folder. Raises OSError."""
     file = path / "logs.db" if path.is_dir() else path
@@ -32,7 +36,7 @@ def read(path: Path) -> Iterator[ForeignSession]:
                 add_responses(database, tables, session)
                 if session.entries:
                     yield session
-    except sqlite3.Error as error:
+    except (sqlite3.Error, IndexError, TypeError, AttributeError) as error:  # other columns, or other types
         raise OSError(f"{file} cannot be read as a database of llm: {error}") from error
 
 
@@ -45,7 +49,11 @@ def read_threads(database: sqlite3.Connection, file: Path) -> Iterator[ForeignSe
         times = {turn["tip_message_hash"]: to_time(turn["datetime_utc"]) for turn in turns}
         chain: list[sqlite3.Row] = []
         hash = row["tip_message_hash"]
-        while hash and (message := database.execute("SELECT * FROM messages WHERE hash = ?", (hash,)).fetchone()):
+        while (
+            hash
+            and len(chain) < MAX_CHAIN
+            and (message := database.execute("SELECT * FROM messages WHERE hash = ?", (hash,)).fetchone())
+        ):
             chain.append(message)
             hash = message["parent_hash"]
         at = times.get(chain[-1]["hash"], 0) if chain else 0

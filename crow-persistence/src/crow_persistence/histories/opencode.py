@@ -67,7 +67,7 @@ def read_database(file: Path) -> Iterator[ForeignSession]:
                     found = [parse(part, left_out) for (part,) in parts.fetchall()]
                     messages.append((parse(data, left_out), found))
                 yield from make_session(stored, row["id"], messages, file, left_out)
-    except (sqlite3.Error, IndexError) as error:
+    except (sqlite3.Error, IndexError, TypeError, AttributeError) as error:  # other columns, or other types
         raise OSError(f"{file} cannot be read as a database of opencode: {error}") from error
 
 
@@ -93,6 +93,7 @@ def make_session(
         at = to_time(get_dict(message, "time").get("created"))
         if message.get("role") == "user":
             texts = [to_text(part) for part in parts if part.get("type") == "text" and not part.get("synthetic")]
+            session.left_out["files of the user"] += sum(part.get("type") == "file" for part in parts)
             session.left_out["notes of the program"] += sum(bool(part.get("synthetic")) for part in parts)
             session.add_text(at, "user", "\n\n".join(texts))
         elif message.get("role") == "assistant":
