@@ -344,7 +344,9 @@ def test_words_do_not_prolong_a_turn_whose_budget_is_used_up(make_agent: Make) -
                 await session.prompt("Go.")
             taken = await steers[0]
             (open_session,) = apps[-1].sessions.values()
-            assert taken == ("Rather in blue." in str(open_session.log.entries))
+            assert (taken, "Rather in blue." in str(open_session.log.entries)) == (True, True), (
+                "the next prompt has them"
+            )
         assert len(agent.model.requests) == 1
 
     session: Any = None
