@@ -186,7 +186,7 @@ def promote(prompt: str) -> None:
     Example: crow prompts promote system@3
     """
     home = Home.find(os.environ)
-    if prompt.rpartition("@")[0] in ("", "system") and load_own_config(home).prompts.system:
+    if prompt.partition("@")[0] == "system" and load_own_config(home).prompts.system:
         fail(
             f"{home.config / 'config.toml'} names another file in [prompts] system, which counts. Remove that setting."
         )
