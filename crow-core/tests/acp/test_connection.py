@@ -557,6 +557,31 @@ async def test_end_of_input_cancels_running_requests_fails_waiting_ones_and_ends
         await connection.notify("session/update", update("too late"))
 
 
+async def test_updates_before_the_end_of_the_connection_are_handled_in_full():
+    async def show(params: SessionNotification) -> None:
+        await asyncio.sleep(0)
+        texts.append(get_text(params))
+
+    texts: list[str] = []
+    one, other = memory_pair()
+    agent, client = (
+        Connection(one, AGENT_METHODS, {}, {}),
+        Connection(other, CLIENT_METHODS, {}, {"session/update": show}),
+    )
+    await agent.notify("session/update", update("the last words"))
+    await agent.close()
+    await client.serve()
+    assert texts == ["the last words"]
+
+
+async def test_notification_that_never_ends_does_not_delay_the_end(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(acp_connection, "NOTIFICATION_TIMEOUT", 0.1)
+    async with serving({"session/cancel": wait_forever}) as (_, wire):
+        await wire.notify("session/cancel", {"sessionId": "s"})
+        await wire.transport.close()
+        assert await wire.transport.readline() == b""
+
+
 async def test_error_for_a_cancelled_waiter_is_not_reported(caplog: pytest.LogCaptureFixture):
     read = ReadTextFileRequest(session_id="s", path="x" * 2 * HIGH_WATER_BYTES)
     async with serving({}) as (connection, wire):

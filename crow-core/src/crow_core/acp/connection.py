@@ -4,6 +4,7 @@ Order is preserved:
 
 - Incoming messages start in the order of their arrival, so `session/cancel` finds the prompt sent before it running.
   `request` returns after the handlers of all notifications before its answer have started.
+- When the other side closes the connection, the handlers of its notifications end before anything is cancelled.
 - Outgoing messages are written in the order of the calls.
 - The result of a handler is written without an await after the handler returns. Callbacks that the handler scheduled
   with `loop.call_soon` run after that: this is how updates follow the answer to `session/new`.
@@ -53,6 +54,9 @@ MAX_RUNNING_BYTES = 2 * MAX_MESSAGE_BYTES
 
 CANCEL_TIMEOUT = 10.0
 """Seconds for cancelled requests to clean up and answer when the connection ends."""
+
+NOTIFICATION_TIMEOUT = 1.0
+"""Seconds for the handlers of notifications to end after the other side has closed the connection."""
 
 
 class RpcError(Exception):
@@ -167,6 +171,7 @@ class Connection:
         self._running_bytes = 0
         """Bytes of the params of the running requests."""
         self._tasks: set[asyncio.Task[None]] = set()
+        """The handlers that run, of requests and notifications."""
         self.is_closing = False
         """Whether the connection has ended or is about to: the other side has closed it, or `close` was called."""
 
@@ -184,6 +189,8 @@ class Connection:
                 if not line.isspace():
                     await self._receive(line)
                 del line  # free a large line while waiting for the next one
+            if not self.is_closing:
+                await self._finish_notifications()
         finally:
             await self.close()
 
@@ -356,6 +363,12 @@ class Connection:
     async def _cancel(self, params: CancelRequestNotification) -> None:
         if task := self._running.get(params.request_id):
             task.cancel()
+
+    async def _finish_notifications(self) -> None:
+        """Wait for the handlers of notifications, so that the last updates before an agent's end are not lost."""
+        notified = self._tasks - set(self._running.values())
+        if notified:
+            await asyncio.wait(notified, timeout=NOTIFICATION_TIMEOUT)
 
     async def _cancel_all(self, tasks: set[asyncio.Task[None]]) -> None:
         for task in tasks:

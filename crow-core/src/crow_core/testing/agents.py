@@ -257,6 +257,7 @@ class PuppetAgent:
     async def do_die(self, id: str, rest: str) -> None:
         code, _, text = rest.partition(" ")
         print(text, file=sys.stderr, flush=True)  # noqa: T201
+        await self.connection._transport.close()  # pyright: ignore[reportPrivateUsage]  # a thread may still write
         os._exit(int(code))
 
     async def do_print(self, id: str, text: str) -> None:
