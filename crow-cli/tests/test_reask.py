@@ -334,3 +334,83 @@ async def test_sessions_that_cannot_be_restored_are_named_before_anything_runs(m
         "its start was not recorded, as it was in no git work tree, o"[:60],
         f"the commit {whys[3].split()[2]} is not in {machine.project} any more."[:60],
     ]
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def stored(request: pytest.FixtureRequest, machine: "Machine") -> "Machine":
+    """A machine whose sessions are stored in each kind of database."""
+    if request.param == "postgresql":
+        machine.configure(f'[database]\nurl = "{request.getfixturevalue("postgres")}"\n')
+    return machine
+
+
+async def go_on(machine: "Machine", id: str, *turns: tuple[str, list[Reply]]) -> list[dict[str, Any]]:
+    """Continue a session with prompts, and return the bodies of its requests."""
+    bodies: list[dict[str, Any]] = []
+    for prompt, replies in turns:
+        async with ScriptedServer(replies) as server:
+            machine.ask(server.url)
+            done = await machine.crow("run", "--yolo", "-r", id, prompt)
+        assert done.code == 0, done
+        bodies += server.requests
+    return bodies
+
+
+async def test_a_fork_is_asked_again_with_the_requests_of_its_origin(stored: "Machine"):
+    replies = [Reply("I look.", tool_calls=[command("echo x >> ran")]), Reply("Done.")]
+    first = await talk(stored, *replies)
+    (origin,) = await list_ids(stored)
+    fork = (await stored.crow("sessions", "fork", origin)).out.strip()
+    await go_on(stored, origin, ("Elsewhere", [Reply("Not of the fork.")]))
+    bodies = await go_on(stored, fork, ("More", [Reply("More.")]))
+    async with ScriptedServer([*replies, Reply("More.")]) as server:
+        (outcome,) = await reask(stored, server, fork)
+        assert await reask(stored, server, fork) == [outcome]
+    assert server.requests == [*first.requests, *bodies]
+    assert (outcome["requests"], outcome["agreed"], outcome["reworded"]) == (3, 3, 0)
+    assert outcome["totals"]["calls"] == outcome["before"]["calls"] == 3
+    assert (stored.project / "ran").read_text() == "x\n"
+
+
+async def test_a_turn_that_was_undone_is_not_asked_again(stored: "Machine"):
+    await commit(stored, notes="buy milk\n")
+    first = await talk(stored, Reply("One."))
+    (id,) = await list_ids(stored)
+    wrong = [Reply(tool_calls=[edit(stored.project / "made", "x\n")]), Reply("Wrong.")]
+    bodies = await go_on(stored, id, ("Make it", wrong), ("/undo yes", []), ("Make it well", [Reply("Right.")]))
+    assert is_gone(f"{stored.project}/made")
+    async with ScriptedServer([Reply("One."), Reply("Right.")]) as server:
+        (outcome,) = await reask(stored, server, id)
+    assert server.requests == [*first.requests, bodies[-1]]
+    assert (outcome["requests"], outcome["agreed"], outcome["reworded"]) == (2, 2, 0)
+    async with ScriptedServer([Reply("One."), Reply("Other.", tool_calls=[command("ls")])]) as server:
+        (outcome,) = await reask(stored, server, id, "-s", "temperature=0")
+    assert (outcome["departure"]["request"], outcome["departure"]["was"]["content"]) == (2, "Right.")
+    async with ScriptedServer([Reply("One."), Reply("Right.")]) as server:
+        (outcome,) = await reask(stored, server, id, "--tools", "live")
+    assert [body["messages"][1:] for body in server.requests] == [
+        body["messages"][1:] for body in [*first.requests, bodies[-1]]
+    ]
+    assert (outcome["requests"], outcome["agreed"], outcome["reworded"]) == (2, 2, 0)
+
+
+async def test_a_compacted_session_is_asked_again_with_the_stored_summary(stored: "Machine"):
+    long = Reply("I look.", tool_calls=[command("seq 3000")])
+    first = await talk(stored, long, Reply("Seen."))
+    (id,) = await list_ids(stored)
+    bodies = await go_on(
+        stored,
+        id,
+        ("Again", [long, Reply("Seen again.")]),
+        ("/compact", [Reply("A summary of it all.")]),
+        ("And now?", [Reply("Now this.")]),
+    )
+    assert "A summary of it all." in json.dumps(bodies[-1])
+    old = json.dumps([*first.requests, *bodies[:2], bodies[-1]])
+    assert ('"Seen."' in json.dumps(bodies[1]), '"Seen."' in json.dumps(bodies[-1])) == (True, False)
+    async with ScriptedServer([long, Reply("SEEN."), long, Reply("SEEN again."), Reply("Now this.")]) as server:
+        (outcome,) = await reask(stored, server, id)
+    new = json.dumps(server.requests)
+    assert new == old.replace('"Seen."', '"SEEN."').replace('"Seen again."', '"SEEN again."')
+    assert "A summary of it all." in new, "the summary is not asked for again"
+    assert (outcome["requests"], outcome["agreed"], outcome["reworded"]) == (5, 5, 2)
