@@ -17,8 +17,9 @@ from crow_core.worktree import WorkTree, read_worktree, to_marker
 
 logger = logging.getLogger("crow")
 
-START_DELAY = 0.05
-"""Seconds after which git starts when a request is about to be sent, so that the request leaves first."""
+START_DELAY = 0.3
+"""Seconds from a request that is about to be sent to the start of git: the request leaves, and the database opens,
+first."""
 ACTING_LIMIT = 2.0
 """Seconds for which a tool call that may change something, or the end of a session, waits."""
 KILL_LIMIT = 1.0
