@@ -64,11 +64,13 @@ def read_log(path: Path, scorer: str, least: float | None) -> ImportedLog:
     Raises ConfigError for a file that is no whole log, for an evaluation that has not ended, and for a score that is
     no verdict.
     """
+    if not path.is_file():
+        raise ConfigError(f"There is no file {path}.")
     try:
         log = read_eval_log(path.absolute(), resolve_attachments=True)
     except Exception as error:  # of the formats of the file, and of pydantic
-        said = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise ConfigError(f"{path} cannot be read as a log of Inspect: {said}.".replace("..", ".")) from error
+        said = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+        raise ConfigError(f"{path} cannot be read as a log of Inspect: {said}.") from error
     if log.status == "started" or not log.samples:
         raise ConfigError(f"{path} has no samples of an evaluation that has ended (its status is {log.status}).")
     samples, spec = log.samples, log.eval
@@ -262,7 +264,7 @@ def store_log(store: Store, log: ImportedLog) -> Imported:
     if log.is_known:
         return imported
     with store.database.begin_read() as connection:
-        found = select(sessions.c.id).where(sessions.c.id.in_(log.own.values()))
+        found = select(sessions.c.id).where(sessions.c.id.in_([id for id in log.own.values() if id]))
         here = {*connection.scalars(found)}
     for cell in log.cells:
         if (own := log.own.get(cell.session)) in here:
