@@ -19,11 +19,11 @@ from crow_persistence.database import Database
 from crow_persistence.histories.history import ForeignSession, get_dict, get_list, make_reply, make_use, to_time
 from crow_persistence.histories.importing import Imported, import_session
 from crow_persistence.store import Store
-from crow_persistence.tables import evaluations as evaluation_rows
+from crow_persistence.tables import evaluations as evaluations_table
 from crow_persistence.tables import sessions
 from inspect_ai.log import EvalLog, EvalSample, read_eval_log
 from inspect_ai.model import ChatMessage, ContentReasoning, ContentText
-from sqlalchemy import select
+from sqlalchemy import Table, select
 
 from crow_agent.evaluation.cells import LIMIT, Cell, CellOutcome, EvaluationSettings, TaskName, to_row
 from crow_agent.evaluation.checks import REASON_LIMIT, CheckResult
@@ -34,6 +34,9 @@ SCORE = "score"
 """The kind of the result of one of Inspect's scorers."""
 NAMED_SCORES = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0, "yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
 """The scores that are words, as Inspect converts them: correct, partial, incorrect, no answer."""
+
+MAX_ROWS = 1_000
+"""Cells that are stored by one statement: databases limit its parameters."""
 
 
 @dataclass
@@ -260,29 +263,27 @@ def store_log(store: Store, log: ImportedLog) -> Imported:
     A sample that crow has solved keeps crow's own session, if this database has it.
     """
     imported = Imported()
-    log.is_known = is_stored(store.database, log.id)
+    log.is_known = is_stored(store.database, evaluations_table, log.id)
     if log.is_known:
         return imported
-    with store.database.begin_read() as connection:
-        found = select(sessions.c.id).where(sessions.c.id.in_([id for id in log.own.values() if id]))
-        here = {*connection.scalars(found)}
     for cell in log.cells:
-        if (own := log.own.get(cell.session)) in here:
-            cell.session = own or ""
+        own = log.own.get(cell.session, "")
+        if own and is_stored(store.database, sessions, own):
+            cell.session = own
         elif cell.session:
             import_session(store, log.histories[cell.session], imported)
     with store.database.begin_write() as connection:
         text = msgspec.json.encode(log.settings).decode()
         number = evaluations.store_evaluation(connection, log.id, log.dataset, text, log.created)
-        for cell in log.cells:
-            evaluations.store_cell(connection, number, to_row(cell))
+        rows = [to_row(cell) for cell in log.cells]
+        for start in range(0, len(rows), MAX_ROWS):
+            evaluations.store_cells(connection, number, rows[start : start + MAX_ROWS])
         if log.ended is not None:
             evaluations.end_evaluation(connection, number, log.ended)
     return imported
 
 
-def is_stored(database: Database, id: str) -> bool:
-    """Tell whether an evaluation is stored. Raises StoreError."""
+def is_stored(database: Database, table: Table, id: str) -> bool:
+    """Tell whether a table has the row with an id. Raises StoreError."""
     with database.begin_read() as connection:
-        rows = select(evaluation_rows.c.number).where(evaluation_rows.c.id == id)
-        return connection.scalar(rows) is not None
+        return connection.scalar(select(table.c.number).where(table.c.id == id)) is not None
