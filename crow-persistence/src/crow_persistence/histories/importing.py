@@ -48,20 +48,25 @@ def import_history(store: Store, agent: str, path: Path) -> Imported:
     imported = Imported()
     for found in READERS[agent][0](path):
         found.settle()
-        if not found.entries:
+        if found.entries:
+            import_session(store, found, imported)
+        else:
             imported.left_out += found.left_out
             imported.left_out["sessions without messages"] += 1
-            continue
-        with store.database.begin_read() as connection:
-            known = connection.scalar(select(sessions.c.number).where(sessions.c.id == found.own_id))
-        if known is not None:  # also a deleted one: it is not brought back
-            imported.known += 1
-            continue
-        write_session(store, found)
-        imported.sessions.append(found.own_id)
-        imported.messages += len(found.entries)
-        imported.left_out += found.left_out
     return imported
+
+
+def import_session(store: Store, found: ForeignSession, imported: Imported) -> None:
+    """Import a session that has messages, unless it was imported before, and count it. Raises StoreError."""
+    with store.database.begin_read() as connection:
+        known = connection.scalar(select(sessions.c.number).where(sessions.c.id == found.own_id))
+    if known is not None:  # also a deleted one: it is not brought back
+        imported.known += 1
+        return
+    write_session(store, found)
+    imported.sessions.append(found.own_id)
+    imported.messages += len(found.entries)
+    imported.left_out += found.left_out
 
 
 def write_session(store: Store, found: ForeignSession) -> None:
