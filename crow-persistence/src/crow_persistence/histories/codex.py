@@ -14,9 +14,9 @@ from crow_persistence.histories.history import (
     ForeignSession,
     get_dict,
     get_list,
-    list_files,
     make_reply,
     make_use,
+    read_files,
     read_lines,
     to_text,
     to_time,
@@ -28,11 +28,10 @@ DEFAULT = ".codex/sessions"
 
 def read(path: Path) -> Iterator[ForeignSession]:
     """Read the sessions of a file, or of all files below a folder. Raises OSError."""
-    for file in list_files(path, "rollout-*.jsonl"):
-        yield read_file(file)
+    yield from read_files(path, "rollout-*.jsonl", read_file)
 
 
-def read_file(file: Path) -> ForeignSession:
+def read_file(file: Path) -> Iterator[ForeignSession]:
     """Read a file. Raises OSError."""
     session = ForeignSession("codex", file.stem, file)
     reasoning: list[str] = []
@@ -52,7 +51,7 @@ def read_file(file: Path) -> ForeignSession:
                 add_item(session, at, item, reasoning)
             case _:
                 session.left_out[f"lines of type {kind}"] += 1
-    return session
+    yield session
 
 
 def add_item(session: ForeignSession, at: int, item: Mapping[str, Any], reasoning: list[str]) -> None:
@@ -67,7 +66,7 @@ def add_item(session: ForeignSession, at: int, item: Mapping[str, Any], reasonin
             if text.lstrip().startswith(("<environment_context>", "<user_instructions>", "# AGENTS.md instructions")):
                 session.left_out["notes of the program"] += 1
             else:
-                session.add_text(at, "user", text)
+                session.add_prompt(at, item.get("content"))
         case "message":
             session.left_out["instructions"] += 1
         case "reasoning":
@@ -89,8 +88,8 @@ def add_item(session: ForeignSession, at: int, item: Mapping[str, Any], reasonin
             reasoning.clear()
         case "function_call_output" | "custom_tool_call_output" | "local_shell_call_output":
             output = item.get("output")
-            content = output.get("content", output) if isinstance(output, dict) else output  # pyright: ignore
-            failed = isinstance(output, dict) and output.get("success") is False  # pyright: ignore
+            failed = get_dict(item, "output").get("success") is False
+            content = get_dict(item, "output").get("content", output)
             session.add_result(at, str(item.get("call_id")), content, failed=failed)
         case kind if kind is None and "id" in item and "timestamp" in item:  # the first line of earlier files
             session.id = str(item["id"])
