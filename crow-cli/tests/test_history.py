@@ -316,6 +316,7 @@ async def test_imported_session_is_continued_without_any_trust_in_its_history(ma
         machine.ask(server.url)
         done = await machine.crow("run", "-r", session["id"][:8], "go on")
     assert (done.code, done.out.splitlines()[-1]) == (3, "No."), done.err
+    assert f"{gone}, does not exist here. It goes on in {machine.project}; to go on in another" in done.err
     assert "This was not run: it needs a permission" in done.err
     assert "ignored until you trust it" in done.err
     sent = server.requests[0]["messages"]

@@ -166,6 +166,46 @@ def test_copy_of_a_history_only_completes_it(store: Store, history: Callable[[in
     assert import_history(store, "claude-code", tmp_path).grown == []
 
 
+@pytest.mark.parametrize("link", [{"logicalParentUuid": "b"}, {}], ids=["linked", "not linked"])
+def test_messages_before_a_compaction_of_claude_code_are_imported(
+    store: Store, link: dict[str, str], tmp_path: Path
+) -> None:
+    lines: list[dict[str, Any]] = [
+        {"type": "user", "uuid": "a", "parentUuid": None, "message": {"content": "One."}},
+        {"type": "assistant", "uuid": "b", "parentUuid": "a", "message": {"content": "Two."}},
+        {"type": "system", "subtype": "compact_boundary", "uuid": "c", "parentUuid": None, **link},
+        {"type": "user", "uuid": "d", "parentUuid": "c", "isCompactSummary": True, "message": {"content": "So far."}},
+        {"type": "user", "uuid": "e", "parentUuid": "d", "message": {"content": "Three."}},
+    ]
+    (tmp_path / "session.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    (id,) = import_history(store, "claude-code", tmp_path).sessions
+    assert read_texts(store, id) == ["One.", "Two.", "Three."]
+
+
+def test_turns_that_were_rolled_back_in_codex_are_left_and_a_fork_has_an_id_of_its_own(
+    store: Store, tmp_path: Path
+) -> None:
+    def say(role: str, text: str) -> dict[str, Any]:
+        return {"type": "response_item", "payload": {"type": "message", "role": role, "content": [{"text": text}]}}
+
+    lines = [
+        {"type": "session_meta", "payload": {"id": "the fork", "cwd": "/here"}},
+        {"type": "session_meta", "payload": {"id": "its origin", "cwd": "/there"}},
+        *(say(role, f"{role} {turn}") for turn in (1, 2, 3) for role in ("user", "assistant")),
+        {"type": "event_msg", "payload": {"type": "thread_rolled_back", "num_turns": 2}},
+        *(say(role, f"{role} 4") for role in ("user", "assistant")),
+    ]
+    (tmp_path / "rollout-1.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    found = import_history(store, "codex", tmp_path)
+    (id,) = found.sessions
+    assert read_texts(store, id) == ["user 1", "assistant 1", "user 4", "assistant 4"]
+    assert found.left_out == {LEFT: 4}
+    first = read_log(store, id)[0].get("crow", {})
+    assert first["session"] == "the fork"
+    with store.database.begin_read() as connection:
+        assert find_session(connection, id).cwd == "/here"
+
+
 @contextmanager
 def watch_statements(note: Callable[[str], None]) -> Iterator[None]:
     """Call a function with each statement that is executed."""

@@ -11,6 +11,7 @@ from typing import Any
 from crow_core.messages import Message
 
 from crow_persistence.histories.history import (
+    LEFT,
     ForeignSession,
     get_dict,
     get_list,
@@ -18,6 +19,7 @@ from crow_persistence.histories.history import (
     make_use,
     read_files,
     read_lines,
+    to_line,
     to_text,
     to_time,
 )
@@ -35,16 +37,23 @@ def read_file(file: Path) -> Iterator[ForeignSession]:
     """Read a file. Raises OSError."""
     session = ForeignSession("codex", file.stem, file)
     reasoning: list[str] = []
+    is_named = False
     for line in read_lines(file, session.left_out):
         at, kind = to_time(line.get("timestamp")), line.get("type")
         item: Mapping[str, Any] = get_dict(line, "payload") if "payload" in line else line  # earlier files: the item
         match kind:
+            case "session_meta" if not is_named:  # a fork has that of its origin behind its own
+                is_named = True
+                session.id = to_line(item.get("id")) or session.id
+                session.cwd = to_line(item.get("cwd"))
             case "session_meta":
-                session.id = str(item.get("id") or session.id)
-                session.cwd = str(item.get("cwd") or "")
+                pass
             case "turn_context":
-                session.model = str(item.get("model") or session.model)
-                session.cwd = session.cwd or str(item.get("cwd") or "")
+                session.model = to_line(item.get("model")) or session.model
+                session.cwd = session.cwd or to_line(item.get("cwd"))
+            case "event_msg" if item.get("type") == "thread_rolled_back":
+                roll_back(session, item.get("num_turns"))
+                reasoning.clear()
             case "event_msg":
                 pass  # it repeats an item
             case "response_item" | None | "message" | "function_call" | "function_call_output" | "reasoning":
@@ -52,6 +61,15 @@ def read_file(file: Path) -> Iterator[ForeignSession]:
             case _:
                 session.left_out[f"lines of type {kind}"] += 1
     yield session
+
+
+def roll_back(session: ForeignSession, turns: Any) -> None:
+    """Drop the last turns, which the user has left."""
+    prompts = [at for at, (_, message) in enumerate(session.entries) if message.get("role") == "user"]
+    if isinstance(turns, int) and turns > 0 and prompts:
+        end = prompts[-min(turns, len(prompts))]
+        session.left_out[LEFT] += len(session.entries) - end
+        del session.entries[end:]
 
 
 def add_item(session: ForeignSession, at: int, item: Mapping[str, Any], reasoning: list[str]) -> None:

@@ -17,7 +17,7 @@ from crow_core.content import to_content
 from crow_core.mcp.result import ToolResult
 from crow_core.messages import Message, ToolUse, decode_json
 
-LEFT = "lines of branches that were left"
+LEFT = "messages of branches that were left"
 IMAGE_TYPE = re.compile(r"image/[a-z0-9.+-]+")
 
 

@@ -64,7 +64,7 @@ def select_path(lines: list[Mapping[str, Any]], session: ForeignSession) -> list
     if not any(isinstance(line.get("id"), str) for line in lines):
         return lines
     path = find_path(lines, len(lines) - 1, lambda at: lines[at].get("id"), lambda at: lines[at].get("parentId", ""))
-    if left := len(lines) - len(path):
+    if left := sum(line.get("type") == "message" for at, line in enumerate(lines) if at not in path):
         session.left_out[LEFT] += left
     return [lines[at] for at in sorted(path)]
 
