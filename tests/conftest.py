@@ -7,6 +7,7 @@ import sys
 from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 
@@ -83,6 +84,13 @@ def next_sdk() -> str:
             "The next SDK is not installed; CROW_TEST_NEXT_SDK names a Python with agent-client-protocol==1.0.0rc3."
         )
     return python
+
+
+@pytest.fixture(scope="module")
+def inspect() -> None:
+    """Skip the test where Inspect is not installed."""
+    if not find_spec("inspect_ai"):
+        skip_or_fail("Inspect is not installed; `uv sync --group types` installs it.")
 
 
 @pytest.fixture(scope="module")

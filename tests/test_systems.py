@@ -33,6 +33,20 @@ def refuse_proc(event, arguments):
 sys.addaudithook(refuse_proc)
 '''
 
+HELD = '''
+"""Loaded by each Python that the tests start: no file can be replaced, as where Windows has it open elsewhere."""
+import os
+
+
+def refuse(old, new):
+    error = PermissionError(13, "The process cannot access the file")
+    error.winerror = 32
+    raise error
+
+
+os.replace = refuse
+'''
+
 
 def find_imports(path: Path) -> set[str]:
     """Return the top-level modules that a file imports anywhere."""
@@ -48,6 +62,18 @@ def find_imports(path: Path) -> set[str]:
 def test_only_the_rooms_for_posix_import_what_windows_lacks():
     places = {path: find_imports(path) & POSIX_ONLY for path in ROOT.glob("crow-*/src/**/*.py")}
     assert {path.as_posix().partition("/src/")[2] for path, found in places.items() if found} == set(ROOMS)
+
+
+def test_files_are_replaced_in_one_place_since_another_program_may_hold_them():
+    for path in ROOT.glob("crow-*/src/**/*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            match node:
+                case ast.Call(func=ast.Attribute(attr="replace", value=ast.Name(id="os"))):
+                    assert path.name == "held.py", path
+                case ast.Call(func=ast.Attribute(attr="replace" | "rename"), args=[_], keywords=[]):
+                    assert path.match("system/posix.py"), f"{path}:{node.lineno}"
+                case _:
+                    pass
 
 
 def test_psutil_is_not_imported_at_the_top_of_a_module():
@@ -73,7 +99,7 @@ def test_what_other_systems_take_works_here_and_reads_nothing_in_proc(tmp_path: 
     names = (
         "updates_arrive_in_order or data_written_before or files_can_be_input or terminal_can_be or does_not_read"
         " or user_has_started or view_of_a_folder or creates_parents or symlink"
-        " or cancelled_call_kills or killed_process_expires"
+        " or cancelled_call_kills or killed_process_expires or program_holds or program_that_holds"
     )
     command = [sys.executable, "-m", "pytest", "-n0", "--timeout=120", "-p", "no:cacheprovider", *files, "-k", names]
     environment = {**os.environ, **chosen}
@@ -91,3 +117,19 @@ def test_console_that_lacks_a_character_shows_its_number(tmp_path: Path):
         0,
         {"CROW_HOME": str(tmp_path / "\N{EURO SIGN}")},
     )
+
+
+def test_settings_that_another_program_holds_stay_as_they_are_and_crow_says_so(tmp_path: Path):
+    (tmp_path / "sitecustomize.py").write_text(HELD)
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "config.toml").write_text("max_requests = 7\n")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "CROW_HOME": str(home)}
+    command = [sys.executable, "-m", "crow_cli", "config", "set", "max_requests", "8"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert done.stderr.splitlines() == [
+        f"crow: {home / 'config.toml'} cannot be written (another program has it open). Nothing was changed."
+    ]
+    assert (home / "config.toml").read_text() == "max_requests = 7\n"
+    assert [each.name for each in home.iterdir()] == ["config.toml"]

@@ -18,6 +18,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+from uuid import uuid4
 from zlib import crc32
 
 import pytest
@@ -33,9 +34,11 @@ from crow_core.acp.transports import (
 )
 from crow_core.settings.discovery import LOCAL_SERVERS
 from crow_core.testing import Editor
+from sqlalchemy import create_engine, make_url, text
 
 CROW = (sys.executable, "-m", "crow_cli")
 PREFORK = Path(__file__).with_name("prefork.py")
+POSTGRES = os.environ.get("CROW_TEST_POSTGRES", "")
 TEST_ALL = os.environ.get("CROW_TEST_ALL") == "1"
 ALL_PROCESSES = os.environ.get("CROW_TEST_PROCESSES") == "1"
 KEEPER = """
@@ -411,6 +414,22 @@ def prepared(
         return restore
 
     return prepared
+
+
+@pytest.fixture
+def postgres() -> Iterator[str]:
+    """Yield the URL of a new, empty PostgreSQL database."""
+    if not POSTGRES:
+        skip = pytest.fail if TEST_ALL else pytest.skip
+        skip("No PostgreSQL to test with; CROW_TEST_POSTGRES names one.")
+    server = create_engine(POSTGRES, isolation_level="AUTOCOMMIT")
+    name = f"crow_{uuid4().hex}"
+    with server.connect() as connection:
+        connection.execute(text(f"CREATE DATABASE {name}"))
+    yield make_url(POSTGRES).set(database=name).render_as_string(hide_password=False)
+    with server.connect() as connection:
+        connection.execute(text(f"DROP DATABASE {name} WITH (FORCE)"))
+    server.dispose()
 
 
 @pytest.fixture

@@ -255,7 +255,7 @@ async def test_session_becomes_a_task_whose_checks_are_to_be_filled_in(machine: 
     (session,) = await read(machine, "sessions", "list")
     made = await run_command(machine, "sessions", "to-task", session["id"][:8], "task")
     assert made.out == "task\n"
-    assert "the present commit" in made.err
+    assert "as recorded" in made.err
     assert (machine.project / "task" / "prompt.md").read_text() == "What do the notes say?\n"
     refused = await machine.crow("eval", "--validate", "task")
     assert (refused.code, "checks: there are none" in refused.err) == (2, True)
@@ -269,6 +269,42 @@ async def test_session_becomes_a_task_whose_checks_are_to_be_filled_in(machine: 
     again = await machine.crow("sessions", "to-task", session["id"], "task")
     assert (again.code, "task exists" in again.err) == (2, True)
     assert "has 1 prompts" in (await machine.crow("sessions", "to-task", session["id"], "--turn", "2")).err
+
+
+async def test_task_of_a_session_starts_from_the_changes_that_were_recorded_with_it(machine: "Machine"):
+    git = ["git", "-C", str(machine.project), "-c", "user.name=me", "-c", "user.email=me@here"]
+    for name in ("notes.txt", "old.txt"):
+        (machine.project / name).write_text("committed\n")
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "Begin"]):
+        await asyncio.to_thread(subprocess.run, [*git, *words], check=True)
+    (machine.project / "notes.txt").write_text("buy milk\n")
+    (machine.project / "old.txt").unlink()
+    (machine.project / "new").mkdir()
+    (machine.project / "new" / "bytes").write_bytes(b"\xff\0")
+    await talk(machine, prompt="What do the notes say?")
+    for words in (["add", "."], ["commit", "-qm", "Later"]):
+        await asyncio.to_thread(subprocess.run, [*git, *words], check=True)
+    (session,) = await read(machine, "sessions", "list")
+    assert ", with 3 changed files" in (await run_command(machine, "sessions", "show", session["id"])).out
+    exported = await run_command(machine, "sessions", "export", session["id"], "--format", "jsonl")
+    (marker,) = [line["crow"] for line in map(json.loads, exported.out.splitlines()) if "changes" in line["crow"]]
+    assert [one["path"] for one in marker["changes"]] == ["notes.txt", "old.txt", "new/bytes"]
+    made = await run_command(machine, "sessions", "to-task", session["id"][:8], "task")
+    assert f"The task starts from {marker['commit'][:12]} and the 3 changes of then, as recorded." in made.err
+    (machine.project / "task" / "check.py").write_text(
+        "from pathlib import Path\n\ndef check(folder: Path, answer: str) -> bool:\n"
+        "    files = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob('*')\n"
+        "             if path.is_file() and '.git' not in path.parts}\n"
+        "    assert files == {'notes.txt': b'buy milk\\n', 'new/bytes': b'\\xff\\0'}, files\n"
+    )
+    with (machine.project / "task" / "task.toml").open("a") as task:
+        task.write('[[checks]]\nkind = "python"\nfunction = "check.py:check"\n')
+    async with ScriptedServer([Reply("Buy milk.")]) as server:
+        machine.ask(server.url)
+        done = await machine.crow("eval", "task", "--json")
+    assert done.code == 0, done
+    assert json.loads(done.out)["cells"][0]["state"] == "passed", done
+    assert (await machine.crow("run", "-r", session["id"], "/usage")).code == 0, "the session can be continued"
 
 
 async def test_history_of_another_agent_is_imported_searched_and_asked_again(machine: "Machine"):

@@ -1,8 +1,12 @@
 """`crow reask`: stored sessions are asked again with what was changed; nothing is run."""
 
+import asyncio
 import json
+import os
 import sqlite3
+import subprocess
 from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -198,3 +202,215 @@ async def test_ratings_count_for_the_prompt_version_of_the_rated_answer(machine:
     assert whys == ["too short", "after all"]
     diff = await machine.crow("prompts", "diff", "system@1", "system@2", "--rendered")
     assert f"+Be brief in {machine.project}." in diff.out
+
+
+def edit(path: object, text: str) -> ScriptedCall:
+    return {"name": "file_editor", "arguments": {"command": "create", "path": str(path), "file_text": text}}
+
+
+async def commit(machine: "Machine", **files: str) -> None:
+    """Commit files to the project's repository, which is made if there is none."""
+    for name, text in files.items():
+        (machine.project / name).write_text(text)
+    git = ["git", "-C", str(machine.project), "-c", "user.name=me", "-c", "user.email=me@here"]
+    for words in (["init", "-q", "-b", "main"], ["add", "."], ["commit", "-qm", "A commit"]):
+        await asyncio.to_thread(subprocess.run, [*git, *words], check=True)
+
+
+def is_gone(path: str) -> bool:
+    return not os.path.lexists(path)
+
+
+def list_contents(folder: Path) -> dict[str, bytes]:
+    """Return all files below a folder, those of git, too."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+async def test_live_tools_run_in_a_copy_of_the_folder_at_its_start_and_the_session_goes_on(machine: "Machine"):
+    await commit(machine, notes="buy milk\n")
+    (machine.project / "notes").write_text("buy bread\n")
+    (machine.project / "more").write_text("not in git\n")
+    notes, list_all = machine.project / "notes", command("cat notes more; git branch --show-current")
+    replies = [
+        Reply("I look.", tool_calls=[list_all]),
+        Reply("I write.", tool_calls=[edit(machine.project / "new", "new\n"), command(f"echo x > {notes}")]),
+        Reply("Done."),
+    ]
+    await talk(machine, *replies, prompt=f"Look into {notes}")
+    (id,) = await list_ids(machine)
+    await commit(machine, notes="committed later\n", new="of the user\n", more="later\n")
+    before = list_contents(machine.project)
+
+    async def answer(request: dict[str, Any]) -> Reply:
+        """Do the same as the stored session in the copy, then something else, then end."""
+        steps = sum(message["role"] == "assistant" for message in request["messages"])
+        copy = Path(str(request["messages"][1]["content"]).split()[-1]).parent
+        return [
+            Reply("I look.", tool_calls=[list_all]),
+            Reply("I write.", tool_calls=[command(f"echo x > {copy}/notes"), edit(copy / "new", "new\n")]),
+            Reply("More.", tool_calls=[command("cat new notes"), command(f"echo x > {notes}")]),
+            Reply("Really done."),
+        ][steps]
+
+    async with ScriptedServer(answer) as server:
+        (outcome,) = await reask(machine, server, id, "--tools", "live", "--mode", "yolo")
+        asked = len(server.requests)
+        assert await reask(machine, server, id, "--tools", "live", "--mode", "yolo") == [outcome]
+        assert len(server.requests) == asked == 4, "a second start prints what is stored"
+        machine.ask(server.url)
+        text = (await machine.crow("reask", id, "--tools", "live", "--mode", "yolo")).out
+    results = [message["content"] for message in server.requests[-1]["messages"] if message["role"] == "tool"]
+    assert results[0].startswith("buy bread\nnot in git\nmain"), results[0]
+    assert results[3].startswith("new\nx\n"), results
+    assert results[4].startswith(f"Not run: {machine.project} is the folder of the session that is asked again")
+    assert list_contents(machine.project) == before, "the folder itself is not touched"
+    assert (outcome["requests"], outcome["agreed"], outcome["not_asked"], outcome["went_on"]) == (3, 2, 0, 1)
+    assert (outcome["departure"]["request"], outcome["departure"]["was"]["content"]) == (3, "Done.")
+    assert outcome["departure"]["now"]["content"] == "More."
+    assert "2 requests agreed, 1 departed, 0 not asked, 1 behind a departure." in text
+    copy = json.loads((await machine.crow("sessions", "show", outcome["session"], "--json")).out)[0]["crow"]["cwd"]
+    assert is_gone(copy), "the copy is removed"
+    assert f"Look into {copy}/notes" in json.dumps(server.requests[0]["messages"])
+    assert await list_ids(machine) == [id]
+
+
+async def test_live_tools_send_every_prompt_again_with_limits_and_the_permissions_of_eval(machine: "Machine"):
+    await commit(machine, notes="buy milk\n")
+    await talk(machine, Reply("One."), prompt="First")
+    (id,) = await list_ids(machine)
+    async with ScriptedServer([Reply("Two.", tool_calls=[command("touch made")]), Reply("Three.")]) as server:
+        machine.ask(server.url)
+        assert (await machine.crow("run", "--yolo", "-r", id, "Second")).code == 0
+    template = machine.project / "new.md.j2"
+    template.write_text("Be brief in {{ cwd }}.")
+    replies = [Reply("One."), Reply("Two.", tool_calls=[command("touch made")]), Reply("Three.")]
+    async with ScriptedServer(replies) as server:
+        args = ("--tools", "live", "--prompt", str(template), "-s", "temperature=0")
+        (outcome,) = await reask(machine, server, id, *args)
+    users = [[m["content"] for m in body["messages"] if m["role"] == "user"] for body in server.requests]
+    assert users == [["First"], ["First", "Second"], ["First", "Second"]]
+    assert (outcome["agreed"], outcome["departure"], outcome["denied"]) == (3, None, 1), outcome
+    assert server.requests[0]["messages"][0]["content"].startswith("Be brief in /")
+    assert server.requests[0]["temperature"] == 0
+    async with ScriptedServer([Reply("One."), Reply("Two.")]) as server:
+        (outcome,) = await reask(machine, server, id, "--tools", "live", "--max-requests", "1", "-s", "seed=1")
+    assert (outcome["agreed"], outcome["stopped"]) == (1, "The limit of 1 requests is reached.")
+    async with ScriptedServer([Reply("One."), Failure(401, "no")]) as server:
+        (failed,) = await reask(machine, server, id, "--tools", "live", "-s", "seed=2", code=1)
+    assert failed["error"]
+    async with ScriptedServer([Reply("One."), Reply("Over.")]) as server:
+        (again,) = await reask(machine, server, id, "--tools", "live", "-s", "seed=2")
+    assert (again["error"], again["session"] != failed["session"], again["agreed"]) == ("", True, 1)
+    for words in (["--mode", "yolo"], ["--tools", "live", "--from-request", "2"]):
+        assert (await machine.crow("reask", id, *words)).code == 2
+
+
+async def test_sessions_that_cannot_be_restored_are_named_before_anything_runs(machine: "Machine"):
+    await talk(machine, Reply("No repository."))
+    await commit(machine, notes="buy milk\n")
+    (machine.project / "large").write_bytes(b"x" * 5_000_001)
+    await talk(machine, Reply("Too large."))
+    (machine.project / "large").unlink()
+    await talk(machine, Reply("The commit goes."))
+    git = ["git", "-C", str(machine.project), "-c", "user.name=me", "-c", "user.email=me@here"]
+    for words in (
+        ["commit", "-q", "--amend", "-m", "Other"],
+        ["reflog", "expire", "--expire=now", "--all"],
+        ["gc", "-q", "--prune=now"],
+    ):
+        await asyncio.to_thread(subprocess.run, [*git, *words], check=True)
+    await talk(machine, Reply("This one can be."))
+    file = Path(__file__).parents[2] / "crow-persistence" / "tests" / "histories" / "pi.jsonl"
+    assert (await machine.crow("import", "pi", str(file))).code == 0
+    listed = json.loads((await machine.crow("sessions", "list", "--all", "--json")).out)
+    async with ScriptedServer([]) as server:
+        machine.ask(server.url)
+        done = await machine.crow("reask", *(one["id"] for one in listed), "--tools", "live", "-m", "scripted")
+    assert (done.code, len(server.requests)) == (2, 0)
+    whys = sorted(line.partition(" cannot be restored: ")[2] for line in done.err.splitlines())
+    assert [why[:60] for why in whys] == [
+        "it is imported from another agent, so its start is not known"[:60],
+        "its changes were not recorded: the changed files have more t"[:60],
+        "its start was not recorded, as it was in no git work tree, o"[:60],
+        f"the commit {whys[3].split()[2]} is not in {machine.project} any more."[:60],
+    ]
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def stored(request: pytest.FixtureRequest, machine: "Machine") -> "Machine":
+    """A machine whose sessions are stored in each kind of database."""
+    if request.param == "postgresql":
+        machine.configure(f'[database]\nurl = "{request.getfixturevalue("postgres")}"\n')
+    return machine
+
+
+async def go_on(machine: "Machine", id: str, *turns: tuple[str, list[Reply]]) -> list[dict[str, Any]]:
+    """Continue a session with prompts, and return the bodies of its requests."""
+    bodies: list[dict[str, Any]] = []
+    for prompt, replies in turns:
+        async with ScriptedServer(replies) as server:
+            machine.ask(server.url)
+            done = await machine.crow("run", "--yolo", "-r", id, prompt)
+        assert done.code == 0, done
+        bodies += server.requests
+    return bodies
+
+
+async def test_a_fork_is_asked_again_with_the_requests_of_its_origin(stored: "Machine"):
+    replies = [Reply("I look.", tool_calls=[command("echo x >> ran")]), Reply("Done.")]
+    first = await talk(stored, *replies)
+    (origin,) = await list_ids(stored)
+    fork = (await stored.crow("sessions", "fork", origin)).out.strip()
+    await go_on(stored, origin, ("Elsewhere", [Reply("Not of the fork.")]))
+    bodies = await go_on(stored, fork, ("More", [Reply("More.")]))
+    async with ScriptedServer([*replies, Reply("More.")]) as server:
+        (outcome,) = await reask(stored, server, fork)
+        assert await reask(stored, server, fork) == [outcome]
+    assert server.requests == [*first.requests, *bodies]
+    assert (outcome["requests"], outcome["agreed"], outcome["reworded"]) == (3, 3, 0)
+    assert outcome["totals"]["calls"] == outcome["before"]["calls"] == 3
+    assert (stored.project / "ran").read_text() == "x\n"
+
+
+async def test_a_turn_that_was_undone_is_not_asked_again(stored: "Machine"):
+    await commit(stored, notes="buy milk\n")
+    first = await talk(stored, Reply("One."))
+    (id,) = await list_ids(stored)
+    wrong = [Reply(tool_calls=[edit(stored.project / "made", "x\n")]), Reply("Wrong.")]
+    bodies = await go_on(stored, id, ("Make it", wrong), ("/undo yes", []), ("Make it well", [Reply("Right.")]))
+    assert is_gone(f"{stored.project}/made")
+    async with ScriptedServer([Reply("One."), Reply("Right.")]) as server:
+        (outcome,) = await reask(stored, server, id)
+    assert server.requests == [*first.requests, bodies[-1]]
+    assert (outcome["requests"], outcome["agreed"], outcome["reworded"]) == (2, 2, 0)
+    async with ScriptedServer([Reply("One."), Reply("Other.", tool_calls=[command("ls")])]) as server:
+        (outcome,) = await reask(stored, server, id, "-s", "temperature=0")
+    assert (outcome["departure"]["request"], outcome["departure"]["was"]["content"]) == (2, "Right.")
+    async with ScriptedServer([Reply("One."), Reply("Right.")]) as server:
+        (outcome,) = await reask(stored, server, id, "--tools", "live")
+    assert [body["messages"][1:] for body in server.requests] == [
+        body["messages"][1:] for body in [*first.requests, bodies[-1]]
+    ]
+    assert (outcome["requests"], outcome["agreed"], outcome["reworded"]) == (2, 2, 0)
+
+
+async def test_a_compacted_session_is_asked_again_with_the_stored_summary(stored: "Machine"):
+    long = Reply("I look.", tool_calls=[command("seq 3000")])
+    first = await talk(stored, long, Reply("Seen."))
+    (id,) = await list_ids(stored)
+    bodies = await go_on(
+        stored,
+        id,
+        ("Again", [long, Reply("Seen again.")]),
+        ("/compact", [Reply("A summary of it all.")]),
+        ("And now?", [Reply("Now this.")]),
+    )
+    assert "A summary of it all." in json.dumps(bodies[-1])
+    old = json.dumps([*first.requests, *bodies[:2], bodies[-1]])
+    assert ('"Seen."' in json.dumps(bodies[1]), '"Seen."' in json.dumps(bodies[-1])) == (True, False)
+    async with ScriptedServer([long, Reply("SEEN."), long, Reply("SEEN again."), Reply("Now this.")]) as server:
+        (outcome,) = await reask(stored, server, id)
+    new = json.dumps(server.requests)
+    assert new == old.replace('"Seen."', '"SEEN."').replace('"Seen again."', '"SEEN again."')
+    assert "A summary of it all." in new, "the summary is not asked for again"
+    assert (outcome["requests"], outcome["agreed"], outcome["reworded"]) == (5, 5, 2)

@@ -16,14 +16,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random, randrange
-from uuid import uuid4
 
 import pytest
 from crow_agent.workflows import WorkflowHandle, list_workflows
 from crow_agent.workflows.location import find_url
-from sqlalchemy import create_engine, make_url, text
+from sqlalchemy import create_engine, text
 
-POSTGRES = os.environ.get("CROW_TEST_POSTGRES", "")
 SOAK = int(os.environ.get("CROW_SOAK") or 0)
 SEED = int(os.environ.get("CROW_SEED") or randrange(10**6))
 PROGRAM = Path(__file__).with_name("worker_program.py")
@@ -35,22 +33,6 @@ TAKEOVER = 10.0 if SOAK else 20.0
 SHORT = ["cut", "stop", "kill", "term"]
 LONG = ["kill"] * (SOAK // 5) + ["term", "stop"] * (SOAK // 20) + ["cut"] * (SOAK // 40)
 DISTURBANCES = Random(SEED).sample(LONG, len(LONG)) if SOAK else SHORT
-
-
-@pytest.fixture
-def postgres() -> Iterator[str]:
-    """Yield the URL of a new, empty PostgreSQL database."""
-    if not POSTGRES:
-        skip = pytest.fail if os.environ.get("CROW_TEST_ALL") else pytest.skip
-        skip("No PostgreSQL to test with; CROW_TEST_POSTGRES names one.")
-    server = create_engine(POSTGRES, isolation_level="AUTOCOMMIT")
-    name = f"crow_{uuid4().hex}"
-    with server.connect() as connection:
-        connection.execute(text(f"CREATE DATABASE {name}"))
-    yield make_url(POSTGRES).set(database=name).render_as_string(hide_password=False)
-    with server.connect() as connection:
-        connection.execute(text(f"DROP DATABASE {name} WITH (FORCE)"))
-    server.dispose()
 
 
 @dataclass

@@ -29,7 +29,7 @@ from crow_core.app import Crow
 from crow_core.mcp import server as servers
 from crow_core.mcp import stdio
 from crow_core.mcp.server import Server
-from crow_core.system import find_descendants
+from crow_core.system import CHOSEN, find_descendants
 from crow_core.testing import Reply, ScriptedModel, connect
 from crow_core.testing.script import ScriptedCall as Use
 from crow_core.testing.servers import DESCRIPTIONS, FAULTS, MISSING_COMMAND, make_faulty_server
@@ -241,7 +241,7 @@ def test_flood_in_an_answer_or_of_requests_costs_little(fault: str, seconds: flo
     assert megabytes < 150
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has subreapers")
+@pytest.mark.skipif(sys.platform != "linux" or "psutil" in CHOSEN, reason="only Linux has subreapers")
 async def test_processes_without_environment_and_session_end_with_their_server(marked: Marked):
     model = ScriptedModel([use("bad_bad"), Reply("Done.")])
     async with connect(Crow(model)) as editor:

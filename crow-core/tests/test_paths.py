@@ -88,9 +88,10 @@ def test_file_that_runs_later_is_protected_on_windows_in_each_spelling():
         assert find_protection(to_relative("C:\\project\\" + path, "C:\\project", windows=True)), path
 
 
-def test_denied_file_is_denied_in_each_case_where_case_does_not_matter():
+def test_denied_file_is_denied_in_each_case_of_its_letters():
     rule = parse_rule("file_editor:Secrets/*")
-    assert rule.matches_any("file_editor", ["secrets/A"], ignore_case=True)
-    assert rule.matches_any("file_editor", ["SECRETS/a"], ignore_case=True)
-    assert not rule.matches_any("file_editor", ["secrets/A"], ignore_case=False)
+    assert rule.matches_any("file_editor", ["secrets/A"])
+    assert rule.matches_any("file_editor", ["SECRETS/a"])
+    assert parse_rule("terminal:RM *").matches_any("terminal", ["rm a"], ignores_case=True)
+    assert not parse_rule("terminal:RM *").matches_any("terminal", ["rm a"], ignores_case=False)
     assert not rule.matches("file_editor", "secrets/A")  # what allows stays exact

@@ -23,11 +23,11 @@ from crow_core.testing import Reply, ScriptedServer
 
 HEAVY_AT_INITIALIZE = {
     *("fastmcp", "mcp", "pydantic", "httpx2", "openai", "jinja2", "click", "starlette", "uvicorn", "jsonschema"),
-    *("sqlalchemy", "alembic", "psycopg"),
+    *("sqlalchemy", "alembic", "psycopg", "psutil"),
 }
 HEAVY_AT_REQUEST = {
     *("fastmcp", "mcp", "pydantic", "openai", "starlette", "uvicorn", "click", "jsonschema"),
-    *("sqlalchemy", "alembic", "psycopg"),
+    *("sqlalchemy", "alembic", "psycopg", "psutil"),
 }
 
 

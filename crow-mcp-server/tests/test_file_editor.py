@@ -12,7 +12,8 @@ from contextlib import suppress
 from dataclasses import replace
 
 import pytest
-from crow_mcp_server import create_server
+from crow_mcp_server import create_server, system
+from crow_mcp_server.system import held
 from crow_mcp_server.workspace import local_workspace
 from fastmcp import Client
 
@@ -1012,3 +1013,37 @@ def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
+
+
+def hold_files(monkeypatch, times):
+    """Let the system refuse to replace a file, as Windows does while another program has it open, so many times."""
+
+    def replace_held(old, new):
+        attempts.append(new)
+        if len(attempts) <= times:
+            error = PermissionError(13, "The process cannot access the file")
+            error.winerror = 32
+            raise error
+        rename(old, new)
+
+    attempts, rename = [], os.replace
+    monkeypatch.setattr(os, "replace", replace_held)
+
+
+@pytest.mark.skipif(system.HAS_DESCRIPTORS, reason="only Windows lets programs hold a file; CROW_TEST_SYSTEM=paths")
+async def test_edit_waits_for_a_program_that_holds_the_file_for_a_moment(tools, folder, monkeypatch):
+    (folder / "a.txt").write_text("one\n")
+    hold_files(monkeypatch, 3)
+    await tools.edit("str_replace", "a.txt", old_str="one", new_str="two")
+    assert (folder / "a.txt").read_text() == "two\n"
+
+
+@pytest.mark.skipif(system.HAS_DESCRIPTORS, reason="only Windows lets programs hold a file; CROW_TEST_SYSTEM=paths")
+async def test_edit_of_a_file_that_a_program_holds_changes_nothing_and_says_so(tools, folder, monkeypatch):
+    (folder / "a.txt").write_text("one\n")
+    monkeypatch.setattr(held, "HELD_TIMEOUT", 0)
+    hold_files(monkeypatch, 1_000_000)
+    error = await tools.get_edit_error("str_replace", "a.txt", old_str="one", new_str="two")
+    assert error == "str_replace a.txt: another program has it open. Nothing was changed."
+    assert [each.name for each in folder.iterdir()] == ["a.txt"]
+    assert (folder / "a.txt").read_text() == "one\n"

@@ -11,7 +11,7 @@ from typing import Any
 
 import anyio
 import pytest
-from crow_mcp_server import create_server
+from crow_mcp_server import create_server, system
 from crow_mcp_server.terminal import processes, shell, shell_state
 from crow_mcp_server.terminal.keys import to_keystrokes
 from crow_mcp_server.terminal.output import OutputCapture
@@ -719,7 +719,8 @@ def test_server_survives_any_input(calls):
 
 
 @pytest.mark.skipif(
-    not LINUX or os.geteuid() != 0 or not shutil.which("setpriv"), reason="becomes a user whom limits hold: needs root"
+    not system.HAS_PROC or os.geteuid() != 0 or not shutil.which("setpriv"),
+    reason="becomes a user whom limits hold: needs root, and /proc to count processes",
 )
 async def test_fork_bomb_is_stopped_by_the_limit(tools, folder, later, monkeypatch):
     monkeypatch.setattr(shell_state, "SPARE_PROCESSES", 0)

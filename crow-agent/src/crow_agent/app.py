@@ -46,6 +46,7 @@ from crow_core.extensions.truncate import truncate
 from crow_core.extensions.undo import undo
 from crow_core.extensions.until_done import until_done
 from crow_core.extensions.usage import usage
+from crow_core.extensions.work_trees import work_trees
 from crow_core.masking import find_secrets
 from crow_core.mcp.server import Server, share_server
 from crow_core.messages import Message, drop_rewound, find_shell
@@ -97,7 +98,7 @@ FIRST_EXTENSIONS: tuple[Extension, ...] = (
     command_files,  # before the others, whose commands replace a file's command of the same name
     *(commands, mcp, resources, tool_search, reasoning_effort, context_window, cut_prompts, usage),
     *(printed_calls, broken_replies, empty_replies, refused_prompts, loop_guard, truncate, titles, undo, plan),
-    *(mentions, agents, skills),
+    *(mentions, agents, skills, work_trees),
 )
 """Used by default, in this order. `NAME = false` in `[extensions]` leaves one out."""
 OPTIONAL_EXTENSIONS: tuple[Extension, ...] = (budgets, until_done, subagents)

@@ -19,6 +19,7 @@ from difflib import SequenceMatcher, unified_diff
 from pathlib import Path
 from typing import Any, cast
 
+import crow_core.system as system
 import httpx2
 import msgspec
 from crow_core.errors import ModelError
@@ -147,7 +148,7 @@ class Cassette:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             new.write_text("".join(f"{to_json(self.normalize(value))}\n" for value in values), "utf-8")
-            new.replace(self.path)
+            system.replace_file(new, self.path)
         except OSError as error:
             raise CassetteError(f"{self.path} cannot be written: {error.strerror}.") from error
 

@@ -208,7 +208,7 @@ class ResultFile:
             lock(descriptor, self.path)
             system.set_mode(descriptor, os.fstat(self._descriptors[0]).st_mode & 0o777)
             write(descriptor, b"".join(msgspec.json.encode(result) + b"\n" for result in kept.values()))
-            new.replace(path)
+            system.replace_file(new, path)
         except OSError as error:
             raise ConfigError(f"{self.path} cannot be replaced: {error.strerror}.") from error
         self.results = kept

@@ -1,7 +1,6 @@
 """`crow doctor`: look for faults of this machine, and test what an endpoint can do, with a few requests a probe."""
 
 import json
-import os
 import re
 import shutil
 import tomllib
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import crow_core.system as system
 import msgspec
 from crow_core.errors import ConfigError, ModelError
 from crow_core.messages import Delta, Message, answer_tool_call, decode_json, parse_arguments, settle, view
@@ -676,7 +676,7 @@ def append_table(path: Path, text: str) -> None:
         draft = path.with_name(path.name + ".crow")
         draft.write_bytes(after)
         shutil.copymode(path, draft)
-        os.replace(draft, path)
+        system.replace_file(draft, path)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(
             f"{path} cannot take another table at its end ({error}). Add this by hand:\n{text}"

@@ -15,6 +15,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import click
+import crow_core.system as system
 from crow_core.errors import ConfigError
 from crow_core.masking import find_secrets, mask
 from crow_core.mcp.server import describe_error, import_sdk, list_or_empty, run_in_thread
@@ -293,7 +294,7 @@ def edit_servers(file: Path) -> Generator[dict[str, Any]]:
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as writing:
             writing.write(json.dumps(data, indent=2, ensure_ascii=False) + "\n")
-        os.replace(new, file)
+        system.replace_file(new, file)
     except BaseException:
         os.unlink(new)
         raise

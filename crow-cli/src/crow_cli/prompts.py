@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import crow_core.system as system
 import msgspec
 from crow_core.errors import ConfigError
 from crow_core.settings.config import Config, Home, load_config
@@ -238,7 +239,7 @@ def place_version(prompt: str, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         new = file.with_name(f"{file.name}.new")
         new.write_text(version.template, "utf-8")
-        new.replace(file)
+        system.replace_file(new, file)
     except OSError as error:
         fail(f"{file} cannot be written: {error.strerror}.")
     instead = f", in place of {version.name}@{number}" if number and number != version.number else ""

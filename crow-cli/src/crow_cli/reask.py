@@ -19,10 +19,13 @@ if TYPE_CHECKING:
 
     from crow_core.models.chat import Model
     from crow_core.prompts import Prompt
+    from crow_persistence.database import Database
     from crow_persistence.reask import Changes, Reasked, StoredRequest, StoredSession
     from sqlalchemy import Connection
 
 MAX_DEPARTURES_SHOWN = 3
+MAX_LIVE_REQUESTS = 100
+"""Model calls that a session makes at most if its tools run."""
 
 
 @click.command()
@@ -35,23 +38,61 @@ MAX_DEPARTURES_SHOWN = 3
 @click.option(
     "-s", "--sampling", multiple=True, metavar="NAME=VALUE", help="A parameter of each request; null removes it."
 )
+@click.option(
+    "--tools",
+    type=click.Choice(["stored", "live"]),
+    default="stored",
+    show_default=True,
+    help="Take the results of tools from the log, or run the tools in a copy of the folder at its start.",
+)
+@click.option(
+    "--mode",
+    type=click.Choice(["accept-edits", "plan", "yolo"]),
+    help="With --tools live: which tool calls may run (accept-edits). All others that need a permission are denied.",
+)
+@click.option(
+    "--max-requests", type=click.IntRange(min=1), help="With --tools live: the most model calls of a session (100)."
+)
+@click.option(
+    "--max-cost", type=click.FloatRange(0, min_open=True), help="With --tools live: what all sessions may cost."
+)
 @click.option("--at-once", type=click.IntRange(1, 500), default=8, show_default=True, help="Sessions at a time.")
 @AS_JSON
 def reask(
-    sessions: Sequence[str], prompt: str, model: str, start: int, sampling: Sequence[str], at_once: int, as_json: bool
+    sessions: Sequence[str],
+    prompt: str,
+    model: str,
+    start: int,
+    sampling: Sequence[str],
+    tools: str,
+    mode: str | None,
+    max_requests: int | None,
+    max_cost: float | None,
+    at_once: int,
+    as_json: bool,
 ) -> None:
-    """Ask stored sessions again, request by request. No tool is run.
+    """Ask stored sessions again, request by request. No tool is run, except with --tools live.
 
     Tool results come from the log while the new replies call the same tools with the same arguments. The first reply
     that does not is shown beside the old one, and ends its session. The new replies are stored in sessions of their
     own; a second start asks only what has no reply yet. The exit code is 1 if a session could not be asked to its end.
 
+    With --tools live, the prompts of a session are sent to a new one, whose tools run in a copy of the folder as it was
+    recorded when the session began, and which goes on after a departure. Permissions are no sandbox there, either.
+
     Example: crow reask 3fa9 81c2 --prompt new.md.j2 -s temperature=0
     """
     from crow_core.errors import ConfigError, ModelError, PromptError, StoreError
 
+    live = {"mode": mode, "max_requests": max_requests, "max_cost": max_cost} if tools == "live" else None
+    if live is None and (mode or max_requests or max_cost):
+        fail("--mode, --max-requests and --max-cost are for --tools live, which runs tools.")
+    if live is not None and start > 1:
+        fail("--from-request does not go with --tools live, which sends all prompts.")
     try:
-        code = run_to_end(reask_sessions(sessions, prompt, model, start, parse_sampling(sampling), at_once, as_json))
+        code = run_to_end(
+            reask_sessions(sessions, prompt, model, start, parse_sampling(sampling), at_once, as_json, live)
+        )
     except (ConfigError, ModelError, PromptError, StoreError) as error:
         fail(str(error))
     raise SystemExit(code)
@@ -72,10 +113,19 @@ def parse_sampling(given: Sequence[str]) -> dict[str, Any]:
 
 
 async def reask_sessions(
-    prefixes: Sequence[str], prompt: str, model: str, start: int, sampling: dict[str, Any], at_once: int, as_json: bool
+    prefixes: Sequence[str],
+    prompt: str,
+    model: str,
+    start: int,
+    sampling: dict[str, Any],
+    at_once: int,
+    as_json: bool,
+    live: Mapping[str, Any] | None,
 ) -> int:
-    """Ask sessions again, print the outcome, and return the exit code. Raises ConfigError, ModelError, PromptError,
-    StoreError."""
+    """Ask sessions again, print the outcome, and return the exit code. `live` has the options of --tools live.
+
+    Raises ConfigError, ModelError, PromptError, StoreError.
+    """
     from crow_core.app import Crow
     from crow_core.settings.config import Home, get_database_url, load_config
     from crow_core.settings.discovery import search_models
@@ -92,6 +142,9 @@ async def reask_sessions(
     hide_memory()
     models = (await search_models(config, env, model or find_only_model(stored, env))).models
     changes = Changes(template, next(iter(models.values())) if model else None, sampling, start)
+    if live is not None:
+        outcomes = await reask_live(database, stored, models, changes, at_once, live)
+        return print_result(outcomes, as_json=as_json)
     app = Crow(models).use(persistence, url=get_database_url(config, home), folder=home.data)
     try:
         with reporting(stored) as report:
@@ -100,6 +153,37 @@ async def reask_sessions(
             )
     finally:
         await app.shut_down()
+    return print_result(outcomes, as_json=as_json)
+
+
+async def reask_live(
+    database: "Database",
+    stored: "Sequence[StoredSession]",
+    models: "Mapping[str, Model]",
+    changes: "Changes",
+    at_once: int,
+    live: Mapping[str, Any],
+) -> "list[Reasked]":
+    """Ask sessions again with tools that run. Raises ConfigError, ModelError, StoreError."""
+    from crow_agent.budget import Budget
+    from crow_agent.evaluation.live import LiveSettings, find_faults, reask_all_live
+
+    if faults := find_faults(stored):
+        fail("\n".join(faults))
+
+    def choose(one: "StoredSession") -> str:
+        chosen = choose_model(models, changes, one.requests[0])
+        return next(name for name, model in models.items() if model is chosen)
+
+    budget = None if live["max_cost"] is None else Budget(money=live["max_cost"])
+    mode, most = live["mode"] or "accept-edits", live["max_requests"] or MAX_LIVE_REQUESTS
+    settings = LiveSettings(changes, mode, most, os.environ, budget)
+    with reporting(stored) as report:
+        return await reask_all_live(database, stored, choose, settings, at_once, report)
+
+
+def print_result(outcomes: "Sequence[Reasked]", *, as_json: bool) -> int:
+    """Print outcomes, and return the exit code."""
     if as_json:
         print_json([msgspec.to_builtins(outcome) for outcome in outcomes])
     else:
@@ -173,9 +257,13 @@ def print_outcomes(outcomes: "Sequence[Reasked]") -> None:
     click.echo()
     agreed = sum(one.agreed for one in outcomes)
     departed = sum(one.departure is not None for one in outcomes)
+    went_on = sum(one.went_on for one in outcomes)
     click.echo(
-        f"{agreed:,} requests agreed, {departed:,} departed, {sum(one.not_asked for one in outcomes):,} not asked."
+        f"{agreed:,} requests agreed, {departed:,} departed, {sum(one.not_asked for one in outcomes):,} not asked"
+        + (f", {went_on:,} behind a departure." if went_on else ".")
     )
+    if denied := sum(one.denied for one in outcomes):
+        click.echo(f"{denied:,} tool calls were denied.")
     for word, sums, seconds in (
         ("before", [one.before for one in outcomes], sum(one.seconds_before for one in outcomes)),
         ("now", [one.totals for one in outcomes], sum(one.seconds for one in outcomes)),
@@ -191,6 +279,8 @@ def print_outcomes(outcomes: "Sequence[Reasked]") -> None:
         took = f"{seconds / count:.2f} s a call" if count else "no calls"
         click.echo(f"{word:7}{tokens_in:,} tokens in ({cached:,} cached), {out:,} out{money}, {took}")
     for outcome in outcomes:
+        if outcome.stopped:
+            click.echo(escape_line(f"{outcome.origin[:8]}: {outcome.stopped}"))
         if outcome.error:
             click.secho(f"{outcome.origin[:8]}: {escape_line(outcome.error)}", fg="red", err=True)
 

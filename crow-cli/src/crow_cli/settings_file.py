@@ -53,7 +53,7 @@ class FileEdit:
                 system.set_mode(file.fileno(), mode)
                 file.write(self.after)
                 os.fsync(file.fileno())
-            draft.replace(self.path)
+            system.replace_file(draft, self.path)
         except OSError as error:
             raise ConfigError(f"{self.path} cannot be written ({error.strerror}). Nothing was changed.") from error
         finally:

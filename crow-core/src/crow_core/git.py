@@ -127,14 +127,14 @@ def find_submodules(git: str, folder: str, environment: Mapping[str, str]) -> It
             yield path
 
 
-def run_git(arguments: list[str], folder: str, environment: Mapping[str, str]) -> str:
-    """Return what git prints. Raises OSError."""
+def run_git(arguments: list[str], folder: str, environment: Mapping[str, str], timeout: float = TIMEOUT) -> str:
+    """Return what git prints within `timeout` seconds. Raises OSError."""
     try:
         done = subprocess.run(
-            arguments, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=TIMEOUT
+            arguments, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout
         )
     except subprocess.TimeoutExpired:
-        raise OSError(f"git did not answer within {TIMEOUT:g} s") from None
+        raise OSError(f"git did not answer within {timeout:g} s") from None
     if done.returncode:
         raise OSError(os.fsdecode(done.stderr.strip()))
     return os.fsdecode(done.stdout)

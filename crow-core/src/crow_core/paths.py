@@ -20,10 +20,14 @@ def is_below(path: str, folder: str, *, windows: bool = system.WINDOWS, ignore_c
     return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
-def to_relative(path: str, folder: str, *, windows: bool = system.WINDOWS) -> str:
+def to_relative(path: str, folder: str, *, windows: bool = system.WINDOWS, ignore_case: bool = False) -> str:
     """Spell an absolute path as rules do: relative to a folder if it leads into it, else absolute."""
     full, base = to_subject(path, windows=windows), to_subject(folder, windows=windows).rstrip("/")
-    return (full[len(base) + 1 :] or ".") if is_below(full, base or "/", windows=windows) else full
+    return (
+        (full[len(base) + 1 :] or ".")
+        if is_below(full, base or "/", windows=windows, ignore_case=ignore_case)
+        else full
+    )
 
 
 def to_subject(path: str, *, windows: bool = system.WINDOWS) -> str:

@@ -96,7 +96,7 @@ def create(folder: Path, unsigned: Mapping[str, str]) -> AuditKey:
             opened.write(msgspec.json.encode(made))
             opened.flush()
             os.fsync(opened.fileno())
-        os.replace(temporary, folder / KEY_FILE)
+        system.replace_file(temporary, folder / KEY_FILE)
     except BaseException:
         os.unlink(temporary)
         raise
@@ -125,6 +125,6 @@ def mend(folder: Path) -> None:
             file.chmod(0o600)
         load(folder)
     except NotAKey:
-        file.replace(file.with_name(f"{KEY_FILE}.damaged"))
+        system.replace_file(file, file.with_name(f"{KEY_FILE}.damaged"))
     except OSError as error:
         raise StoreError(f"{file} cannot be closed to other users ({error.strerror}). Do so as its owner.") from error

@@ -13,6 +13,7 @@ from threading import Lock
 from typing import Any, NoReturn
 from urllib.parse import quote
 
+import crow_core.system as system
 from crow_core.errors import StoreError
 from sqlalchemy import (
     URL,
@@ -496,7 +497,7 @@ def back_up(source: sqlite3.Connection, to: Path) -> None:
         new.touch(0o600)
         with closing(sqlite3.connect(new)) as target:
             source.backup(target)
-        new.replace(to)
+        system.replace_file(new, to)
 
 
 def wal_file(file: Path) -> Path:

@@ -1,6 +1,6 @@
 """Evaluations: runs of tasks by prompts and models, and the outcome of each, a cell."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from crow_core.errors import StoreError
@@ -26,13 +26,28 @@ def end_evaluation(connection: Connection, number: int, at: int) -> None:
     connection.execute(update(evaluations).where(evaluations.c.number == number).values(ended=at))
 
 
-def store_cell(connection: Connection, number: int, row: Mapping[str, Any]) -> None:
-    """Store the outcome of a cell, in place of an error that an earlier run of it ended with. Another outcome stays."""
-    same = [cells.c.evaluation == number, *(cells.c[name] == row[name] for name in CELL_KEY)]
-    connection.execute(delete(cells).where(*same, cells.c.state == "error"))
-    if connection.scalar(select(cells.c.number).where(*same)) is None:
-        clean = {name: clean_text(value) if isinstance(value, str) else value for name, value in row.items()}
-        connection.execute(insert(cells).values(evaluation=number, **clean))
+def store_cells(connection: Connection, number: int, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Store outcomes of cells, in place of errors that earlier runs of them ended with. Other outcomes stay."""
+    clean = [
+        {name: clean_text(value) if isinstance(value, str) else value for name, value in row.items()} for row in rows
+    ]
+    new: dict[Any, dict[str, Any]] = {
+        tuple(row[name] for name in CELL_KEY): {"evaluation": number, **row} for row in clean
+    }
+    stored = select(cells.c.number, cells.c.state, *(cells.c[name] for name in CELL_KEY)).where(
+        cells.c.evaluation == number, cells.c.task.in_({row["task"] for row in clean})
+    )
+    errors: list[int] = []
+    for row in connection.execute(stored).all():
+        key = (row.task, row.variant, row.repetition)
+        if key in new and row.state == "error":
+            errors.append(row.number)
+        elif key in new:
+            del new[key]
+    if errors:
+        connection.execute(delete(cells).where(cells.c.number.in_(errors)))
+    if new:
+        connection.execute(insert(cells), [*new.values()])
 
 
 def find_evaluation(connection: Connection, prefix: str) -> Row[Any]:

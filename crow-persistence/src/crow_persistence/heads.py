@@ -101,7 +101,7 @@ def replace_head(database: Database, head: AnchoredHead) -> None:
             try:
                 heads = read_file(file)
             except msgspec.DecodeError:
-                file.replace(file.with_suffix(".damaged"))
+                system.replace_file(file, file.with_suffix(".damaged"))
                 heads = {}
             signed = sign_head(head, database, audit_key.load(database.folder))
             write_file(file, {**heads, database.address: signed})
@@ -153,7 +153,7 @@ def write_file(file: Path, heads: Mapping[str, SignedHead], *, is_durable: bool 
         if is_durable:
             os.fsync(opened.fileno())
     if begun != file:
-        begun.replace(file)
+        system.replace_file(begun, file)
 
 
 @contextmanager

@@ -93,9 +93,9 @@ class StoredSession:
     system: str = ""
     """The text of the system prompt."""
 
-    def derive_id(self, changes: Changes) -> str:
+    def derive_id(self, changes: Changes, *more: str) -> str:
         """Return the id of the session that asks this one again with these changes: the same each time."""
-        asked = [self.id, changes.describe(), [entry_id(self.log[one.entry]) for one in self.requests]]
+        asked = [self.id, changes.describe(), [entry_id(self.log[one.entry]) for one in self.requests], *more]
         return hashlib.sha256(encode(asked, order="sorted")).hexdigest()[:32]
 
 
@@ -132,6 +132,12 @@ class Reasked(Struct):
     seconds: float = 0.0
     """The time that the new calls took."""
     seconds_before: float = 0.0
+    went_on: int = 0
+    """The number of requests behind the departure, where tools run."""
+    denied: int = 0
+    """The number of tool calls that were denied, where tools run."""
+    stopped: str = ""
+    """The limit that ended the session, where tools run."""
 
 
 class NoClient:
@@ -443,6 +449,12 @@ def read_outcome(
             outcome.agreed += 1
             outcome.reworded += (was.get("content") or "") != (entry.get("content") or "")
     outcome.not_asked = outcome.requests - outcome.agreed - (outcome.departure is not None)
+    add_sums(database, outcome, old)
+    return outcome
+
+
+def add_sums(database: Database, outcome: Reasked, asked: Sequence[str]) -> None:
+    """Add to an outcome what the new session took, and what the model calls took that were asked again."""
     with database.begin_read() as connection:
         if row := find_session_by_id(connection, outcome.session):
             outcome.totals = sum_model_calls(connection, number=row.number)
@@ -450,10 +462,9 @@ def read_outcome(
             outcome.seconds = sum(filter(None, total)) / 1000
         else:
             outcome.session = ""
-        found = [find_model_call(connection, id) for id in old]
+        found = [find_model_call(connection, id) for id in asked]
     outcome.before = sum_rows(found)
     outcome.seconds_before = sum(row.total or 0 for row in found) / 1000
-    return outcome
 
 
 def sum_rows(found: Sequence[Row[Any]]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
+import crow_core.system as system
 from crow_core.errors import StoreError
 from sqlalchemy import Column, Connection, Table, and_, delete, exists, func, insert, select, update
 
@@ -39,7 +40,7 @@ def repair(damaged: Path, new: Path) -> list[str]:
             copy_files(damaged, copy)
             with closing(Database(f"sqlite:///{built}")) as database:
                 said = save_rows(copy, database)
-            built.replace(new)
+            system.replace_file(built, new)
     except OSError as error:
         why = f"{damaged} cannot be copied to {new} ({error.strerror})"
         raise StoreError(f"{why}. Name another file, or make room.") from error

@@ -79,7 +79,7 @@ async def talk(url: str, folder: Path) -> None:
         times = {"started": 1764000000000, "ended": 1764000001000, "first": 120.5, "total": 950.0}
         cell = {"task": "flip", "variant": 0, "repetition": 1, "session": id, "state": "passed", "outcome": "{}"}
         evaluation = evaluations.store_evaluation(connection, "ab" * 16, "pancakes", '{"models":[]}', 1764000000000)
-        evaluations.store_cell(connection, evaluation, {**cell, **counts, **times})
+        evaluations.store_cells(connection, evaluation, [{**cell, **counts, **times}])
     database.close()
 
 

@@ -2,8 +2,6 @@
 
 import operator
 from collections.abc import Collection, Sequence
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from crow_core.prompts import Prompt
@@ -13,7 +11,7 @@ from crow_agent.errors import AgentError
 from crow_agent.evaluation.checks import CheckResult, Work
 from crow_agent.evaluation.prompts import replace_prompts
 from crow_agent.evaluation.tasks import PASS_RULE, JudgeCheck, Task, describe_check, read_text
-from crow_agent.evaluation.workspaces import describe_changes, make_workspace
+from crow_agent.evaluation.workspaces import describe_changes, open_workspace
 
 COMPARISONS = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt, "==": operator.eq}
 VERDICTS: dict[str, Any] = {"verdict": {"enum": ["yes", "no"]}}
@@ -61,9 +59,8 @@ class Judges:
 
     async def judge(self, task: Task, check: JudgeCheck, work: Work) -> CheckResult:
         """Ask a model whether a check passes. Raises AgentError, WorkspaceError."""
-        with TemporaryDirectory(prefix="crow-eval-") as start:
-            await make_workspace(task, Path(start), self._hidden)
-            changes = describe_changes(Path(start), work.workspace)
+        async with open_workspace(task, self._hidden) as start:
+            changes = describe_changes(start, work.workspace)
         is_score = check.passes not in ("yes", "no")
         parts = {"task": task.prompt, "answer": work.answer, "changes": changes or "none"}
         material = "\n\n".join(f"<{name}>\n{text}\n</{name}>" for name, text in parts.items())

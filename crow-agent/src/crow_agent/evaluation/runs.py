@@ -6,7 +6,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import Any
 
@@ -28,7 +27,7 @@ from crow_agent.evaluation.meter import Meter, SessionCounts, measure
 from crow_agent.evaluation.prompts import replace_prompts
 from crow_agent.evaluation.store import CellWriter, Evaluation, load, locked, now
 from crow_agent.evaluation.tasks import Task
-from crow_agent.evaluation.workspaces import WorkspaceError, make_workspace
+from crow_agent.evaluation.workspaces import WorkspaceError, open_workspace
 from crow_agent.result import Result
 
 ANSWER_LIMIT = 20_000
@@ -98,9 +97,8 @@ async def gather_faults(tasks: Sequence[Task], at_once: int, check: Callable[[Ta
 
 async def check_start(task: Task, hidden: Collection[str]) -> list[TaskFault]:
     """Return the checks of a task that pass on its untouched start. Raises WorkspaceError."""
-    with TemporaryDirectory(prefix="crow-eval-") as folder:
-        await make_workspace(task, Path(folder), hidden)
-        results = await run_checks(task, Work(Path(folder)), hidden)
+    async with open_workspace(task, hidden) as folder:
+        results = await run_checks(task, Work(folder), hidden)
     is_fatal = all(each.passed for each in results) and len(results) == len(task.checks)
     return [TaskFault(task.id, each.name, "passes on the untouched start", is_fatal) for each in results if each.passed]
 
@@ -109,9 +107,8 @@ async def check_solution(task: Task, hidden: Collection[str]) -> list[TaskFault]
     """Return the checks of a task that fail on its reference solution. Raises WorkspaceError."""
     if not task.has_solution:
         return [TaskFault(task.id, "", "there is no reference solution (a folder solution)")]
-    with TemporaryDirectory(prefix="crow-eval-") as folder:
-        await make_workspace(task, Path(folder), hidden, solved=True)
-        results = await run_checks(task, Work(Path(folder), task.answer), hidden)
+    async with open_workspace(task, hidden, solved=True) as folder:
+        results = await run_checks(task, Work(folder, task.answer), hidden)
     return [
         TaskFault(task.id, each.name, f"fails on the reference solution: {each.reason}")
         for each in results
@@ -197,9 +194,8 @@ class Runner:
         """Run a cell and give it its outcome. A failure of the endpoint, the workspace or a judge is its error."""
         cell.started = now()
         try:
-            with TemporaryDirectory(prefix="crow-eval-", ignore_cleanup_errors=True) as folder:
-                await make_workspace(task, Path(folder), self.hidden)
-                await self.run_in(cell, task, Path(folder))
+            async with open_workspace(task, self.hidden) as folder:
+                await self.run_in(cell, task, folder)
         except (StoreError, BudgetSpent):
             raise
         except (AgentError, WorkspaceError, ConfigError, OSError) as error:

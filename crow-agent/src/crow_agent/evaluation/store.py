@@ -142,7 +142,7 @@ class CellWriter:
 def store_cells(database: Database, number: int, cells: Sequence[Cell], *, ended: bool) -> None:
     """Store cells of an evaluation, and its end if it has `ended`, in one transaction. Raises StoreError."""
     with database.begin_write() as connection:
-        for cell in cells:
-            evaluations.store_cell(connection, number, to_row(cell))
+        if cells:
+            evaluations.store_cells(connection, number, map(to_row, cells))
         if ended:
             evaluations.end_evaluation(connection, number, now())

@@ -5,9 +5,11 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping
+from contextlib import asynccontextmanager
 from difflib import unified_diff
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from crow_core.git import make_git_environment
 from crow_core.shell import run_command
@@ -26,15 +28,41 @@ class WorkspaceError(Exception):
     """The workspace of a task cannot be made; the text says which command failed, and how."""
 
 
-async def make_workspace(task: Task, folder: Path, hidden: Collection[str] = (), *, solved: bool = False) -> None:
-    """Fill an empty folder with what a task starts with; with `solved`, lay its reference solution over it.
+@asynccontextmanager
+async def open_workspace(task: Task, hidden: Collection[str] = (), *, solved: bool = False) -> AsyncGenerator[Path]:
+    """Make a folder with what a task starts with, and remove it at the end; `solved` lays its solution over it.
 
     No command inherits the environment variables that `hidden` names. Raises WorkspaceError.
     """
-    if task.settings.commit:
-        await check_out(task, folder, hidden)
+    try:  # in a thread: while the disk is busy, other runs go on
+        made = await asyncio.to_thread(make_folder, task)
+    except OSError as error:
+        raise WorkspaceError(f"{task.source}: the workspace cannot be made: {error}.") from error
     try:
-        await asyncio.to_thread(fill, task, folder, "files", task.files)
+        await prepare(task, Path(made.name), hidden, solved=solved)
+        yield Path(made.name)
+    finally:
+        await asyncio.to_thread(made.cleanup)
+
+
+def make_folder(task: Task) -> "TemporaryDirectory[str]":
+    """Make a folder, with the files of a task unless it starts from a commit. Raises OSError."""
+    made = TemporaryDirectory(prefix="crow-eval-", ignore_cleanup_errors=True)
+    try:
+        if not task.settings.commit:
+            fill(task, Path(made.name), "files", task.files)
+    except BaseException:
+        made.cleanup()
+        raise
+    return made
+
+
+async def prepare(task: Task, folder: Path, hidden: Collection[str], *, solved: bool) -> None:
+    """Complete the folder that was made for a task. Raises WorkspaceError."""
+    try:
+        if task.settings.commit:
+            await check_out(task, folder, hidden)
+            await asyncio.to_thread(fill, task, folder, "files", task.files)
         await run_all(task, task.settings.setup, "setup", folder, hidden)
         if solved:
             await asyncio.to_thread(fill, task, folder, "solution", task.solution)

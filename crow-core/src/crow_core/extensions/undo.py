@@ -334,7 +334,7 @@ def restore_file(file: ChangedFile) -> None:
             with suppress(FileNotFoundError):
                 status = os.stat(file.path)
                 system.keep_owner(opened.fileno(), status)
-        os.replace(new, file.path)
+        system.replace_file(new, file.path)
     except BaseException:
         with suppress(OSError):
             os.unlink(new)

@@ -100,9 +100,9 @@ def create_http_client(
         headers={**({"Authorization": f"Bearer {key.strip()}"} if key else {}), **headers},
         # A request waits for a free connection as long as it takes: its turn may be one of a thousand.
         timeout=httpx2.Timeout(timeout, connect=min(timeout, CONNECT_TIMEOUT), pool=None),
-        # Reading the system's certificates takes longer than everything else here, and plain HTTP needs none of them.
-        # A context without certificates is safe if a redirect leads to https.
-        verify=ssl.create_default_context()
+        # SSL_CERT_FILE, or the certificates of the system, on macOS of its keychain. Reading them takes longer than
+        # everything else here, and plain HTTP needs none: a context without any is safe if a redirect leads to https.
+        verify=httpx2.create_ssl_context()
         if base_url.lower().startswith("https:")
         else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
         trust_env=not is_local(base_url),

@@ -12,7 +12,6 @@ from crow_core.permission.rules import Rule, Rules, Verdict
 from crow_core.permission.simple_commands import UNKNOWN, CommandLine
 from crow_core.permission.subjects import EDITOR, expand_user, is_inside, path_from_root, spell_path
 from crow_core.session import Session
-from crow_core.system import IGNORES_CASE
 from crow_core.text import to_line
 
 FOLDERS_LIMIT = 8
@@ -86,7 +85,7 @@ def find_protection_of_files(
     for path, writes in list_files(line, start):
         if not writes or UNKNOWN in path or os.path.isdir(path):
             continue
-        if is_inside(session, path, own_folders, ignore_case=IGNORES_CASE):
+        if is_inside(session, path, own_folders, ignore_case=True):
             return f"This writes {to_line(path)}, one of crow's own files."
         if protection := find_protection(path_from_root(session, path), protected):
             return f"This writes {to_line(path)}. {to_line(protection.pattern)}: {protection.reason}."

@@ -31,7 +31,6 @@ from crow_core.permission.subjects import (
     resolve,
 )
 from crow_core.session import Session
-from crow_core.system import IGNORES_CASE
 from crow_core.text import to_line
 
 Mode = Literal["ask", "accept-edits", "plan", "yolo"]
@@ -220,7 +219,7 @@ def judge_by_protection(call: JudgedCall) -> Judgement | None:
     own_folders, protected, kind = permissions.own_folders, permissions.protected, call.tool_call.kind
     if remark := find_doubt(permissions.rules, call.tool_call.name, line, start):
         return Judgement("ask", remark=remark)
-    if kind == "edit" and is_inside(session, call.subject, own_folders, ignore_case=IGNORES_CASE):
+    if kind == "edit" and is_inside(session, call.subject, own_folders, ignore_case=True):
         return Judgement("ask", remark="These are crow's own files.")
     if kind == "edit" and (protection := find_protection(path_from_root(session, call.subject), protected)):
         paths = [rule for rule in call.covering if rule.kind == "path"]

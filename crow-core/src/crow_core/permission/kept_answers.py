@@ -173,7 +173,7 @@ class KeptAnswers:
                 file.write(msgspec.json.format(msgspec.json.encode(content)))
                 file.flush()
                 os.fsync(descriptor)
-            new.replace(self.file)
+            system.replace_file(new, self.file)
 
 
 def get_state(found: os.stat_result) -> tuple[int, ...]:

@@ -45,11 +45,13 @@ class Rule:
     def matches(self, tool: str, subject: str) -> bool:
         return self.covers(tool) and (self.pattern is None or fnmatchcase(subject, self.pattern))
 
-    def matches_any(self, tool: str, subjects: Sequence[str], *, ignore_case: bool = IGNORES_CASE) -> bool:
+    def matches_any(self, tool: str, subjects: Sequence[str], *, ignores_case: bool = IGNORES_CASE) -> bool:
         """Test whether the rule, which denies or asks, matches a call whose subject can be written in these forms.
 
-        It does so whatever the case of letters where the system takes two cases for one file.
+        A path matches whatever the case of its letters: on any system a folder may take two cases for one file, such
+        as a drive of Windows that Linux has mounted. A command does so where the system `ignores_case`.
         """
+        ignore_case = ignores_case or tool != COMMAND_TOOL
         if not self.covers(tool) or self.pattern is None:
             return self.covers(tool)
         patterns = (self.pattern, self.pattern.lower()) if ignore_case else (self.pattern,)

@@ -14,6 +14,7 @@ from crow_core.content import path_from_uri
 from crow_core.mcp.tool import ToolCall
 from crow_core.paths import is_below, to_relative, to_subject
 from crow_core.session import Session
+from crow_core.system import IGNORES_CASE
 
 OPERATORS = re.compile(r"[;&|\n\r`()<>]|\$\(")
 """Joins commands, substitutes or redirects: a command with any of these is more than one simple command."""
@@ -122,12 +123,14 @@ def relative_path(session: Session, path: str) -> str:
 def path_from_root(session: Session, path: str) -> str:
     """Make a path relative to the innermost root that it leads into, else absolute without the first slash."""
     full = resolve(session, path)
-    roots = [root for root in map(os.path.realpath, session.folders.roots) if is_below(full, root)]
-    return to_relative(full, max(roots, key=len)) if roots else to_subject(full).lstrip("/")
+    roots = [
+        root for root in map(os.path.realpath, session.folders.roots) if is_below(full, root, ignore_case=IGNORES_CASE)
+    ]
+    return to_relative(full, max(roots, key=len), ignore_case=IGNORES_CASE) if roots else to_subject(full).lstrip("/")
 
 
 def is_inside(session: Session, path: str, folders: Sequence[str], *, ignore_case: bool = False) -> bool:
-    """Whether a path leads into one of these folders. To forbid something, `ignore_case` where the system does."""
+    """Whether a path leads into one of these folders. What forbids something has to `ignore_case`."""
     full = resolve(session, path)
     return any(is_below(full, folder, ignore_case=ignore_case) for folder in map(os.path.realpath, folders))
 

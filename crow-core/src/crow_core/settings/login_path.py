@@ -79,7 +79,7 @@ def read_login_path(env: Mapping[str, str], data: Path) -> str:
         data.mkdir(0o700, parents=True, exist_ok=True)
         new = data / f"{CACHE}.{os.getpid()}"
         new.write_bytes(msgspec.json.encode(answer))
-        new.replace(data / CACHE)
+        system.replace_file(new, data / CACHE)
     return answer.path
 
 

@@ -109,7 +109,7 @@ class TrustedFolders:
         with lock_folder(self.file.parent):
             records = read_records(self.file)
             if records is None and os.path.lexists(self.file):
-                os.replace(self.file, self.file.with_suffix(f".broken-{time.time_ns()}"))
+                system.replace_file(self.file, self.file.with_suffix(f".broken-{time.time_ns()}"))
             yield (changed := dict(records or {}))
             write_atomically(self.file, changed)
 
@@ -173,7 +173,7 @@ def write_atomically(file: Path, value: Any) -> None:
             writing.write(json.dumps(value).encode())  # ASCII: names of files need not be UTF-8
             writing.flush()
             os.fsync(descriptor)
-        new.replace(file)
+        system.replace_file(new, file)
     except BaseException:
         new.unlink(missing_ok=True)
         raise

@@ -8,6 +8,8 @@ elsewhere. The variable CROW_TEST_SYSTEM makes a test run take here what other s
 import os
 import sys
 
+from crow_core.system.held import replace_file
+
 if sys.platform == "win32":
     from crow_core.system.windows import (
         BINARY,
@@ -134,6 +136,7 @@ __all__ = [
     "read_start",
     "read_start_time",
     "read_user_shell",
+    "replace_file",
     "restore_blocking",
     "set_mode",
     "stop_signal",

@@ -5,6 +5,8 @@ import os
 import stat
 from collections.abc import Iterator
 
+from crow_mcp_server.system.held import replace_file
+
 NAME_SURROGATE = 0x20000000
 """The bit in the tag of a reparse point that stands for another path: a link or a junction."""
 BINARY = int(getattr(os, "O_BINARY", 0))
@@ -46,7 +48,7 @@ class PathFolder:
         return os.access(self._join(name), os.W_OK)
 
     def replace(self, old: str, new: str) -> None:
-        os.replace(self._join(old), self._join(new))
+        replace_file(self._join(old), self._join(new))
 
     def remove(self, name: str) -> None:
         os.unlink(self._join(name))

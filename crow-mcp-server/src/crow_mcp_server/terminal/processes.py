@@ -41,6 +41,8 @@ class ProcessTree:
 
     survives_timeout = False
     """True if the process stays when its command has ended because of a timeout."""
+    polls_output = system.POLLS_PIPES
+    """True if the event loop waits for the output, False if a thread reads it."""
 
     def __init__(self, mark: str, capture: OutputCapture, watchdog: CommandWatchdog) -> None:
         """`mark` is in the environment of the process and its descendants."""
@@ -77,7 +79,7 @@ class ProcessTree:
         """
         self.output_fd = output
         loop = asyncio.get_running_loop()
-        if system.POLLS_PIPES:
+        if self.polls_output:
             system.set_nonblocking(output)
             loop.add_reader(output, self.read_output)
         else:
@@ -156,7 +158,7 @@ class ProcessTree:
 
     def _close(self) -> None:
         if not self.output_closed.is_set():
-            if system.POLLS_PIPES:
+            if self.polls_output:
                 asyncio.get_running_loop().remove_reader(self.output_fd)
                 os.close(self.output_fd)
             self.output_fd = -1

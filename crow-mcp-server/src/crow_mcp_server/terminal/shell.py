@@ -69,6 +69,7 @@ class Shell(ProcessTree):
     """An interactive shell that reads commands from a pipe, so that only the commands use its terminal."""
 
     survives_timeout = True
+    polls_output = True  # where there are pseudo-terminals, they can be polled; a report empties them without waiting
 
     def __init__(self, mark: str, capture: OutputCapture, watchdog: CommandWatchdog) -> None:
         super().__init__(mark, capture, watchdog)

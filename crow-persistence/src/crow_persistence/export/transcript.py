@@ -12,6 +12,7 @@ from typing import Any, Literal
 from crow_core.mcp.tool import make_title
 from crow_core.messages import Message, ToolUse, parse_arguments, to_parts
 from crow_core.store import Record, Summary
+from crow_core.worktree import find_recorded
 from sqlalchemy import Connection, Row, select
 
 from crow_persistence import blobs, loader, requests
@@ -195,6 +196,8 @@ def describe_marker(marker: Message) -> str:
             return f"A sub-agent of session {session}"
         case {"kind": "pin"}:
             return "Pinned a message"
+        case {"kind": "worktree"} if tree := find_recorded([marker]):
+            return tree.describe()
         case _:
             return ""
 
