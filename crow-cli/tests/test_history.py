@@ -362,6 +362,15 @@ async def test_imported_session_is_continued_without_any_trust_in_its_history(ma
     assert sent[5]["content"] == "Done."
     assert not (machine.project / "executed").exists()
     assert not gone.exists()
+    with history.open("a") as opened:
+        opened.write("\n" + json.dumps({"type": "user", "message": {"content": "Meanwhile."}}))
+    again = await run_command(machine, "import", "claude-code", str(history))
+    (fork,) = [each["id"] for each in await read(machine, "sessions", "list", "--all") if each["id"] != session["id"]]
+    assert f"1 had been continued in crow, and forks got what is new: {fork[:8]}." in again.out
+    assert "Meanwhile." in (await run_command(machine, "sessions", "show", fork)).out
+    assert "Meanwhile." not in (await run_command(machine, "sessions", "show", session["id"])).out
+    known = await run_command(machine, "import", "claude-code", str(history))
+    assert "1 had been imported before, and have nothing new." in known.out
 
 
 def make_block(id: str) -> dict[str, Any]:

@@ -496,8 +496,7 @@ def test_database_with_any_rows_and_columns_is_read_or_named(
     sqlite_store: Store, data: st.DataObject, agent: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "logs.db"
-    file.unlink(missing_ok=True)
-    with closing(sqlite3.connect(file)) as made:
+    with closing(sqlite3.connect(":memory:")) as made:
         made.executescript((RECORDED / f"{agent}.sql").read_text() + (EARLIER_LLM if agent == "llm" else ""))
         for _ in range(data.draw(st.integers(1, 4))):
             table = data.draw(st.sampled_from(TABLES[agent]))
@@ -515,6 +514,7 @@ def test_database_with_any_rows_and_columns_is_read_or_named(
                     where = f"rowid = {data.draw(st.integers(1, max(1, count)))}"
                     made.execute(f"UPDATE {table} SET {column} = ? WHERE {where}", (data.draw(CELLS),))
         made.commit()
+        file.write_bytes(made.serialize())
     with closing(Database(f"sqlite:///{tmp_path / 'crow.db'}", tmp_path)) as database:
         store = Store(url_of(database), tmp_path)
         found = Imported()
