@@ -35,6 +35,7 @@ def chat(
     `agent` is the command of another agent, `url` the address of one. `resume` is the id of a session to load, for crow
     its beginning; `last` loads the last session of the folder.
     """
+    folder = str(Path(cwd).expanduser().resolve())
     try:
         if url:
             chosen = AgentAddress(url, url=url, token=token)
@@ -42,14 +43,13 @@ def chat(
             chosen = parse_command(agent)
         else:
             chosen = AgentAddress("crow", (*CROW, *(("-m", model) if model else ())))
-            resume = resume and find_session(resume)
+            resume = resume and find_session(resume, folder)
     except NoAgent as error:
         from crow_cli.process import fail  # not above: it loads Click, and the screen waits for this module
 
         fail(str(error))
     theme = theme or os.environ.get("CROW_THEME", "")
     logging.getLogger().addHandler(logging.NullHandler())  # a line of the log would break the screen
-    folder = str(Path(cwd).expanduser().resolve())
     if plain or not is_interactive() or os.environ.get("TERM", "dumb") in ("dumb", ""):
         from crow_terminal.plain import run_plain
 
@@ -60,15 +60,16 @@ def chat(
     return run(Settings(chosen, folder, theme, find_history, resume, last, prompt))
 
 
-def find_session(prefix: str) -> str:
-    """Return the id of the session whose id begins with `prefix`; print an error and exit if there is none."""
+def find_session(prefix: str, folder: str) -> str:
+    """Return the id of the session whose id begins with `prefix`, to go on with it in a folder; print an error and exit
+    if there is none."""
     from crow_core.errors import StoreError  # not above: the screen waits for this module
 
     from crow_cli.process import fail
-    from crow_cli.storage import find_session_id
+    from crow_cli.storage import find_session_to_continue
 
     try:
-        return find_session_id(os.environ, prefix)
+        return find_session_to_continue(os.environ, prefix, folder)
     except StoreError as error:
         fail(str(error))
 

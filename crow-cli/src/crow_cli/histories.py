@@ -22,7 +22,7 @@ def import_(agent: str, path: Path | None, as_json: bool) -> None:
 
     The sessions can be listed, searched, shown, exported, continued and asked again. Nothing in them is executed, and
     they decide no permissions. System prompts, tool lists, tokens and costs are not imported. Sessions that were
-    imported before are left as they are.
+    imported before get what is new since; those that were continued in crow are left as they are, and a fork gets it.
     """
     from crow_persistence.histories.importing import READERS, import_history
     from crow_persistence.store import Store
@@ -42,10 +42,19 @@ def import_(agent: str, path: Path | None, as_json: bool) -> None:
     except OSError as error:
         fail(escape_controls(f"{place} cannot be read: {error}."))
     if as_json:
-        counts = {"sessions": found.sessions, "known": found.known, "messages": found.messages}
+        new = {"sessions": found.sessions, "grown": found.grown, "forks": found.forks}
+        counts = {**new, "known": found.known, "messages": found.messages}
         print_json({**counts, "left_out": dict(found.left_out)})
         return
-    known = f" {found.known:,} had been imported before." if found.known else ""
-    click.echo(f"Imported {found.messages:,} messages of {len(found.sessions):,} sessions.{known}")
+    number = len(found.sessions) + len(found.grown) + len(found.forks)
+    click.echo(f"Imported {found.messages:,} messages of {number:,} sessions.")
+    if found.grown:
+        click.echo(f"{len(found.grown):,} had been imported before, and got what is new.")
+    if found.forks:
+        click.echo(
+            f"{len(found.forks):,} had been continued in crow, and forks got what is new: {', '.join(found.forks)}."
+        )
+    if found.known:
+        click.echo(f"{found.known:,} had been imported before, and have nothing new.")
     for what, count in found.left_out.most_common():
         click.echo(escape_controls(f"Left out: {count:,} {what}."))

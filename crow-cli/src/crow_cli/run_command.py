@@ -160,9 +160,9 @@ async def send_prompt(text: str, style: Any, given: Mapping[str, Any]) -> int:
     crow, budget = await build_app(given)
     resume: str = given["resume"]
     if resume:
-        from crow_cli.storage import find_session_id
+        from crow_cli.storage import find_session_to_continue
 
-        resume = find_session_id(os.environ, resume)
+        resume = find_session_to_continue(os.environ, resume, given["cwd"])
     options = RunOptions(
         style=style,
         terminal=find_terminal(),

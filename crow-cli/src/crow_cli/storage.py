@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from crow_core.errors import ConfigError, StoreError
 from crow_core.settings.config import Home, get_database_url, load_config
 
-from crow_cli.console import escape_controls
+from crow_cli.console import escape_controls, print_note
 from crow_cli.process import fail
 
 if TYPE_CHECKING:
@@ -30,12 +30,19 @@ def open_database(env: Mapping[str, str]) -> "Database":
     return database
 
 
-def find_session_id(env: Mapping[str, str], prefix: str) -> str:
-    """Return the id of the one session whose id begins with `prefix`. Raises StoreError."""
+def find_session_to_continue(env: Mapping[str, str], prefix: str, cwd: str) -> str:
+    """Return the id of the one session whose id begins with `prefix`. If its folder is gone, print what it means to go
+    on in `cwd`. Raises StoreError."""
     from crow_persistence.loader import find_session
 
     with open_database(env).begin_read() as connection:
-        return find_session(connection, prefix).id
+        found = find_session(connection, prefix)
+    if found.cwd and not os.path.isdir(found.cwd):
+        print_note(
+            f"The folder of this session, {found.cwd}, does not exist here. It goes on in {cwd}; to go on in another "
+            "folder, start crow there."
+        )
+    return found.id
 
 
 @contextmanager

@@ -102,7 +102,7 @@ class Store:
         for write, new in zip(writes, entries, strict=True):
             progress = self.get_progress(write.session)
             if new:
-                decisions += writer.write_entries(batch, progress, write.session, new, write.secrets)
+                decisions += writer.write_entries(batch, progress, write.session, new, write.secrets, write.times)
             for model_call in write.model_calls:
                 requests.add_model_call(batch, progress.number, model_call, self.get_encoder(write))
         batch.execute()

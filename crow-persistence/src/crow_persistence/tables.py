@@ -45,7 +45,9 @@ sessions = Table(
     Column("owner", Text),  # the process that has the session open: "machine:pid:started:random"
     Column("beat", BigInteger),  # time of the owner's last heartbeat, by the database's clock
     Column("deleted", BigInteger),  # time of deletion; of its messages, only those that forks use are left
-    Column("copied", BigInteger),  # time when it was written again because its database was lost, without model calls
+    Column(
+        "copied", BigInteger
+    ),  # time when entries were last written without model calls: its database was lost, or they were imported
 )
 Index("ix_sessions_cwd_updated", sessions.c.cwd, sessions.c.updated, sessions.c.number)
 Index("ix_sessions_updated", sessions.c.updated, sessions.c.number)

@@ -64,20 +64,24 @@ def write_entries(
     session: Session,
     entries: Sequence[Message],
     secrets: Collection[str] = (),
+    times: Sequence[int] = (),
 ) -> list[audit.AuditRow]:
     """Add new entries of a session to a batch, and advance its progress. Return the rows for the audit chain.
+
+    `times` are those of the entries, if they are not new, in milliseconds since 1970.
 
     Executing the batch raises OutOfStep when this owner has lost the session's lease. If the transaction fails,
     `resync` restores the progress.
     """
-    at, connection = leases.now(), batch.connection
-    number = progress.number or insert_session(connection, progress, session, at)
+    now, connection = leases.now(), batch.connection
+    times = times or [now] * len(entries)
+    number = progress.number or insert_session(connection, progress, session, now, created=times[0])
     cwd = clean_text(session.cwd)
     if cwd != progress.cwd:
         search.move_entries(connection, number, progress.cwd, cwd)
     head, rows, title, options = progress.head, list[int](), None, progress.options
     clean: list[Message] = mask(list(entries), secrets)
-    for entry in clean:
+    for entry, at in zip(clean, times, strict=True):
         parent = head
         match entry.get("crow"):
             case {"kind": "rewind", "to": str(to)} if "role" not in entry:
@@ -96,7 +100,7 @@ def write_entries(
         "session": number,
         "by": progress.owner,
         "new_head": head,
-        "at": at,
+        "at": times[-1],
         "folder": cwd,
         "folders": encode(session.folders.roots),
         "chosen": loader.encode_options(options, is_archived=progress.is_archived),
@@ -108,7 +112,7 @@ def write_entries(
         progress.has_draft = False
     progress.number, progress.head, progress.options, progress.cwd = number, head, options, cwd
     progress.rows += rows
-    return audit.make_rows(connection, session.id, clean, at, progress.decisions)
+    return audit.make_rows(connection, session.id, clean, now, progress.decisions)
 
 
 def change_session(connection: Connection, row: "Row[Any]", change: SessionChange, owner: str) -> "Row[Any]":
@@ -129,20 +133,20 @@ def change_session(connection: Connection, row: "Row[Any]", change: SessionChang
     return connection.execute(select(sessions).where(its)).one()
 
 
-def insert_session(connection: Connection, progress: Progress, session: Session, at: int) -> int:
+def insert_session(connection: Connection, progress: Progress, session: Session, now: int, *, created: int) -> int:
     """Insert the row of a new session, and its prompts. Return the session's number."""
     progress.has_draft, progress.cwd = False, clean_text(session.cwd)
     for prompt in session.prompts.templates.values():
-        prompts.store_version(connection, prompt.name, prompt.template, at)
+        prompts.store_version(connection, prompt.name, prompt.template, now)
     row = {
         "id": clean_text(session.id),
         "cwd": progress.cwd,
         "roots": encode(session.folders.roots),
         "options": encode(progress.options),
-        "created": at,
-        "updated": at,
+        "created": created,
+        "updated": created,
         "owner": progress.owner,
-        "copied": at if progress.is_copy else None,
+        "copied": now if progress.is_copy else None,
     }
     return insert_row(connection, INSERT_SESSION, row)
 

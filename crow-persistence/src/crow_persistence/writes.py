@@ -29,6 +29,8 @@ class SessionWrite:
     """Strings that are masked in all of it."""
     entries: int = 0
     """Number of the log's entries when the commit began. Later ones may have a draft that is still to be written."""
+    times: Sequence[int] = ()
+    """The times of the new entries, in milliseconds since 1970; none if they are new now."""
     done: "asyncio.Future[None] | None" = None
     """Ends with the commit, for those who wait for it."""
 

@@ -11,13 +11,15 @@ from typing import Any
 from crow_core.messages import Message
 
 from crow_persistence.histories.history import (
+    LEFT,
     ForeignSession,
     get_dict,
     get_list,
-    list_files,
     make_reply,
     make_use,
+    read_files,
     read_lines,
+    to_line,
     to_text,
     to_time,
 )
@@ -28,31 +30,46 @@ DEFAULT = ".codex/sessions"
 
 def read(path: Path) -> Iterator[ForeignSession]:
     """Read the sessions of a file, or of all files below a folder. Raises OSError."""
-    for file in list_files(path, "rollout-*.jsonl"):
-        yield read_file(file)
+    yield from read_files(path, "rollout-*.jsonl", read_file)
 
 
-def read_file(file: Path) -> ForeignSession:
+def read_file(file: Path) -> Iterator[ForeignSession]:
     """Read a file. Raises OSError."""
     session = ForeignSession("codex", file.stem, file)
     reasoning: list[str] = []
+    is_named = False
     for line in read_lines(file, session.left_out):
         at, kind = to_time(line.get("timestamp")), line.get("type")
         item: Mapping[str, Any] = get_dict(line, "payload") if "payload" in line else line  # earlier files: the item
         match kind:
+            case "session_meta" if not is_named:  # a fork has that of its origin behind its own
+                is_named = True
+                session.id = to_line(item.get("id")) or session.id
+                session.cwd = to_line(item.get("cwd"))
             case "session_meta":
-                session.id = str(item.get("id") or session.id)
-                session.cwd = str(item.get("cwd") or "")
+                pass
             case "turn_context":
-                session.model = str(item.get("model") or session.model)
-                session.cwd = session.cwd or str(item.get("cwd") or "")
+                session.model = to_line(item.get("model")) or session.model
+                session.cwd = session.cwd or to_line(item.get("cwd"))
+            case "event_msg" if item.get("type") == "thread_rolled_back":
+                roll_back(session, item.get("num_turns"))
+                reasoning.clear()
             case "event_msg":
                 pass  # it repeats an item
             case "response_item" | None | "message" | "function_call" | "function_call_output" | "reasoning":
                 add_item(session, at, item, reasoning)
             case _:
                 session.left_out[f"lines of type {kind}"] += 1
-    return session
+    yield session
+
+
+def roll_back(session: ForeignSession, turns: Any) -> None:
+    """Drop the last turns, which the user has left."""
+    prompts = [at for at, (_, message) in enumerate(session.entries) if message.get("role") == "user"]
+    if isinstance(turns, int) and turns > 0 and prompts:
+        end = prompts[-min(turns, len(prompts))]
+        session.left_out[LEFT] += len(session.entries) - end
+        del session.entries[end:]
 
 
 def add_item(session: ForeignSession, at: int, item: Mapping[str, Any], reasoning: list[str]) -> None:
@@ -67,7 +84,7 @@ def add_item(session: ForeignSession, at: int, item: Mapping[str, Any], reasonin
             if text.lstrip().startswith(("<environment_context>", "<user_instructions>", "# AGENTS.md instructions")):
                 session.left_out["notes of the program"] += 1
             else:
-                session.add_text(at, "user", text)
+                session.add_prompt(at, item.get("content"))
         case "message":
             session.left_out["instructions"] += 1
         case "reasoning":
@@ -89,8 +106,8 @@ def add_item(session: ForeignSession, at: int, item: Mapping[str, Any], reasonin
             reasoning.clear()
         case "function_call_output" | "custom_tool_call_output" | "local_shell_call_output":
             output = item.get("output")
-            content = output.get("content", output) if isinstance(output, dict) else output  # pyright: ignore
-            failed = isinstance(output, dict) and output.get("success") is False  # pyright: ignore
+            failed = get_dict(item, "output").get("success") is False
+            content = get_dict(item, "output").get("content", output)
             session.add_result(at, str(item.get("call_id")), content, failed=failed)
         case kind if kind is None and "id" in item and "timestamp" in item:  # the first line of earlier files
             session.id = str(item["id"])

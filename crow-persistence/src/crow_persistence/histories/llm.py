@@ -8,7 +8,7 @@ from typing import Any
 
 from crow_core.messages import decode_json
 
-from crow_persistence.histories.history import ForeignSession, make_reply, make_use, to_time
+from crow_persistence.histories.history import ForeignSession, make_reply, make_use, prepare, to_line, to_time
 
 DEFAULT = ".config/io.datasette.llm/logs.db"
 """Where it keeps them, in the home folder."""
@@ -25,27 +25,29 @@ def read(path: Path) -> Iterator[ForeignSession]:
         raise FileNotFoundError(f"There is no {file}")
     try:
         with closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)) as database:
-            database.row_factory = sqlite3.Row
+            prepare(database)
             tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
             if "threads" in tables:  # of later versions
                 yield from read_threads(database, file)
             if "conversations" not in tables:
                 return
             for row in database.execute("SELECT id, name, model FROM conversations ORDER BY id").fetchall():
-                session = ForeignSession("llm", row["id"], file, title=row["name"] or "", model=row["model"] or "")
-                add_responses(database, tables, session)
+                session = ForeignSession(
+                    "llm", str(row["id"]), file, title=to_line(row["name"]), model=to_line(row["model"])
+                )
+                add_responses(database, tables, row["id"], session)
                 if session.entries:
                     yield session
-    except (sqlite3.Error, IndexError, TypeError, AttributeError) as error:  # other columns, or other types
+    except (sqlite3.Error, IndexError) as error:  # no database, or other columns
         raise OSError(f"{file} cannot be read as a database of llm: {error}") from error
 
 
 def read_threads(database: sqlite3.Connection, file: Path) -> Iterator[ForeignSession]:
     """Read the threads: each is a chain of messages from its last one back, and a message has parts."""
     for row in database.execute("SELECT id, name, tip_message_hash FROM threads ORDER BY id").fetchall():
-        session = ForeignSession("llm", row["id"], file, title=row["name"] or "")
+        session = ForeignSession("llm", str(row["id"]), file, title=to_line(row["name"]))
         turns = database.execute("SELECT * FROM turns WHERE thread_id = ? ORDER BY id", (row["id"],)).fetchall()
-        session.model = next((turn["model"] for turn in turns if turn["model"]), "")
+        session.model = next(filter(None, (to_line(turn["model"]) for turn in turns)), "")
         times = {turn["tip_message_hash"]: to_time(turn["datetime_utc"]) for turn in turns}
         chain: list[sqlite3.Row] = []
         hash = row["tip_message_hash"]
@@ -74,12 +76,12 @@ def add_message(session: ForeignSession, at: int, role: str, parts: Sequence[sql
     for part in parts:
         try:
             payload = decode_json(part["payload"] or "{}")
-        except ValueError:
+        except (ValueError, TypeError):
             session.left_out["broken rows"] += 1
             continue
         match part["type"], payload:
             case "text", _:
-                texts.append(part["text"] or "")
+                texts.append(to_line(part["text"]))
             case "tool_call", {"tool_call_id": id}:
                 uses.append(make_use(id, payload.get("name"), payload.get("arguments")))
             case "tool_result", {"tool_call_id": id}:
@@ -94,24 +96,24 @@ def add_message(session: ForeignSession, at: int, role: str, parts: Sequence[sql
         session.add_text(at, "user", "".join(texts))
 
 
-def add_responses(database: sqlite3.Connection, tables: set[str], session: ForeignSession) -> None:
+def add_responses(database: sqlite3.Connection, tables: set[str], id: Any, session: ForeignSession) -> None:
     """Add the responses of a conversation, with their tool calls and results."""
-    rows = database.execute("SELECT * FROM responses WHERE conversation_id = ? ORDER BY id", (session.id,)).fetchall()
+    rows = database.execute("SELECT * FROM responses WHERE conversation_id IS ? ORDER BY id", (id,)).fetchall()
     for row in rows:
         at = to_time(row["datetime_utc"])
         if row["system"]:
             session.left_out["system prompts"] += 1
         for result in find(database, tables, "tool_results", row["id"]):
             session.add_result(at, str(result["tool_call_id"]), result["output"])
-        session.add_text(at, "user", row["prompt"] or "")
+        session.add_text(at, "user", to_line(row["prompt"]))
         if "prompt_attachments" in tables:
             session.left_out["attachments"] += database.execute(
                 "SELECT count(*) FROM prompt_attachments WHERE response_id = ?", (row["id"],)
             ).fetchone()[0]
         calls = find(database, tables, "tool_calls", row["id"])
         uses = [make_use(call["tool_call_id"], call["name"], call["arguments"]) for call in calls]
-        if row["response"] or uses:
-            session.add(at, make_reply(row["response"] or "", "", uses))
+        if (text := to_line(row["response"])) or uses:
+            session.add(at, make_reply(text, "", uses))
     session.left_out = +session.left_out
 
 

@@ -14,10 +14,14 @@ from crow_core.messages import decode_json
 
 from crow_persistence.histories.history import (
     ForeignSession,
+    find_image,
     get_dict,
+    get_list,
     make_reply,
     make_use,
+    prepare,
     read_object,
+    to_line,
     to_text,
     to_time,
 )
@@ -56,18 +60,18 @@ def read_database(file: Path) -> Iterator[ForeignSession]:
     """Read a database. Raises OSError."""
     try:
         with closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)) as database:
-            database.row_factory = sqlite3.Row
+            prepare(database)
             for row in database.execute("SELECT * FROM session ORDER BY id").fetchall():
                 left_out = Counter[str]()
-                stored = {**dict(row), "time": {"created": row["time_created"]}}
+                stored = dict(row)
                 rows = database.execute("SELECT id, data FROM message WHERE session_id = ? ORDER BY id", (row["id"],))
                 messages: list[tuple[Object, Sequence[Object]]] = []
                 for id, data in rows.fetchall():
                     parts = database.execute("SELECT data FROM part WHERE message_id = ? ORDER BY id", (id,))
                     found = [parse(part, left_out) for (part,) in parts.fetchall()]
                     messages.append((parse(data, left_out), found))
-                yield from make_session(stored, row["id"], messages, file, left_out)
-    except (sqlite3.Error, IndexError, TypeError, AttributeError) as error:  # other columns, or other types
+                yield from make_session(stored, str(row["id"]), messages, file, left_out)
+    except (sqlite3.Error, IndexError) as error:  # no database, or other columns
         raise OSError(f"{file} cannot be read as a database of opencode: {error}") from error
 
 
@@ -88,17 +92,18 @@ def make_session(
 ) -> Iterator[ForeignSession]:
     """Make a session of its messages with their parts; none if they are empty."""
     session = ForeignSession("opencode", id, source, left_out=left_out)
-    session.cwd, session.title = str(stored.get("directory") or ""), str(stored.get("title") or "")
+    session.cwd, session.title = to_line(stored.get("directory")), to_line(stored.get("title"))
     for message, parts in messages:
         at = to_time(get_dict(message, "time").get("created"))
         if message.get("role") == "user":
-            texts = [to_text(part) for part in parts if part.get("type") == "text" and not part.get("synthetic")]
-            session.left_out["files of the user"] += sum(part.get("type") == "file" for part in parts)
-            session.left_out["notes of the program"] += sum(bool(part.get("synthetic")) for part in parts)
-            session.add_text(at, "user", "\n\n".join(texts))
+            own = [part for part in parts if not part.get("synthetic")]
+            said = [part for part in own if part.get("type") == "text" or find_image(part)]
+            session.left_out["files of the user"] += sum(part.get("type") == "file" for part in own if part not in said)
+            session.left_out["notes of the program"] += len(parts) - len(own)
+            session.add_prompt(at, said)
         elif message.get("role") == "assistant":
             model = message.get("modelID") or get_dict(message, "model").get("modelID")
-            session.model = session.model or str(model or "")
+            session.model = session.model or to_line(model)
             add_steps(session, at, parts)
         else:
             session.left_out["messages of nobody"] += 1
@@ -130,7 +135,9 @@ def add_steps(session: ForeignSession, at: int, parts: Sequence[Object]) -> None
                 uses.append(make_use(id, part.get("tool"), state.get("input")))
                 if state.get("status") in ("completed", "error"):
                     failed = state["status"] == "error"
-                    results.append((id, state.get("error" if failed else "output"), failed))
+                    output = state.get("error" if failed else "output")
+                    images = [part for part in get_list(state, "attachments") if find_image(part)]
+                    results.append((id, [output, *images] if images else output, failed))
             case "step-start":
                 flush()
             case "step-finish":

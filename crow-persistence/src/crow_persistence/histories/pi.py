@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from crow_persistence.histories.history import (
+    LEFT,
     ForeignSession,
+    find_path,
     get_dict,
     get_list,
-    list_files,
     make_reply,
     make_use,
+    read_files,
     read_lines,
-    to_text,
     to_time,
 )
 
@@ -26,11 +27,10 @@ DEFAULT = ".pi/agent/sessions"
 
 def read(path: Path) -> Iterator[ForeignSession]:
     """Read the sessions of a file, or of all files below a folder. Raises OSError."""
-    for file in list_files(path, "*.jsonl"):
-        yield read_file(file)
+    yield from read_files(path, "*.jsonl", read_file)
 
 
-def read_file(file: Path) -> ForeignSession:
+def read_file(file: Path) -> Iterator[ForeignSession]:
     """Read a file. Raises OSError."""
     session = ForeignSession("pi", file.stem, file)
     lines: list[Mapping[str, Any]] = []
@@ -39,11 +39,11 @@ def read_file(file: Path) -> ForeignSession:
             session.id, session.cwd = str(line.get("id") or session.id), str(line.get("cwd") or "")
         else:
             lines.append(line)
-    for line in find_path(lines, session):
+    for line in select_path(lines, session):
         message, at = get_dict(line, "message"), to_time(line.get("timestamp"))
         match line.get("type"), message.get("role"):
             case "message", "user":
-                session.add_text(at, "user", to_text(message.get("content")))
+                session.add_prompt(at, message.get("content"))
             case "message", "assistant":
                 session.model = session.model or str(message.get("model") or "")
                 add_reply(session, at, message)
@@ -56,23 +56,17 @@ def read_file(file: Path) -> ForeignSession:
                 session.left_out[f"messages of {role}"] += 1
             case kind, _:
                 session.left_out[f"lines of type {kind}"] += 1
-    return session
+    yield session
 
 
-def find_path(lines: list[Mapping[str, Any]], session: ForeignSession) -> list[Mapping[str, Any]]:
+def select_path(lines: list[Mapping[str, Any]], session: ForeignSession) -> list[Mapping[str, Any]]:
     """Return the lines from the first to the last one; all of them where they form no tree, as in earlier files."""
-    known = {line["id"]: line for line in lines if isinstance(line.get("id"), str)}
-    if not lines or len(known) < len(lines):
+    if not any(isinstance(line.get("id"), str) for line in lines):
         return lines
-    path: list[Mapping[str, Any]] = []
-    at: Mapping[str, Any] | None = lines[-1]
-    while at is not None and len(path) <= len(lines):
-        path.append(at)
-        parent = at.get("parentId")
-        at = known.get(parent) if isinstance(parent, str) else None
-    if left := len(lines) - len(path):
-        session.left_out["lines of branches that were left"] += left
-    return path[::-1]
+    path = find_path(lines, len(lines) - 1, lambda at: lines[at].get("id"), lambda at: lines[at].get("parentId", ""))
+    if left := sum(line.get("type") == "message" for at, line in enumerate(lines) if at not in path):
+        session.left_out[LEFT] += left
+    return [lines[at] for at in sorted(path)]
 
 
 def add_reply(session: ForeignSession, at: int, message: Mapping[str, Any]) -> None:
