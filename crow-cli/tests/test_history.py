@@ -305,6 +305,11 @@ async def test_task_of_a_session_starts_from_the_changes_that_were_recorded_with
     assert done.code == 0, done
     assert json.loads(done.out)["cells"][0]["state"] == "passed", done
     assert (await machine.crow("run", "-r", session["id"], "/usage")).code == 0, "the session can be continued"
+    await run_command(machine, "sessions", "delete", "-y", session["id"])
+    (file,) = machine.home.rglob("crow.db")
+    with closing(sqlite3.connect(file)) as database:
+        left = database.execute("SELECT body FROM messages WHERE kind = 'worktree'").fetchall()
+    assert not any(str(machine.project) in body for (body,) in left), "the state is deleted with its session"
 
 
 async def test_history_of_another_agent_is_imported_searched_and_asked_again(machine: "Machine"):

@@ -414,3 +414,22 @@ async def test_a_compacted_session_is_asked_again_with_the_stored_summary(stored
     assert new == old.replace('"Seen."', '"SEEN."').replace('"Seen again."', '"SEEN again."')
     assert "A summary of it all." in new, "the summary is not asked for again"
     assert (outcome["requests"], outcome["agreed"], outcome["reworded"]) == (5, 5, 2)
+
+
+async def test_live_sessions_have_a_limit_of_their_cost_together(machine: "Machine"):
+    await commit(machine, notes="buy milk\n")
+    await talk(machine, Reply("One."))
+    await talk(machine, Reply("Two."))
+    ids = await list_ids(machine)
+    for name in ("OPENAI_BASE_URL", "OPENAI_API_KEY", "CROW_MODEL"):
+        del machine.env[name]
+    async with ScriptedServer([Reply("One."), Reply("Two.")]) as server:
+        prices = "prices = { input = 1000, output = 10000, currency = 'EUR' }"
+        machine.configure(f'[models.scripted]\nbase_url = "{server.url}"\nmodel = "scripted"\n{prices}\n')
+        args = (*ids, "--tools", "live", "--at-once", "1", "--json")
+        limited = await machine.crow("reask", *args, "--max-cost", "0.001")
+        assert (limited.code, len(server.requests)) == (1, 1)
+        done = await machine.crow("reask", *args)
+        assert (done.code, len(server.requests)) == (0, 2), "what has ended is not asked again"
+    first, second = json.loads(limited.out)
+    assert (first["error"], "of 0.001 money" in second["error"]) == ("", True)

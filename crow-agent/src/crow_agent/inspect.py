@@ -49,15 +49,18 @@ def crow(mode: Literal["accept-edits", "plan", "yolo"] = "accept-edits") -> Insp
 
     async def execute(state: AgentState) -> AgentState:
         try:
-            work = asyncio.create_task(solve(state, mode))
+            asyncio.get_running_loop()
         except RuntimeError:
             raise AgentError("crow runs on asyncio only: set Inspect's async backend to asyncio.") from None
+        work = asyncio.create_task(solve(state, mode))
         try:
             await asyncio.wait([work])
         except asyncio.CancelledError:
             work.cancel()
             with CancelScope(shield=True):  # anyio cancels each further wait of this task, too
                 await asyncio.wait([work])
+            if not work.cancelled():
+                work.exception()  # marks it as retrieved
             raise
         return work.result()
 

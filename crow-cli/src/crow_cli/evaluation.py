@@ -259,6 +259,8 @@ def load_begun(database: "Database", id: str) -> "tuple[Evaluation, list[Task]]"
     from crow_agent.evaluation.tasks import load_dataset
 
     evaluation = load(database, id)
+    if by := evaluation.settings.imported:
+        raise ConfigError(f"{evaluation.id[:8]} was run by {by}, and cannot go on here.")
     tasks = {task.id: task for task in load_dataset(evaluation.dataset)}
     for name in evaluation.settings.tasks:
         if name.id not in tasks:
@@ -414,6 +416,68 @@ def list_(limit: int, as_json: bool) -> None:
         counts = [str(getattr(row, name)) for name in ("passed", "failed", "error")]
         lines.append((row.id[:8], format_time(row.created), *counts, state, Path(row.dataset).name, variants))
     print_table(("ID", "BEGUN", "PASSED", "FAILED", "ERRORS", "STATE", "DATASET", "VARIANTS"), lines)
+
+
+@evaluate.command("import")
+@click.argument("logs", metavar="LOG...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--scorer", metavar="NAME", default="", help="The only scorer that counts; by default all have to pass.")
+@click.option("--pass-at", "least", type=float, help="The least score that passes; by default 1.")
+@AS_JSON
+def import_(logs: tuple[Path, ...], scorer: str, least: float | None, as_json: bool) -> None:
+    """Import logs of Inspect (.eval, .json), each as an evaluation, with the messages of its samples as sessions.
+
+    Samples are tasks, epochs are repetitions. A sample passes if each of its scores is 1, as C, yes and true are; P is
+    0.5, and I and N are 0. A sample without a score, or with an error, is an error. A log that was imported before with
+    the same options is left as it is. If one of the logs cannot be read, none is imported.
+    """
+    try:
+        from crow_agent.evaluation.inspect_logs import read_log, store_log
+    except ModuleNotFoundError as error:
+        fail(
+            f"Inspect reads its logs, and {error.name} is not installed: uv tool install ./crow --with inspect-ai "
+            "installs both, with the path of crow's repository."
+        )
+    from crow_core.settings.config import Home, get_database_url, load_config
+    from crow_persistence.store import Store
+
+    home = Home.find(os.environ)
+    try:
+        found = [read_log(path, scorer, least) for path in logs]
+        home.data.mkdir(parents=True, exist_ok=True)
+        store = Store(get_database_url(load_config(home, os.environ), home), home.data)
+        try:
+            stored = [(log, store_log(store, log)) for log in found]
+        finally:
+            store.database.close()
+    except (ConfigError, StoreError) as error:
+        fail(escape_controls(str(error)))
+    if as_json:
+        print_json(
+            [
+                {
+                    "id": log.id,
+                    "known": log.is_known,
+                    **{
+                        state: sum(cell.state == state for cell in log.cells) for state in ("passed", "failed", "error")
+                    },
+                    "partial": log.partial,
+                    "sessions": imported.sessions,
+                    "left_out": dict(imported.left_out),
+                }
+                for log, imported in stored
+            ]
+        )
+        return
+    for log, imported in stored:
+        if log.is_known:
+            click.echo(f"{log.id[:8]} had been imported before: {escape_line(log.dataset)}")
+            continue
+        cells, sessions = len(log.cells), len(imported.sessions)
+        click.echo(f"{log.id[:8]} {escape_line(log.dataset)}: {cells:,} runs, {sessions:,} new sessions.")
+        if log.partial:
+            click.echo(f"Failed: {log.partial:,} scores above 0 that are too small to pass; --pass-at sets the least.")
+        for what, count in imported.left_out.most_common():
+            click.echo(escape_controls(f"Left out: {count:,} {what}."))
 
 
 @evaluate.command()

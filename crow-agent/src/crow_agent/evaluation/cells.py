@@ -37,6 +37,8 @@ class EvaluationSettings(Struct, kw_only=True):
     """The model that judges."""
     crow: str = ""
     """The version of crow."""
+    imported: str = ""
+    """The program that has run it, if that was not crow."""
 
     @property
     def variants(self) -> "list[Variant]":

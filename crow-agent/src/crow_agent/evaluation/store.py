@@ -1,12 +1,13 @@
 """The stored evaluations: write cells as they end, read them again."""
 
 import asyncio
+import logging
 import os
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from time import time
+from time import monotonic, time
 from typing import Any
 from uuid import uuid4
 from zlib import crc32
@@ -18,6 +19,13 @@ from crow_persistence import evaluations
 from crow_persistence.database import Database
 
 from crow_agent.evaluation.cells import Cell, EvaluationSettings, to_cell, to_row
+
+logger = logging.getLogger("crow")
+
+STORE_WAIT = 600.0
+"""Seconds for which outcomes that cannot be written wait."""
+STORE_INTERVAL = 1.0
+"""Seconds between two attempts to write them."""
 
 
 class EvaluationRunsError(StoreError):
@@ -84,6 +92,7 @@ def locked(folder: Path, id: str) -> Generator[None]:
     """
     path = folder / "evaluations.lock"
     try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
         raise StoreError(f"{path} cannot be opened: {error.strerror}.") from error
@@ -104,7 +113,7 @@ def list_stored(database: Database, limit: int) -> Sequence[Any]:
 class CellWriter:
     """Writes cells of an evaluation as they end, several together if they end while others are written.
 
-    A cell that cannot be written stays, and is written with the next one, or by `close`.
+    A cell that cannot be written, for instance as the disk is full, waits for `close`.
     """
 
     def __init__(self, database: Database, evaluation: Evaluation) -> None:
@@ -121,15 +130,25 @@ class CellWriter:
                 await self._store()
 
     async def close(self, *, ended: bool) -> None:
-        """Write what waits, and the end of the evaluation if it has `ended`. Raises StoreError."""
+        """Write what waits, and the end of the evaluation if it has `ended`.
+
+        While it cannot be written, try again for STORE_WAIT seconds, since what has ended may have cost money.
+        Raises StoreError.
+        """
+        deadline, is_told = monotonic() + STORE_WAIT, False
         async with self._writing:
-            try:
-                await self._store(ended=ended)
-            except StoreError as error:
-                if not self._waiting:
-                    raise
-                lost = len(self._waiting)
-                raise StoreError(f"{error} The outcomes of {lost} cells are lost: they are run again.") from error
+            while True:
+                try:
+                    return await self._store(ended=ended)
+                except StoreError as error:
+                    count = len(self._waiting)
+                    if not count or monotonic() > deadline:
+                        lost = f" Outcomes that are lost, so that their cells run again: {count:,}." if count else ""
+                        raise StoreError(f"{error}{lost}") from error
+                    if not is_told:
+                        logger.warning("%s Outcomes that wait for it: %d. ^C gives them up.", error, count)
+                    is_told = True
+                await asyncio.sleep(STORE_INTERVAL)
 
     async def _store(self, *, ended: bool = False) -> None:
         """Write all cells that wait in one transaction, and the end. Raises StoreError."""

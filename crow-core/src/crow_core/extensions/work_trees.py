@@ -17,9 +17,14 @@ from crow_core.worktree import WorkTree, read_worktree, to_marker
 
 logger = logging.getLogger("crow")
 
+START_DELAY = 0.3
+"""Seconds from a request that is about to be sent to the start of git: the request leaves, and the database opens,
+first."""
 ACTING_LIMIT = 2.0
 """Seconds for which a tool call that may change something, or the end of a session, waits."""
-READING_LIMIT = 30.0
+KILL_LIMIT = 1.0
+"""Seconds for the end of a git that was killed; on a disk that does not answer, it cannot end."""
+READING_LIMIT = 10.0
 """Seconds that it may take while no tool changes anything."""
 READING_KINDS = ("read", "search", "think", "fetch")
 """The kinds of tool calls that change nothing in the folder."""
@@ -43,6 +48,7 @@ class Recording:
         await asyncio.wait([self.task], timeout=ACTING_LIMIT)
         if not self.task.done():
             self.task.cancel()
+            await asyncio.wait([self.task], timeout=KILL_LIMIT)
         self.append(self.task)
 
     def append(self, task: "asyncio.Task[WorkTree | None]") -> None:
@@ -82,7 +88,8 @@ def work_trees(crow: Crow) -> None:
 
     @crow.model_call
     def begin_beside_request(session: Session, model_call: ModelCall) -> None:
-        begin(session)
+        if WANTED in session.state:
+            asyncio.get_running_loop().call_later(START_DELAY, begin, session)
 
     @crow.before_tool
     async def wait_before_acting(session: Session, tool_call: ToolCall) -> ToolResult | None:
@@ -93,5 +100,7 @@ def work_trees(crow: Crow) -> None:
 
     @crow.session_end
     async def end(session: Session) -> None:
-        if recording := session.state.get(RECORDING):
+        if not any("role" in entry for entry in session.log):
+            session.state.pop(WANTED, None)
+        if recording := begin(session):
             await recording.finish()
