@@ -378,6 +378,15 @@ async def test_opencode_keeps_images(store: Store, tmp_path: Path) -> None:
     assert [entry.get("role") for entry in log if PIXEL in str(entry.get("content"))] == ["user", "tool"]
 
 
+def test_messages_that_were_undone_in_opencode_are_left(store: Store, tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "opencode.db")) as database:
+        database.executescript((RECORDED / "opencode.sql").read_text())
+        database.execute("UPDATE session SET revert = ?", ('{"messageID":"msg_20a25c075001kNSIxbiRuw01dz"}',))
+        database.commit()
+    found = import_history(store, "opencode", tmp_path)
+    assert (found.messages, found.left_out) == (3, {LEFT: 1})
+
+
 @pytest.mark.parametrize("url", ["https://example.org/a.png", "data:image/png;base64,%%", "data:text/html;base64,QQ=="])
 def test_image_that_is_elsewhere_or_broken_is_named_only(store: Store, url: str, tmp_path: Path) -> None:
     lines = [{"type": "message", "role": "user", "content": [{"type": "input_image", "image_url": url}]}]

@@ -51,9 +51,8 @@ def import_(agent: str, path: Path | None, as_json: bool) -> None:
     if found.grown:
         click.echo(f"{len(found.grown):,} had been imported before, and got what is new.")
     if found.forks:
-        click.echo(
-            f"{len(found.forks):,} had been continued in crow, and forks got what is new: {', '.join(found.forks)}."
-        )
+        ids = ", ".join(id[:8] for id in found.forks)
+        click.echo(f"{len(found.forks):,} had been continued in crow, and forks got what is new: {ids}.")
     if found.known:
         click.echo(f"{found.known:,} had been imported before, and have nothing new.")
     for what, count in found.left_out.most_common():

@@ -13,6 +13,7 @@ from typing import Any, cast
 from crow_core.messages import decode_json
 
 from crow_persistence.histories.history import (
+    LEFT,
     ForeignSession,
     find_image,
     get_dict,
@@ -30,6 +31,8 @@ DEFAULT = ".local/share/opencode"
 """Where it keeps them, in the home folder."""
 
 Object = Mapping[str, Any]
+Stored = tuple[str, Object, Sequence[Object]]
+"""The id of a message, the message, and its parts."""
 
 
 def read(path: Path) -> Iterator[ForeignSession]:
@@ -48,11 +51,12 @@ def read_session(storage: Path, file: Path) -> Iterator[ForeignSession]:
     left_out = Counter[str]()
     stored = read_object(file, left_out)
     id = str(stored.get("id") or file.stem)
-    messages: list[tuple[Object, Sequence[Object]]] = []
+    messages: list[Stored] = []
     for each in sorted((storage / "message" / id).glob("*.json")):
         message = read_object(each, left_out)
-        parts = sorted((storage / "part" / str(message.get("id") or each.stem)).glob("*.json"))
-        messages.append((message, [read_object(part, left_out) for part in parts]))
+        name = str(message.get("id") or each.stem)
+        parts = sorted((storage / "part" / name).glob("*.json"))
+        messages.append((name, message, [read_object(part, left_out) for part in parts]))
     yield from make_session(stored, id, messages, file, left_out)
 
 
@@ -63,13 +67,14 @@ def read_database(file: Path) -> Iterator[ForeignSession]:
             prepare(database)
             for row in database.execute("SELECT * FROM session ORDER BY id").fetchall():
                 left_out = Counter[str]()
-                stored = dict(row)
+                stored: dict[str, Any] = dict(row)
+                stored["revert"] = parse(stored.get("revert") or "{}", left_out)
                 rows = database.execute("SELECT id, data FROM message WHERE session_id = ? ORDER BY id", (row["id"],))
-                messages: list[tuple[Object, Sequence[Object]]] = []
+                messages: list[Stored] = []
                 for id, data in rows.fetchall():
                     parts = database.execute("SELECT data FROM part WHERE message_id = ? ORDER BY id", (id,))
                     found = [parse(part, left_out) for (part,) in parts.fetchall()]
-                    messages.append((parse(data, left_out), found))
+                    messages.append((str(id), parse(data, left_out), found))
                 yield from make_session(stored, str(row["id"]), messages, file, left_out)
     except (sqlite3.Error, IndexError) as error:  # no database, or other columns
         raise OSError(f"{file} cannot be read as a database of opencode: {error}") from error
@@ -88,12 +93,16 @@ def parse(data: Any, left_out: Counter[str]) -> Object:
 
 
 def make_session(
-    stored: Object, id: str, messages: Sequence[tuple[Object, Sequence[Object]]], source: Path, left_out: Counter[str]
+    stored: Object, id: str, messages: Sequence[Stored], source: Path, left_out: Counter[str]
 ) -> Iterator[ForeignSession]:
     """Make a session of its messages with their parts; none if they are empty."""
     session = ForeignSession("opencode", id, source, left_out=left_out)
     session.cwd, session.title = to_line(stored.get("directory")), to_line(stored.get("title"))
-    for message, parts in messages:
+    undone = to_line(get_dict(stored, "revert").get("messageID"))
+    for id, message, parts in messages:
+        if undone and id >= undone:  # ids ascend; the messages are deleted with the next prompt
+            session.left_out[LEFT] += 1
+            continue
         at = to_time(get_dict(message, "time").get("created"))
         if message.get("role") == "user":
             own = [part for part in parts if not part.get("synthetic")]
