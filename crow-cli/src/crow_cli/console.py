@@ -15,6 +15,8 @@ from crow_core.text import CONTROL_CHARACTERS
 
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 
+NUMBER = re.compile(r"[-–]|[\d.,/]+(-[\d.,]+)?( (%|m?s|min))?")
+"""A number in a table, a fraction or an interval, perhaps with its unit."""
 MAX_OUTPUT_LINES = 12
 """Lines of a tool's output that are printed."""
 
@@ -45,7 +47,7 @@ def print_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 def pad_column(column: Sequence[str]) -> list[str]:
     """Pad cells to one width: align columns of numbers right, other columns left."""
-    are_numbers = all(re.fullmatch(r"[\d.,]+|-", cell) for cell in column[1:])
+    are_numbers = all(NUMBER.fullmatch(cell) for cell in column[1:])
     widest = max(map(display_width, column))
     gaps = (" " * (widest - display_width(cell)) for cell in column)
     return [gap + cell if are_numbers else cell + gap for cell, gap in zip(column, gaps, strict=True)]

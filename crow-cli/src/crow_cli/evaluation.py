@@ -333,31 +333,27 @@ def print_report(evaluation: "Evaluation", *, as_json: bool, page: Path | None) 
 def print_tables(report: "EvaluationReport") -> None:
     """Print the tables of a report."""
     from crow_agent.evaluation.page import format_number, format_percent, format_seconds
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
 
-    console, evaluation = Console(highlight=False), report.evaluation
+    evaluation = report.evaluation
     click.secho(escape_line(f"{evaluation.dataset}  {evaluation.id[:8]}"), bold=True)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("PROMPT", overflow="fold")
-    table.add_column("MODEL", overflow="fold")
-    for head in ("PASSED", "RATE", "95 %", "ERRORS", "TOKENS", "CACHED", "COST", "FIRST", "IN ALL"):
-        table.add_column(head, justify="right", no_wrap=True)
-    for one in report.variants:
-        table.add_row(
-            *map(escape_line, (one.prompt, one.model)),
+    heads = ("PROMPT", "MODEL", "PASSED", "RATE", "95 %", "TOKENS", "FIRST", "IN ALL", "CACHED", "COST", "ERRORS")
+    rows = [
+        (
+            one.prompt,
+            one.model,
             f"{one.passed}/{one.runs}",
             format_percent(one.rate),
             f"{format_percent(one.interval.low)}-{format_percent(one.interval.high)}".replace(" %-", "-"),
-            str(one.errors or ""),
             format_number(one.input + one.output),
-            format_percent(one.cached_share),
-            " ".join(filter(None, [format_number(one.cost), one.currency])),
             format_seconds(one.first),
             format_seconds(one.total),
+            format_percent(one.cached_share),
+            " ".join(filter(None, [format_number(one.cost), one.currency])),
+            str(one.errors),
         )
-    console.print(table)
+        for one in report.variants
+    ]
+    print_table(heads, rows)
     later = [f"pass@{k} {format_percent(rate)}" for one in report.variants for k, rate in one.pass_at.items() if k > 1]
     if later:
         click.echo(f"{', '.join(later)}, in the order above")
