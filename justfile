@@ -27,6 +27,10 @@ check-systems:
 systems *args:
     CROW_TEST_SYSTEM=threads,psutil,paths uv run pytest {{args}}
 
+# the tests of the tools in a folder that ignores case, such as `lowntfs-3g -o ignore_case,permissions IMAGE FOLDER` mounts
+caseless folder:
+    uv run pytest --basetemp={{folder}}/tests crow-mcp-server/tests crow-core/tests/test_undo.py
+
 # the tests but the slow ones (--slow runs them, too); arguments go to pytest
 test *args:
     uv run pytest {{args}}

@@ -1047,3 +1047,14 @@ async def test_edit_of_a_file_that_a_program_holds_changes_nothing_and_says_so(t
     assert error == "str_replace a.txt: another program has it open. Nothing was changed."
     assert [each.name for each in folder.iterdir()] == ["a.txt"]
     assert (folder / "a.txt").read_text() == "one\n"
+
+
+async def test_two_cases_of_a_name_are_one_file_where_the_folder_ignores_case(tools, folder):
+    (folder / "Notes.txt").write_text("one\n")
+    if not (folder / "nOTES.tXT").exists():
+        pytest.skip("This folder does not ignore case; `just caseless FOLDER` runs this in one that does.")
+    assert "exists" in await tools.get_edit_error("create", "NOTES.txt", file_text="lost\n")
+    await tools.edit("str_replace", "notes.TXT", old_str="one", new_str="two")
+    assert [each.read_text() for each in folder.iterdir()] == ["two\n"]
+    await tools.edit("undo_edit", "notes.TXT")
+    assert [each.read_text() for each in folder.iterdir()] == ["one\n"]
