@@ -1055,6 +1055,6 @@ async def test_two_cases_of_a_name_are_one_file_where_the_folder_ignores_case(to
         pytest.skip("This folder does not ignore case; `just caseless FOLDER` runs this in one that does.")
     assert "exists" in await tools.get_edit_error("create", "NOTES.txt", file_text="lost\n")
     await tools.edit("str_replace", "notes.TXT", old_str="one", new_str="two")
-    assert [each.read_text() for each in folder.iterdir()] == ["two\n"]
+    assert ((folder / "notes.TXT").read_text(), len([*folder.iterdir()])) == ("two\n", 1)
     await tools.edit("undo_edit", "notes.TXT")
-    assert [each.read_text() for each in folder.iterdir()] == ["one\n"]
+    assert ((folder / "notes.TXT").read_text(), len([*folder.iterdir()])) == ("one\n", 1)
