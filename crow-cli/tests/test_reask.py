@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import sqlite3
 import subprocess
 from contextlib import closing
@@ -414,6 +415,32 @@ async def test_a_compacted_session_is_asked_again_with_the_stored_summary(stored
     assert new == old.replace('"Seen."', '"SEEN."').replace('"Seen again."', '"SEEN again."')
     assert "A summary of it all." in new, "the summary is not asked for again"
     assert (outcome["requests"], outcome["agreed"], outcome["reworded"]) == (5, 5, 2)
+
+
+async def test_live_tools_keep_out_of_the_folder_by_a_link_that_led_to_it(machine: "Machine"):
+    (real := machine.home / "real" / "inner").mkdir(parents=True)
+    machine.project.rmdir()
+    machine.project.symlink_to(real.parent)
+    await commit(machine, notes="buy milk\n")
+    (real / "a").write_text("a\n")
+    machine.project /= "inner"
+    replies = [Reply(tool_calls=[edit(machine.project / "made", "x\n")]), Reply("Done.")]
+    await talk(machine, *replies)
+    (id,) = await list_ids(machine)
+    (real / "made").unlink()
+
+    async def answer(request: dict[str, Any]) -> Reply:
+        copy = Path(re.findall(r"/\S*crow-reask-\S*?/real/inner", json.dumps(request["messages"][0]))[0])
+        calls = [edit(copy / "made", "x\n")], [edit(machine.project / "made", "y\n"), edit(real / "made", "z\n")]
+        steps = sum(message["role"] == "assistant" for message in request["messages"])
+        return Reply(tool_calls=calls[steps]) if steps < 2 else Reply("Done.")
+
+    async with ScriptedServer(answer) as server:
+        (outcome,) = await reask(machine, server, id, "--tools", "live", "--mode", "yolo")
+    results = [message["content"] for message in server.requests[-1]["messages"] if message["role"] == "tool"]
+    assert ["Not run" in result for result in results] == [False, True, True], results
+    assert is_gone(f"{real}/made")
+    assert outcome["went_on"] == 2
 
 
 async def test_live_sessions_have_a_limit_of_their_cost_together(machine: "Machine"):

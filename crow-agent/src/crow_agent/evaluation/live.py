@@ -5,6 +5,7 @@ tools with the same arguments as the stored ones, they agree; the session goes o
 """
 
 import asyncio
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -163,7 +164,7 @@ async def ask_in(
         if prompt:
             crow.use(replace_prompts, prompts={"system": prompt})
         crow.use(measure, meter=meter)
-        crow.use(keep_out, original=tree.top, copy=str(top))
+        crow.use(keep_out, originals=find_paths(stored, tree), copy=str(top))
         set_parameters(crow, changes.sampling)
 
         @crow.session_start
@@ -173,7 +174,7 @@ async def ask_in(
                 session.log.append({"crow": dict(notes)})
                 session.log.title = f"Asked again: {stored.title}" if stored.title else ""
 
-    to_copy = partial(replace_path, tree.top, str(top))
+    to_copy = partial(replace_paths, find_paths(stored, tree), str(top))
     async with Agent(model, mode=settings.mode, extensions=[use], budget=settings.budget, env=settings.env) as agent:
         session = await agent.make_session(id, cwd)
         counts = meter.counts[id] = SessionCounts(Limits(requests=settings.max_requests))
@@ -191,14 +192,28 @@ async def ask_in(
             await session.close()
 
 
-def keep_out(crow: Crow, *, original: str, copy: str) -> None:
+def find_paths(stored: StoredSession, tree: WorkTree) -> list[str]:
+    """Return the paths of the top folder of a session: that of git, and the one that the session used, which may lead
+    there by a link."""
+    used = stored.cwd.removesuffix(f"/{tree.folder}") if tree.folder else stored.cwd
+    return list(dict.fromkeys([tree.top, used]))
+
+
+def keep_out(crow: Crow, *, originals: Sequence[str], copy: str) -> None:
     """Refuse tool calls that name the original folder, in every mode."""
 
     @crow.before_tool
     def refuse(session: Session, tool_call: ToolCall) -> ToolResult | None:
         found: list[str] = []
-        map_values(tool_call.arguments, lambda text: replace_path(original, "", text) != text and found.append(text))
-        return ToolResult.error(OTHER_FOLDER.format(original, copy)) if found else None
+        map_values(tool_call.arguments, lambda text: leads_to(originals, text) and found.append(text))
+        return ToolResult.error(OTHER_FOLDER.format(originals[0], copy)) if found else None
+
+
+def leads_to(originals: Sequence[str], text: str) -> bool:
+    """Whether a text has one of these paths in it, or is a path that leads there by links."""
+    if replace_paths(originals, "", text) != text:
+        return True
+    return os.path.isabs(text) and "\0" not in text and Path(os.path.realpath(text)).is_relative_to(originals[0])
 
 
 def set_parameters(crow: Crow, sampling: Mapping[str, Any]) -> None:
@@ -209,9 +224,11 @@ def set_parameters(crow: Crow, sampling: Mapping[str, Any]) -> None:
             model.parameters = {name: value for name, value in given.items() if value is not None}
 
 
-def replace_path(old: str, new: str, text: str) -> str:
-    """Replace a folder's path in a text, but not where it is the beginning of another name."""
-    return re.sub(rf"(?<![\w.-]){re.escape(old)}(?![\w-])", lambda _: new, text)
+def replace_paths(old: Sequence[str], new: str, text: str) -> str:
+    """Replace the paths of a folder in a text, but not where they are the beginning of another name."""
+    for path in old:
+        text = re.sub(rf"(?<![\w.-]){re.escape(path)}(?![\w-])", lambda _: new, text)
+    return text
 
 
 def map_texts(blocks: Sequence[ContentBlock], change: Callable[[str], str]) -> list[ContentBlock]:
@@ -259,8 +276,9 @@ def read_outcome(
     for number in range(max(len(old), len(new))):
         nothing: tuple[int, Message] = (0, {"role": "assistant", "content": ""})
         turn, was = old[number] if number < len(old) else nothing
+        was = change_arguments(was, partial(replace_paths, find_paths(stored, tree), tree.top))
         turn_now, reply = new[number] if number < len(new) else nothing
-        now = change_arguments(reply, partial(replace_path, copy, tree.top)) if copy else reply
+        now = change_arguments(reply, partial(replace_paths, [copy], tree.top)) if copy else reply
         if turn != turn_now or match_calls(was, now) is None:
             if number < len(new):
                 outcome.departure = Departure(number + 1, strip(was), strip(now))
