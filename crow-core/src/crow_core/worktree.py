@@ -109,7 +109,7 @@ async def read_worktree(folder: str) -> WorkTree | None:
 
     A state that cannot be read has a `fault`. Cancelling it ends git.
     """
-    if not await asyncio.to_thread(is_in_repository, folder):
+    if not is_in_repository(folder):
         return None
     environment = make_environment()
     try:

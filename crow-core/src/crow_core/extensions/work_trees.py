@@ -13,7 +13,7 @@ from crow_core.mcp.tool import ToolCall
 from crow_core.messages import Message
 from crow_core.models.chat import ModelCall
 from crow_core.session import Session
-from crow_core.worktree import WorkTree, read_worktree, to_marker
+from crow_core.worktree import WorkTree, is_in_repository, read_worktree, to_marker
 
 logger = logging.getLogger("crow")
 
@@ -82,7 +82,7 @@ def work_trees(crow: Crow) -> None:
 
     def begin(session: Session) -> Recording | None:
         """Return the recording of a session, which begins if it is wanted."""
-        if session.state.pop(WANTED, False):
+        if session.state.pop(WANTED, False) and is_in_repository(session.cwd):  # else a task would be too much
             session.state[RECORDING] = Recording(session)
         return session.state.get(RECORDING)
 
