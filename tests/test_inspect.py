@@ -42,13 +42,13 @@ def answer(request: dict[str, Any]) -> Reply | Failure:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What `inspect eval` has left."""
+    """The results of a run of `inspect eval`: its output, its logs, and the requests that it made."""
 
     output: str
     logs: dict[str, Any]
     """The logs by the names of their tasks."""
     requests: list[dict[str, Any]]
-    """What the endpoint was asked."""
+    """The bodies of the requests to the endpoint."""
     database: Path
     paths: list[Path]
     """The files of the logs."""

@@ -116,7 +116,7 @@ class BridgedModel:
         yield {"sent": {**body, "model": self.name}}
         try:
             completion = await self._client.post("/chat/completions", body=body, cast_to=ChatCompletion)
-        except Exception as error:
+        except Exception as error:  # whatever Inspect raises, such as a limit, is raised again when the turn has ended
             self.fault = error
             raise EndTurn("max_turn_requests", f"Inspect ended the turn: {error}") from error
         self.fault = None  # that of a sub-agent, which its session was told

@@ -74,7 +74,7 @@ class WorkTree(Struct, omit_defaults=True):
     branch: str = ""
     """The branch that is checked out; empty if none is."""
     changes: list[ChangedPath] = []
-    """What differs from the commit, except for ignored files."""
+    """The paths that differ from the commit, without ignored files."""
     staged: list[str] = []
     """Those of its paths that the index has, too."""
     fault: str = ""
@@ -134,7 +134,7 @@ async def read_worktree(folder: str) -> WorkTree | None:
 
 
 def is_in_repository(folder: str) -> bool:
-    """Whether the folder, or one above it, has a `.git`. Then git may still find no repository there."""
+    """Return whether a folder, or one above it, has a `.git`; git may still find no repository there."""
     here = Path(os.path.abspath(folder))
     return any(os.path.lexists(each / ".git") for each in (here, *here.parents))
 
@@ -160,7 +160,7 @@ def switch_off_filters(settings: Collection[str], environment: Mapping[str, str]
 
 
 async def is_ignored(folder: str, environment: Mapping[str, str]) -> bool:
-    """Whether git ignores a folder of a work tree."""
+    """Return whether git ignores a folder of a work tree."""
     try:
         await ask(["git", "check-ignore", "--quiet", "."], folder, environment)
     except OSError:

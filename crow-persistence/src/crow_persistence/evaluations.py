@@ -39,7 +39,7 @@ def store_cells(connection: Connection, number: int, rows: Iterable[Mapping[str,
     )
     errors: list[int] = []
     for row in connection.execute(stored).all():
-        key = (row.task, row.variant, row.repetition)
+        key = tuple(getattr(row, name) for name in CELL_KEY)
         if key in new and row.state == "error":
             errors.append(row.number)
         elif key in new:

@@ -55,7 +55,7 @@ OTHER_FOLDER = (
 
 @dataclass(frozen=True)
 class LiveSettings:
-    """What holds for all sessions that are asked again with tools."""
+    """The settings of `crow reask --tools live`, the same for all its sessions."""
 
     changes: Changes
     mode: Any
@@ -210,7 +210,7 @@ def keep_out(crow: Crow, *, originals: Sequence[str], copy: str) -> None:
 
 
 def leads_to(originals: Sequence[str], text: str) -> bool:
-    """Whether a text has one of these paths in it, or is a path that leads there by links."""
+    """Return whether a text contains one of the original paths, or is a path that leads to the first by links."""
     if replace_paths(originals, "", text) != text:
         return True
     return os.path.isabs(text) and "\0" not in text and Path(os.path.realpath(text)).is_relative_to(originals[0])

@@ -130,7 +130,7 @@ def path_from_root(session: Session, path: str) -> str:
 
 
 def is_inside(session: Session, path: str, folders: Sequence[str], *, ignore_case: bool = False) -> bool:
-    """Whether a path leads into one of these folders. What forbids something has to `ignore_case`."""
+    """Return whether a path leads into one of these folders. Callers that deny or ask pass `ignore_case`."""
     full = resolve(session, path)
     return any(is_below(full, folder, ignore_case=ignore_case) for folder in map(os.path.realpath, folders))
 

@@ -9,7 +9,7 @@ HELD = (5, 32, 33)
 HELD_TIMEOUT = 0.5
 """Seconds to wait for the other program: a search for viruses, an index, a backup."""
 HELD_INTERVAL = 0.02
-"""Seconds between two attempts."""
+"""Seconds between two attempts. Only Windows makes a second one; no other system refuses to replace an open file."""
 
 
 def replace_file(new: str | os.PathLike[str], file: str | os.PathLike[str]) -> None:
