@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 from crow_core import log as log_module
+from crow_core.acp.connection import RpcError
 from crow_core.app import Crow
+from crow_core.errors import StoreError
 from crow_core.masking import MASK
 from crow_core.messages import Delta, Message
 from crow_core.models.chat import ModelRequest
@@ -18,6 +20,7 @@ from crow_core.models.reply import ReplyBuilder
 from crow_core.session import Session
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
 from crow_persistence import commits, loader
+from crow_persistence.commits import GroupCommit
 from crow_persistence.database import Database
 from crow_persistence.extension import persistence
 from crow_persistence.store import Store
@@ -25,7 +28,7 @@ from crow_persistence.tables import draft_parts, drafts
 from crow_persistence.writes import SessionWrite
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sqlalchemy import Engine, ExceptionContext, create_engine, event, func, select
+from sqlalchemy import Engine, create_engine, event, func, select
 
 pytestmark = pytest.mark.anyio
 
@@ -105,21 +108,6 @@ def record_texts() -> Generator[list[str]]:
         event.remove(Engine, "before_cursor_execute", note)
 
 
-@contextmanager
-def record_failures() -> Generator[list[str]]:
-    """Collect the statements that fail."""
-    failed: list[str] = []
-
-    def note(context: ExceptionContext) -> None:
-        failed.append(context.statement or "")
-
-    event.listen(Engine, "handle_error", note)
-    try:
-        yield failed
-    finally:
-        event.remove(Engine, "handle_error", note)
-
-
 async def test_each_text_of_a_streaming_reply_is_written_once(database: Database):
     text = ""
     async with dictate(database) as say:
@@ -168,26 +156,64 @@ def execute(database: Database, statements: dict[str, list[str]]) -> None:
 
 
 async def test_parts_that_could_not_be_written_are_written_with_the_next_ones(database: Database):
-    async with dictate(database) as say:
-        await say("Once")
+    url = database.url.render_as_string(hide_password=False)
+    commits = GroupCommit(url, database.folder, lambda session: ())
+    session, reply = await make_session(), ReplyBuilder()
+
+    async def write(text: str) -> None:
+        reply.add({"content": text})
+        part = reply.take_part()
+        part.setdefault("crow", {})["id"] = "1"
+        commits.add(session).parts.append(part)
+        await commits.flush(session)
+
+    await write("Once")
+    execute(database, FAULT)
+    with pytest.raises(StoreError, match="the disk is full"):
+        await write(" upon")
+    assert read_texts(database)["content"] == "Once"
+    execute(database, MEND)
+    await write(" a time")
+    assert read_texts(database)["content"] == "Once upon a time"
+    await commits.close()
+
+
+async def test_turn_ends_whose_parts_cannot_be_written_and_what_was_shown_is_stored(database: Database):
+    """Nothing goes on to be shown that a crash would lose. The reply itself is not written to the table at fault."""
+    url, model = database.url.render_as_string(hide_password=False), DictatedModel()
+    crow = Crow(model).use(persistence, url=url, folder=database.folder)
+    async with connect(crow) as editor:
+        id = (await editor.new_session("/")).session_id
+        turn = asyncio.ensure_future(editor.prompt(id, "hi"))
+        model.says.put_nowait("Once")
         await wait_for_draft(database, "Once")
         execute(database, FAULT)
-        with record_failures() as failed:
-            await say(" upon")
-            while not failed:
-                await asyncio.sleep(0.001)
-        execute(database, MEND)
-        await say(" a time")
-        await wait_for_draft(database, "Once upon a time")
+        while not turn.done():
+            model.says.put_nowait(" upon")
+            await asyncio.sleep(0.001)
+        with pytest.raises(RpcError, match="cannot be stored"):
+            await turn
+        shown = editor.text
+    store = Store(url, database.folder)
+    row = store.acquire(id)
+    assert row is not None
+    assert str(store.load(row).log[-1].get("content")).startswith(shown)
+    store.database.close()
 
 
-async def open_store(folder: str) -> tuple[Store, Session]:
-    """Return a store, and a session with one message in it."""
+async def make_session() -> Session:
+    """Return a session with one message in it."""
     crow = Crow(ScriptedModel([Reply("Hello.")]))
     editor: Editor
     async with connect(crow) as editor:
         await editor.prompt((await editor.new_session("/")).session_id, "hi")
         (session,) = crow.sessions.values()
+    return session
+
+
+async def open_store(folder: str) -> tuple[Store, Session]:
+    """Return a store, and a session with one message in it."""
+    session = await make_session()
     store = Store(f"sqlite:///{folder}/crow.db", Path(folder))
     store.write_sessions([SessionWrite(session, entries=len(session.log))])
     return store, session
