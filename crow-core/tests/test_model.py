@@ -239,6 +239,24 @@ async def test_connection_is_reused_for_the_next_request(make: Make, monkeypatch
     assert len(connections) == 1
 
 
+async def test_connections_of_many_requests_at_once_are_all_reused(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "END_TIMEOUT", 30)
+    together = asyncio.Barrier(30)
+
+    async def answer(request: object) -> Reply:
+        await together.wait()
+        return Reply("Hello.")
+
+    async with ScriptedServer(answer) as server, count_connections(server.url) as (url, connections):
+        model = make(url)
+        for _ in range(3):
+            await asyncio.gather(*(run_call(model) for _ in range(30)))
+        await model.close()
+        if model.client is not None:
+            await model.client.close()
+    assert len(connections) == 30
+
+
 @asynccontextmanager
 async def serve_without_end(body: bytes) -> AsyncGenerator[str]:
     """Serve a body without ever ending the response."""

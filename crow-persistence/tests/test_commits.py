@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import pytest
 from crow_core.acp.connection import RpcError
-from crow_core.acp.schema import SetSessionModeRequest
+from crow_core.acp.schema import CloseSessionRequest, SetSessionModeRequest
 from crow_core.app import Crow
 from crow_core.errors import StoreError
 from crow_core.extensions.permissions import permissions
@@ -224,6 +224,23 @@ async def test_prompts_of_many_sessions_share_commits(database: Database):
         for id in opened:
             record = load_session(connection, find_session(connection, id))
             assert [entry["role"] for entry in record.log if "role" in entry] == ["user", "assistant"]
+
+
+async def test_sessions_that_are_closed_together_share_commits_and_are_all_released(database: Database):
+    def count_leases() -> int:
+        with database.begin_read() as connection:
+            held = select(func.count()).select_from(sessions).where(sessions.c.owner.is_not(None))
+            return connection.execute(held).scalar_one()
+
+    async with connect(app(database, ScriptedModel(lambda request: Reply("Hello.")))) as editor:
+        opened = [(await editor.new_session("/")).session_id for _ in range(50)]
+        await asyncio.gather(*(editor.prompt(id, "hi") for id in opened))
+        assert count_leases() == 50
+        with count_commits(database) as found:
+            closing_all = (CloseSessionRequest(session_id=id) for id in opened)
+            await asyncio.gather(*(editor.request("session/close", each) for each in closing_all))
+        assert 1 <= len(found) < 50
+        assert count_leases() == 0
 
 
 async def test_a_session_that_breaks_fails_alone(database: Database):

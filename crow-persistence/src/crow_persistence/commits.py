@@ -1,6 +1,7 @@
 """Group commit: gather what all sessions of a process have to write, and commit it together."""
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -52,6 +53,8 @@ class GroupCommit:
         self._failing: set[str] = set()
         """Sessions with a write that failed since their last prompt. Their turn is ending: further writes wait only
         briefly for locks."""
+        self._closed = deque[str]()
+        """Closed sessions whose leases are still to be released."""
         self._commits: asyncio.Task[None] | None = None
         """Commits as long as somebody waits."""
         self._timer: asyncio.TimerHandle | None = None
@@ -170,7 +173,13 @@ class GroupCommit:
             self._gathered.pop(session.id, None)
             self._errors.pop(session.id, None)
             self._failing.discard(session.id)
-            await self.write(lambda store: store.release(session.id))
+            self._closed.append(session.id)
+            await self.write(self._release)
+
+    def _release(self, store: "Store") -> None:
+        """Release the leases of all sessions that were closed until now, in the writer thread: the first of several
+        such tasks, in one transaction, for the others too. A lease that cannot be released expires."""
+        store.release([self._closed.popleft() for _ in range(len(self._closed))])
 
     async def write(self, task: "Callable[[Store], T]") -> T:
         """Run a task in the writer thread, after all earlier ones."""
@@ -185,7 +194,7 @@ class GroupCommit:
         except asyncio.CancelledError:
             await asyncio.wait([writing])
             if writing.exception() is None:
-                await self.write(lambda store: store.release(id))
+                await self.write(lambda store: store.release([id]))
             raise
 
     async def read(self, task: "Callable[[Store], T]") -> T:

@@ -81,7 +81,7 @@ def persistence(
             commits.start_heartbeat()
             return await commits.read(lambda store: store.load(row))
         except BaseException:
-            await commits.write(lambda store: store.release(id))
+            await commits.write(lambda store: store.release([id]))
             raise
 
     @crow.fork_session

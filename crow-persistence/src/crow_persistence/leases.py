@@ -96,9 +96,9 @@ def acquire(connection: Connection, session: "Row[Any]", owner: str) -> None:
     connection.execute(update(sessions).where(its).values(owner=owner, beat=DatabaseClock()))
 
 
-def release(connection: Connection, owner: str, id: str) -> None:
-    """Release an owner's lease of a session."""
-    its = (sessions.c.id == id) & (sessions.c.owner == owner)
+def release(connection: Connection, owner: str, ids: Collection[str]) -> None:
+    """Release an owner's leases of these sessions."""
+    its = sessions.c.id.in_(ids) & (sessions.c.owner == owner)
     connection.execute(update(sessions).where(its).values(owner=None, beat=None))
 
 

@@ -42,6 +42,17 @@ def store_version(connection: Connection, name: str, template: str, at: int) -> 
     return id
 
 
+def store_versions(connection: Connection, templates: Sequence[Prompt], at: int) -> None:
+    """Store versions of several prompts, those that are new."""
+    versions = {(clean_text(prompt.name), digest(clean_text(prompt.template))): prompt for prompt in templates}
+    names, hashes = ({key[at] for key in versions} for at in (0, 1))
+    found = select(prompts.c.name, prompts.c.hash).where(prompts.c.name.in_(names), prompts.c.hash.in_(hashes))
+    known = {(row.name, row.hash) for row in connection.execute(found)}
+    for version, prompt in versions.items():
+        if version not in known:
+            store_version(connection, prompt.name, prompt.template, at)
+
+
 def add_render(batch: Batch, row: int, number: int, marker: Message, at: int) -> None:
     """Add a render to a batch, and store the version of its prompt. Its marker is the `messages` row `row` of the
     session `number`."""

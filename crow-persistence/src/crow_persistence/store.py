@@ -271,12 +271,12 @@ class Store:
         with self.database.begin_write() as connection:
             forks.delete(connection, id, self.owner)
 
-    def release(self, id: str) -> None:
-        """Release the lease of a session."""
-        if id in self.open_ids:
-            self.open_ids.discard(id)
+    def release(self, ids: Collection[str]) -> None:
+        """Release the leases of sessions."""
+        if ids := self.open_ids.intersection(ids):
+            self.open_ids -= ids
             with self.database.begin_write() as connection:
-                leases.release(connection, self.owner, id)
+                leases.release(connection, self.owner, ids)
 
     def send_heartbeat(self) -> None:
         """Renew the leases of this owner's open sessions."""

@@ -136,8 +136,7 @@ def change_session(connection: Connection, row: "Row[Any]", change: SessionChang
 def insert_session(connection: Connection, progress: Progress, session: Session, now: int, *, created: int) -> int:
     """Insert the row of a new session, and its prompts. Return the session's number."""
     progress.has_draft, progress.cwd = False, clean_text(session.cwd)
-    for prompt in session.prompts.templates.values():
-        prompts.store_version(connection, prompt.name, prompt.template, now)
+    prompts.store_versions(connection, [*session.prompts.templates.values()], now)
     row = {
         "id": clean_text(session.id),
         "cwd": progress.cwd,

@@ -173,11 +173,12 @@ async def run_together(work: Iterable[Any]) -> None:
 
 def plan_cells(settings: EvaluationSettings) -> list[Cell]:
     """List the cells of an evaluation, so that each task is run by all variants before any is repeated."""
+    variants = settings.variants
     return [
         Cell(task=task.id, variant=variant.number, repetition=repetition)
         for repetition in range(1, settings.repeat + 1)
         for task in settings.tasks
-        for variant in settings.variants
+        for variant in variants
     ]
 
 

@@ -22,6 +22,8 @@ from crow_agent.evaluation.cells import Cell, EvaluationSettings, to_cell, to_ro
 
 logger = logging.getLogger("crow")
 
+GATHER_TIME = 0.05
+"""Seconds for which outcomes are gathered before they are written."""
 STORE_WAIT = 600.0
 """Seconds for which outcomes that cannot be written wait."""
 STORE_INTERVAL = 1.0
@@ -127,6 +129,7 @@ class CellWriter:
         self._waiting.append(cell)
         async with self._writing:
             if cell in self._waiting:
+                await asyncio.sleep(GATHER_TIME)
                 await self._store()
 
     async def close(self, *, ended: bool) -> None:

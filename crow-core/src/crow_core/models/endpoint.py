@@ -19,6 +19,8 @@ LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "::1", "0.0.0.0"})
 
 CONNECT_TIMEOUT = 10.0
 """Seconds that it may take to connect."""
+MAX_CONNECTIONS = 100
+"""Connections to one endpoint at a time, and those that are kept for further requests."""
 
 
 @dataclass(eq=False)
@@ -105,6 +107,8 @@ def create_http_client(
         verify=httpx2.create_ssl_context()
         if base_url.lower().startswith("https:")
         else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
+        # A connection is kept for the next request also where many sessions are at work; httpx2 keeps 20 of 100.
+        limits=httpx2.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_CONNECTIONS),
         trust_env=not is_local(base_url),
         transport=transport,
     )
