@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import PurePath
 from typing import Any, Protocol, TypeAlias
 
 from msgspec import UNSET, Struct, UnsetType
@@ -879,9 +880,12 @@ def check_id(id: str) -> str:
 
 
 def check_folder(path: str) -> str:
-    """Return the path if it is absolute and a folder. Raises RpcError."""
-    if not os.path.isabs(path):
+    """Return the path if it is absolute and a folder. Raises RpcError.
+
+    On Windows, a path without a drive, as "/", is on that of this process.
+    """
+    if not PurePath(path).root:
         raise RpcError(INVALID_PARAMS, "Not an absolute path", details=f"{path!r} is not an absolute path.")
     if not os.path.isdir(path):
         raise RpcError(INVALID_PARAMS, "No such folder", details=f"The folder {path!r} does not exist.")
-    return path
+    return path if PurePath(path).is_absolute() else os.path.abspath(path)
