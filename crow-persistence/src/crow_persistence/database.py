@@ -237,7 +237,7 @@ class Database:
             try:
                 self._create_file(self.file)
             except StoreError:
-                if writes or not os.access(self.file, os.R_OK, effective_ids=True):
+                if writes or not may(os.R_OK, self.file):
                     raise
                 return self._open_read_only(self.file)
         try:
@@ -299,11 +299,9 @@ class Database:
             file.parent.mkdir(0o700, parents=True, exist_ok=True)
             with suppress(FileExistsError):  # not opened here: closing it would drop SQLite's locks
                 os.close(os.open(file, os.O_CREAT | os.O_EXCL, 0o600))
-            if not os.access(
-                file, os.R_OK | os.W_OK, effective_ids=True
-            ):  # SQLite would give its journal the same mode
+            if not may(os.R_OK | os.W_OK, file):  # SQLite would give its journal the same mode
                 raise PermissionError(EACCES, "it is closed to you")
-            if not os.access(file.parent, os.W_OK, effective_ids=True):
+            if not may(os.W_OK, file.parent):
                 raise PermissionError(EACCES, "its folder is closed to you")
             if file.stat().st_mode & 0o077:
                 file.chmod(file.stat().st_mode & 0o700)
@@ -518,6 +516,11 @@ def has_content(file: Path) -> bool:
 def lock_file(file: Path) -> Path:
     """Return the path of the file that the writers of a SQLite file lock."""
     return file.with_name(f"{file.name}-lock")
+
+
+def may(mode: int, file: Path) -> bool:
+    """Test whether this process may use a file as `os.access` names it, with its effective user where there is one."""
+    return os.access(file, mode, effective_ids=os.access in os.supports_effective_ids)
 
 
 def file_identity(file: Path) -> tuple[int, int] | None:
