@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import crow_core.system as system
 from crow_core.acp.transports import Transport, memory_pair
 from crow_core.agent_process import start_agent_process
 from crow_core.errors import ConfigError, ModelError, StoreError
@@ -80,7 +81,7 @@ async def connect_command(
 ) -> AsyncGenerator[AgentConnection]:
     """Start an agent's process, and end it and all processes below it at the end. Raises AgentLost."""
     try:
-        words = shlex.split(command) if isinstance(command, str) else list(command)
+        words = system.split_command(command) if isinstance(command, str) else list(command)
     except ValueError as error:
         raise AgentLost(f"{command} cannot be started: {error}.", agent=str(command)) from error
     name = shlex.join(words)

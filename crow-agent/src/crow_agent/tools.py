@@ -2,13 +2,13 @@
 
 import asyncio
 import inspect
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from functools import wraps
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar, get_args, get_origin, get_type_hints, overload
 
+import crow_core.system as system
 import msgspec
 
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ def to_given_servers(servers: Mapping[str, McpServer]) -> dict[str, Any]:
             if isinstance(server, str) and server.startswith(("http://", "https://")):
                 server = {"url": server}
             elif isinstance(server, str):
-                server = shlex.split(server)
+                server = system.split_command(server)
             if isinstance(server, Sequence):
                 server = {"command": server[0], "args": [*server[1:]]}
             if isinstance(server, Mapping):

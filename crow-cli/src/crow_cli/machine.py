@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+import crow_core.system as system
 from crow_core.errors import ConfigError, StoreError
 from crow_core.models.quirks import find_quirks
 from crow_core.settings.config import (
@@ -104,16 +105,15 @@ def check_programs(machine: Machine) -> Iterator[tuple[Verdict, str]]:
         yield "ok", f"git: {git}."
     else:
         yield "no", "There is no git on PATH. Install it: without it, crow knows nothing of branches and changes."
-    beside = Path(sys.executable).with_name("rg")
-    if rg := shutil.which("rg", path=path) or (str(beside) if beside.is_file() else None):
+    if rg := shutil.which("rg", path=path) or shutil.which(str(Path(sys.executable).with_name("rg"))):
         yield "ok", f"ripgrep: {rg}."
     else:
         yield "no", "There is no ripgrep (rg), which searches files. Install crow again, or ripgrep."
-    shell = shutil.which("bash", path=path)
-    if shell is None:
-        yield "no", "There is no bash on PATH, which runs the model's commands. Install it."
+    shell = "powershell" if system.WINDOWS else "bash"
+    if found := shutil.which(shell, path=path):
+        yield "ok", f"{shell}: {found}."
     else:
-        yield "ok", f"bash: {shell}."
+        yield "no", f"There is no {shell} on PATH, which runs the model's commands. Install it."
     if (login := machine.env.get("SHELL")) and not os.access(login, os.X_OK):
         yield "partly", f"SHELL={login} is no program. Set SHELL to your shell."
 
@@ -303,10 +303,11 @@ def check_path(machine: Machine) -> Iterator[tuple[Verdict, str]]:
 
 def check_locale(machine: Machine) -> Iterator[tuple[Verdict, str]]:
     encoding = codecs.lookup(locale.getencoding()).name
-    if encoding != "utf-8" and not sys.flags.utf8_mode:
+    if encoding != "utf-8" and not sys.flags.utf8_mode and not system.WINDOWS:  # there, it is always a code page
         yield "partly", f"The locale's encoding is {encoding}: text may be garbled. Set LANG=C.UTF-8."
     elif sys.stdout is not None and codecs.lookup(sys.stdout.encoding or "ascii").name != "utf-8":
-        yield "partly", f"Output is encoded as {sys.stdout.encoding}. Unset PYTHONIOENCODING."
+        advice = "Set PYTHONUTF8=1" if system.WINDOWS else "Unset PYTHONIOENCODING"
+        yield "partly", f"Output is encoded as {sys.stdout.encoding}. {advice}."
     else:
         yield "ok", "Text is UTF-8."
 

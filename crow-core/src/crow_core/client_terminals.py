@@ -97,11 +97,12 @@ class ClientTerminals:
 
     async def create(self, request: CreateTerminalRequest) -> CreateTerminalResponse:
         """Run a command. Raises RpcError if it cannot start."""
+        env = {**self.env, **{variable.name: variable.value for variable in request.env}}
         try:
             process = await asyncio.create_subprocess_exec(
-                request.command,
+                system.find_program(request.command, env),
                 *request.args,
-                env={**self.env, **{variable.name: variable.value for variable in request.env}},
+                env=env,
                 cwd=request.cwd or None,
                 stdin=DEVNULL,
                 stdout=PIPE,

@@ -1,13 +1,13 @@
 """Let the built-in tools use the client's files, including unsaved changes, and its terminals."""
 
 import asyncio
-import shutil
 from collections.abc import Awaitable, Mapping
 from contextlib import suppress
 from typing import Any, NotRequired, TypedDict, TypeVar
 
 from msgspec import Struct
 
+import crow_core.system as system
 from crow_core.acp.connection import ConnectionClosed, RpcError
 from crow_core.acp.schema import (
     BlockContent,
@@ -94,10 +94,11 @@ class ClientWorkspace:
     ) -> TerminalOutcome:
         """Run a shell command in a terminal of the client and show the terminal; `terminals` releases it later."""
         session, client = self.session.id, self.session.client
+        program, *args = system.make_terminal_command(command)
         create = CreateTerminalRequest(
             session_id=session,
-            command="bash" if shutil.which("bash") else "sh",
-            args=["-c", command],
+            command=program,
+            args=args,
             env=[EnvVariable(name=name, value=value) for name, value in env.items()],
             cwd=cwd,
             output_byte_limit=MAX_OUTPUT_BYTES,

@@ -1,9 +1,9 @@
 """Connections to agents: to a command, which is started, and to an address."""
 
 import os
-import shlex
 from collections.abc import Awaitable, Callable, Sequence
 
+import crow_core.system as system
 from crow_core.acp.transports import Transport
 from crow_core.agent_process import start_agent_process
 from msgspec import Struct
@@ -35,7 +35,7 @@ class AgentLink(Struct):
 def parse_command(command: str) -> AgentAddress:
     """Return the agent of a command line. Raises NoAgent."""
     try:
-        words = shlex.split(command)
+        words = system.split_command(command)
     except ValueError as error:
         raise NoAgent(f"{command} cannot be started: {error}.") from error
     if not words:

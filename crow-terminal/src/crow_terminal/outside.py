@@ -2,17 +2,19 @@
 
 import asyncio
 import os
-import shlex
 import subprocess
 import tempfile
 from pathlib import Path
 
+import crow_core.system as system
 from prompt_toolkit.application import in_terminal
+
+DEFAULT_EDITOR = "notepad" if system.WINDOWS else "vi"
 
 
 async def edit(text: str) -> str | None:
     """Open the editor that VISUAL or EDITOR names, and return the new text; None if that fails."""
-    command = shlex.split(os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi")
+    command = system.split_command(os.environ.get("VISUAL") or os.environ.get("EDITOR") or DEFAULT_EDITOR)
     with tempfile.TemporaryDirectory(prefix="crow-prompt-") as folder:
         path = Path(folder, "prompt.md")
         await asyncio.to_thread(path.write_text, text, "utf-8")

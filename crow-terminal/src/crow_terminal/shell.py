@@ -24,11 +24,10 @@ class UserCommand:
 
         Returns the output, and the exit code: that of the shell, None if the command could not start.
         """
-        shell = system.read_user_shell()
+        words = system.make_user_command(self._command)
         try:
             self._process = process = await asyncio.create_subprocess_exec(
-                *shell,
-                self._command,
+                *words,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
@@ -37,7 +36,7 @@ class UserCommand:
                 creationflags=system.NEW_GROUP,
             )
         except OSError as error:
-            return f"{shell[0]} cannot be started: {error.strerror}.", None
+            return f"{words[0]} cannot be started: {error.strerror}.", None
         assert process.stdout
         decoder, kept, partial = getincrementaldecoder("utf-8")("replace"), "", ""
         try:

@@ -1,7 +1,6 @@
 """`crow demo`: fix a bug in a small project, with a script in place of the model."""
 
 import asyncio
-import shlex
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -14,7 +13,7 @@ from crow_core.models.chat import ChatModel
 from crow_core.testing import ScriptedServer
 from crow_persistence.extension import persistence
 
-from crow_cli.demo.script import TASK, TESTS, next_reply
+from crow_cli.demo.script import TASK, TESTS_COMMAND, next_reply
 from crow_cli.run import RunOptions, find_terminal, run
 
 SCRIPTED_NOTICE = (
@@ -47,6 +46,6 @@ async def run_demo(env: Mapping[str, str], model: str = "") -> int:
 async def tests_pass(folder: str) -> bool:
     """Run the project's tests, without the agent."""
     process = await asyncio.create_subprocess_exec(
-        *shlex.split(TESTS), cwd=folder, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL
+        *TESTS_COMMAND, cwd=folder, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL
     )
     return await process.wait() == 0

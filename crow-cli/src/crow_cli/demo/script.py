@@ -1,13 +1,14 @@
 """A script that answers as a model would. It relies on the tools' output, so a broken tool ends the demo."""
 
 import re
-import shlex
 import sys
 from typing import Any, NamedTuple
 
+import crow_core.system as system
 from crow_core.testing.script import Reply
 
-TESTS = f"{shlex.quote(sys.executable)} -m unittest -q"
+TESTS_COMMAND = [sys.executable, "-m", "unittest", "-q"]
+TESTS = system.join_command(TESTS_COMMAND)
 """The shell command that runs the project's tests, with an interpreter that exists."""
 
 TASK = (

@@ -402,7 +402,7 @@ async def spawn(
     before the program runs. Raises OSError if it cannot start.
     """
     process = subprocess.Popen(  # noqa: ASYNC220, asyncio's own function blocks as long
-        [command, *args],
+        [system.find_program(command, os.environ if env is None else env), *args],
         bufsize=0,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

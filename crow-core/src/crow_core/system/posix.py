@@ -8,9 +8,11 @@ import asyncio  # noqa: E402
 import fcntl  # noqa: E402
 import os  # noqa: E402
 import pwd  # noqa: E402
+import shlex  # noqa: E402
+import shutil  # noqa: E402
 import signal  # noqa: E402
 import stat  # noqa: E402
-from collections.abc import Callable, Mapping  # noqa: E402
+from collections.abc import Callable, Mapping, Sequence  # noqa: E402
 from contextlib import suppress  # noqa: E402
 from pathlib import Path  # noqa: E402
 
@@ -149,9 +151,29 @@ def make_shell_command(command: str) -> list[str]:
     return ["/bin/sh", "-c", command]
 
 
-def read_user_shell() -> list[str]:
-    """Return the program and options that run a command as the user would; the command follows."""
-    return [os.environ.get("SHELL") or "/bin/sh", "-c"]
+def split_command(text: str) -> list[str]:
+    """Split a command line into the program and its arguments. Raises ValueError."""
+    return shlex.split(text)
+
+
+def join_command(words: Sequence[str]) -> str:
+    """Join a program and its arguments into a line that the shell runs."""
+    return shlex.join(words)
+
+
+def make_terminal_command(command: str) -> list[str]:
+    """Return the program and arguments that run a command of the model in a terminal of the client."""
+    return ["bash" if shutil.which("bash") else "sh", "-c", command]
+
+
+def make_user_command(command: str) -> list[str]:
+    """Return the program and arguments that run a command as the user would."""
+    return [os.environ.get("SHELL") or "/bin/sh", "-c", command]
+
+
+def find_program(name: str, env: Mapping[str, str]) -> str:
+    """Return a program as the system starts it by its name."""
+    return name
 
 
 def find_login_shell(env: Mapping[str, str]) -> str:

@@ -7,11 +7,12 @@ assert sys.platform == "win32"
 import asyncio  # noqa: E402
 import msvcrt  # noqa: E402
 import os  # noqa: E402
+import shutil  # noqa: E402
 import signal  # noqa: E402
 import stat  # noqa: E402
 import subprocess  # noqa: E402
 import time  # noqa: E402
-from collections.abc import Callable, Mapping  # noqa: E402
+from collections.abc import Callable, Mapping, Sequence  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 BINARY = os.O_BINARY
@@ -25,6 +26,11 @@ LOCKED_BYTE = 1 << 40
 """The byte that stands for the whole file: nobody reads or writes there, and a locked byte could not be read."""
 LOCK_INTERVAL = 0.02
 """Seconds between two attempts to lock."""
+
+USE_UTF8 = "try { [Console]::OutputEncoding = [Text.UTF8Encoding]::new($false) } catch { }"
+"""PowerShell that prints in UTF-8, in place of the console's code page; without a console it cannot be set."""
+KEEP_EXIT_CODE = "if ($?) { exit 0 }; if ($LASTEXITCODE) { exit $LASTEXITCODE }; exit 1"
+"""PowerShell that ends with the exit code of the last program; by itself it makes 1 of any failure."""
 
 
 def lock(descriptor: int, *, wait: bool) -> None:
@@ -135,11 +141,43 @@ def stop_signal(loop: asyncio.AbstractEventLoop, number: int) -> None:
 
 
 def make_shell_command(command: str) -> list[str]:
-    return ["powershell.exe", "-NoLogo", "-NoProfile", "-NonInteractive", "-Command", command]
+    lines = "\n".join((USE_UTF8, command, KEEP_EXIT_CODE))
+    return ["powershell.exe", "-NoLogo", "-NoProfile", "-NonInteractive", "-Command", lines]
 
 
-def read_user_shell() -> list[str]:
-    return ["powershell.exe", "-NoLogo", "-Command"]
+def split_command(text: str) -> list[str]:
+    import ctypes
+
+    if not text.strip():
+        return []
+    shell, kernel = ctypes.WinDLL("shell32"), ctypes.WinDLL("kernel32")
+    shell.CommandLineToArgvW.argtypes = (ctypes.c_wchar_p, ctypes.POINTER(ctypes.c_int))
+    shell.CommandLineToArgvW.restype = ctypes.POINTER(ctypes.c_wchar_p)
+    kernel.LocalFree.argtypes = (ctypes.c_void_p,)
+    count = ctypes.c_int()
+    words = shell.CommandLineToArgvW(text, ctypes.byref(count))
+    if not words:
+        raise ValueError("it cannot be split into words")
+    try:
+        return [words[at] or "" for at in range(count.value)]
+    finally:
+        kernel.LocalFree(words)
+
+
+def join_command(words: Sequence[str]) -> str:
+    return "& " + " ".join("'" + word.replace("'", "''") + "'" for word in words)
+
+
+make_terminal_command = make_shell_command
+
+
+def make_user_command(command: str) -> list[str]:
+    return ["powershell.exe", "-NoLogo", "-Command", "\n".join((USE_UTF8, command, KEEP_EXIT_CODE))]
+
+
+def find_program(name: str, env: Mapping[str, str]) -> str:
+    path = next((value for key, value in env.items() if key.upper() == "PATH"), None)
+    return shutil.which(name, path=path) or name  # the system itself finds no .cmd, such as npx
 
 
 def find_login_shell(env: Mapping[str, str]) -> str:

@@ -15,6 +15,11 @@ KILL = signal.SIGTERM  # ends a process at once, as every signal does that Pytho
 NEW_GROUP = subprocess.CREATE_NEW_PROCESS_GROUP
 STOP_STATUS = -1  # no command can be stopped
 
+USE_UTF8 = "try { [Console]::OutputEncoding = [Text.UTF8Encoding]::new($false) } catch { }"
+"""PowerShell that prints in UTF-8, in place of the console's code page; without a console it cannot be set."""
+KEEP_EXIT_CODE = "if ($?) { exit 0 }; if ($LASTEXITCODE) { exit $LASTEXITCODE }; exit 1"
+"""PowerShell that ends with the exit code of the last program; by itself it makes 1 of any failure."""
+
 
 def keep_owner(descriptor: int, before: os.stat_result) -> None:
     """Do nothing: the folder's access list holds for the files in it."""
@@ -25,7 +30,8 @@ def find_shell() -> str:
 
 
 def shell_options(command: str) -> list[str]:
-    return ["-NoLogo", "-NoProfile", "-NonInteractive", "-Command", command]
+    lines = "\n".join((USE_UTF8, command, KEEP_EXIT_CODE))
+    return ["-NoLogo", "-NoProfile", "-NonInteractive", "-Command", lines]
 
 
 def signal_group(group: int, number: int) -> None:
