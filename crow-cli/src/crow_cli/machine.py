@@ -105,7 +105,7 @@ def check_programs(machine: Machine) -> Iterator[tuple[Verdict, str]]:
         yield "ok", f"git: {git}."
     else:
         yield "no", "There is no git on PATH. Install it: without it, crow knows nothing of branches and changes."
-    if rg := shutil.which("rg", path=path) or shutil.which(str(Path(sys.executable).with_name("rg"))):
+    if rg := shutil.which("rg", path=path) or shutil.which("rg", path=Path(sys.executable).parent):
         yield "ok", f"ripgrep: {rg}."
     else:
         yield "no", "There is no ripgrep (rg), which searches files. Install crow again, or ripgrep."
@@ -186,7 +186,7 @@ def check_folders(machine: Machine) -> Iterator[tuple[Verdict, str]]:
             continue
         if not os.access(existing, os.W_OK | os.X_OK):
             yield "no", f"{existing} cannot be written by you. Correct its owner or its permissions, or set CROW_HOME."
-        if folder.is_dir() and folder.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        if folder.is_dir() and system.get_mode(folder.stat()) & (stat.S_IWGRP | stat.S_IWOTH):
             yield (
                 "no",
                 f"{folder} can be written by other users, who could change what crow runs. Run: chmod go-w '{folder}'",
@@ -199,7 +199,7 @@ def check_folders(machine: Machine) -> Iterator[tuple[Verdict, str]]:
         file = folder / name
         if not file.is_file():
             continue
-        mode = file.stat().st_mode
+        mode = system.get_mode(file.stat())
         secret = name != "config.toml" and name != "mcp.json"
         if (secret and mode & 0o077) or mode & (stat.S_IWGRP | stat.S_IWOTH):
             what = "read or changed" if secret else "changed"

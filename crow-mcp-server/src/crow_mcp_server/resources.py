@@ -2,12 +2,14 @@
 
 import logging
 import mimetypes
+import os
+from pathlib import Path
 from urllib.parse import quote
 
 from anyio import to_thread
 from fastmcp import Context, FastMCP
 from fastmcp.exceptions import ResourceError
-from fastmcp.resources import ResourceContent, ResourceResult
+from fastmcp.resources import ResourceContent, ResourceResult, ResourceSecurity
 
 from crow_mcp_server.files import disk
 from crow_mcp_server.files.document import decode
@@ -23,11 +25,13 @@ def register(server: FastMCP, options: ToolOptions) -> None:
         "file:///{path*}",
         name="file",
         description="A file of the workspace by its absolute path; for a folder, the URIs of what it contains.",
+        security=ResourceSecurity(reject_absolute_paths=False),  # C:/… is one; the workspace bounds all paths
     )
     async def file(path: str, context: Context) -> ResourceResult:
         workspace = await options.find_workspace(context)
+        path = path if os.path.splitdrive(path)[0] else f"/{path}"  # a drive of Windows begins the path
         try:
-            return ResourceResult([await to_thread.run_sync(read_resource, f"/{path}", workspace)])
+            return ResourceResult([await to_thread.run_sync(read_resource, path, workspace)])
         except (ToolRefusal, OSError) as error:
             raise ResourceError(str(error), log_level=logging.DEBUG) from None
 
@@ -38,7 +42,8 @@ def read_resource(path: str, workspace: Workspace) -> ResourceContent:
     try:
         content = disk.read_file(target)
     except IsADirectoryError:
-        uris = [f"file://{quote(target.path.rstrip('/'))}/{quote(name)}" for name in disk.list_names(target)]
+        folder = Path(target.path).as_uri().rstrip("/")
+        uris = [f"{folder}/{quote(name)}" for name in disk.list_names(target)]
         return ResourceContent("\n".join(uris), "text/uri-list")
     if content is None:
         raise ToolRefusal(f"{target.path} does not exist.")

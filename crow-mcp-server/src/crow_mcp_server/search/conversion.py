@@ -21,6 +21,8 @@ INVALID_UTF8 = (
     r"|[\xC2-\xDF][\x80-\xBF]{2}|[\xE0-\xEF][\x80-\xBF]{3}"
 )
 """A regular expression for a line that is not UTF-8."""
+COPY_NAME = ".crow-searched-file"
+"""The name of the copy if the target is one file; no name on Windows has the characters of STDIN_NAME."""
 READ_BY_RIPGREP = {"utf-8", "utf-16-le", "utf-16-be"}
 MAX_COPIES = 500
 MAX_COPIED_CHARACTERS = 32 * 1024 * 1024  # of all copies
@@ -66,7 +68,7 @@ def _copy_files(target: ResolvedPath, names: Sequence[str], folder: Path) -> Con
         size += len(document.text)
         if len(copied) == MAX_COPIES or size > MAX_COPIED_CHARACTERS:
             break
-        copy = folder / name
+        copy = folder / (COPY_NAME if name == STDIN_NAME else name)
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_bytes(document.text.encode(errors="replace"))
         copied.append(name)

@@ -19,7 +19,7 @@ from typing_extensions import TypedDict
 from crow_mcp_server.files import disk
 from crow_mcp_server.files.disk import ResolvedPath
 from crow_mcp_server.refusal import ToolRefusal
-from crow_mcp_server.search.conversion import convert_files
+from crow_mcp_server.search.conversion import COPY_NAME, convert_files
 from crow_mcp_server.search.ripgrep import STDIN_NAME, format_path, list_files, run_ripgrep, to_relative_glob
 from crow_mcp_server.tool_options import READ_ONLY, ToolOptions, optional_field
 
@@ -107,7 +107,7 @@ def register(server: FastMCP, options: ToolOptions) -> None:
                 page, count, more = await read_page(search, shown, wanted, start)
             await search.show_far_matches(page)
         for hit in page:
-            hit["path"] = format_path(target, workspace, "" if hit["path"] == STDIN_NAME else hit["path"])
+            hit["path"] = format_path(target, workspace, "" if hit["path"] in (STDIN_NAME, COPY_NAME) else hit["path"])
         nothing = f"Nothing matches in {target.path} (binary and ignored files are not searched)."
         text = "\n".join(format_hits(page)) or (f"[{count} results in all]" if count else nothing)
         text += f"\n[{len(page)} results; offset {start + len(page)} shows more]" if more else ""

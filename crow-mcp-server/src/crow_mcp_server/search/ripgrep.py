@@ -28,7 +28,7 @@ MAX_COMPLAINT_BYTES = 8_000  # of rg's error messages
 STDIN_NAME = "<stdin>"
 """The name that rg prints for its standard input, which is how a single file is searched."""
 COMMON_OPTIONS = (
-    *("--no-config", "--no-messages", "--color=never", "--null", "--sort=path"),
+    *("--no-config", "--no-messages", "--color=never", "--null", "--sort=path", "--path-separator=/"),
     *("--hidden", "--no-require-git", "--glob=!.git"),  # searches .github but not .git
 )
 
@@ -36,8 +36,7 @@ COMMON_OPTIONS = (
 @cache
 def find_program() -> str:
     """Return the path of rg, beside this Python or else on the PATH. Raises ToolRefusal when there is none."""
-    beside = os.path.join(sysconfig.get_path("scripts"), "rg")
-    if found := shutil.which(beside) or shutil.which("rg"):
+    if found := shutil.which("rg", path=sysconfig.get_path("scripts")) or shutil.which("rg"):
         return found
     raise ToolRefusal("ripgrep is not installed, so nothing was searched. Use find and grep in the terminal.")
 
@@ -169,14 +168,18 @@ async def read_names(output: StreamReader) -> list[str]:
 
 
 def format_path(target: ResolvedPath, workspace: Workspace, name: str = "") -> str:
-    """Return the path of the file `name` below a target, relative to the working folder if it is inside of that."""
+    """Return the path of the file `name` below a target, relative to the working folder if it is inside of that.
+
+    It has slashes on every system, as the names that rg prints.
+    """
     path, cwd = os.path.join(target.as_given, name) if name else target.as_given, workspace.cwd.rstrip(os.sep) + os.sep
-    return disk.make_printable(path.removeprefix(cwd) or ".")
+    return disk.make_printable((path.removeprefix(cwd) or ".").replace(os.sep, "/"))
 
 
 def to_relative_glob(glob: str, target: ResolvedPath) -> str:
     """Make a glob relative to the target, as rg expects it."""
-    return glob.removeprefix(target.as_given.rstrip("/") + "/").removeprefix("./")
+    folder = target.as_given.replace(os.sep, "/").rstrip("/")
+    return glob.replace(os.sep, "/").removeprefix(f"{folder}/").removeprefix("./")
 
 
 def describe_page(count: int, offset: int, limit: int) -> list[str]:
