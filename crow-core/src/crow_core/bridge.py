@@ -95,7 +95,7 @@ class Bridge:
     """Held while the user decides, because the answer may apply to the next question too."""
 
     def roots(self) -> list[str]:
-        return [Path(root).as_uri() for root in self.session.folders.roots]
+        return [Path(root).absolute().as_uri() for root in self.session.folders.roots]
 
     def folder(self) -> Path:
         return self.session.folders.scratch()
