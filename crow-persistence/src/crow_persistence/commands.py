@@ -5,7 +5,7 @@ Their answers are for the user: the model does not read them. Each is cut at MAX
 
 import re
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -163,7 +163,7 @@ def to_table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 def to_time(at: int) -> str:
     """Format milliseconds since 1970 as local time."""
-    return f"{datetime.fromtimestamp(at / 1000).astimezone():%Y-%m-%d %H:%M:%S}"
+    return f"{datetime.fromtimestamp(at / 1000, UTC).astimezone():%Y-%m-%d %H:%M:%S}"
 
 
 def show_calls(connection: "Connection", session: Session, words: str) -> str:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterator
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from crow_core.errors import StoreError
@@ -134,6 +134,6 @@ def find_marks(connection: "Connection", ids: Collection[str]) -> dict[str, list
 def format_hits(hits: Any, *, with_folder: bool) -> Iterator[str]:
     """Yield a line for each hit."""
     for hit in hits:
-        date = datetime.fromtimestamp(hit.at / 1000).astimezone()
+        date = datetime.fromtimestamp(hit.at / 1000, UTC).astimezone()
         who = f"{hit.kind} ({hit.tool})" if hit.tool else hit.kind
         yield f"{hit.session[:8]} {date:%Y-%m-%d %H:%M} {who}{f' in {hit.cwd}' if with_folder else ''}: {hit.snippet}"

@@ -8,7 +8,7 @@ import re
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 from urllib.parse import quote
 
@@ -103,7 +103,7 @@ def resolve_mention(target: str, cwd: str, roots: list[str]) -> Mention | None:
     for path, first, last in spellings:
         try:
             real = os.path.realpath(os.path.join(cwd, os.path.expanduser(path)))
-            is_inside = any(os.path.commonpath([root, real]) == root for root in roots)
+            is_inside = any(PurePath(real).is_relative_to(root) for root in roots)
             if path and is_inside and os.path.exists(real) and first <= last:
                 return Mention(real, first, last)
         except (OSError, ValueError):  # the name is too long or has a NUL character

@@ -16,6 +16,7 @@ from itertools import islice
 
 import msgspec
 
+from crow_core.paths import to_relative
 from crow_core.permission.command_patterns import CommandPatterns
 from crow_core.permission.protected import PatternGroup, to_regex
 from crow_core.permission.simple_commands import UNKNOWN, read_command_line
@@ -164,7 +165,7 @@ def find_packed(command: str, folder: str) -> str:
             path = os.path.join(folder, expand_user(word))
             found = (name for name in islice(list_files(path), NAMES_LIMIT) if is_private_path(name))
             if name := next(found, ""):
-                return os.path.relpath(name, folder)
+                return to_relative(name, folder)
     return ""
 
 

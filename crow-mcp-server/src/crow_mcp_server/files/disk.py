@@ -7,6 +7,7 @@ import stat
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from pathlib import PurePath
 
 from crow_mcp_server.refusal import ToolRefusal
 from crow_mcp_server.system import Folder, keep_owner, walk
@@ -57,7 +58,7 @@ def resolve_path(path: str, workspace: Workspace) -> ResolvedPath:
         raise ToolRefusal(f"{path!r} is not a path. Give one that is absolute or relative to {workspace.cwd}.")
     for given in (*workspace.roots, *workspace.readable):
         root = os.path.realpath(given)
-        if os.path.commonpath([root, resolved]) == root:
+        if PurePath(resolved).is_relative_to(root):
             named = os.path.normpath(os.path.join(given, os.path.relpath(resolved, root)))
             return ResolvedPath(resolved, root, named)
     raise ToolRefusal(
