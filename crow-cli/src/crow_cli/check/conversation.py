@@ -173,8 +173,9 @@ class Conversation:
     async def __aenter__(self) -> Self:
         self._mark = uuid4().hex
         self._began = time.monotonic()
+        program, *args = self.options.command
         self._process = process = subprocess.Popen(  # noqa: ASYNC220, asyncio's own way blocks as long
-            self.options.command,
+            [system.find_program(program, os.environ), *args],
             bufsize=0,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

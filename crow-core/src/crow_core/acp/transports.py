@@ -401,18 +401,22 @@ async def spawn(
     time in seconds that `close` waits for its exit, and again after SIGTERM. `prepare` is called in the new process
     before the program runs. Raises OSError if it cannot start.
     """
-    process = subprocess.Popen(  # noqa: ASYNC220, asyncio's own function blocks as long
-        [system.find_program(command, os.environ if env is None else env), *args],
-        bufsize=0,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=stderr,
-        env=env,
-        cwd=cwd,
-        start_new_session=True,
-        creationflags=system.NEW_GROUP,
-        preexec_fn=prepare,
-    )
+    try:
+        process = subprocess.Popen(  # noqa: ASYNC220, asyncio's own function blocks as long
+            [system.find_program(command, os.environ if env is None else env), *args],
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            env=env,
+            cwd=cwd,
+            start_new_session=True,
+            creationflags=system.NEW_GROUP,
+            preexec_fn=prepare,
+        )
+    except FileNotFoundError as error:
+        error.filename = error.filename or command  # Windows does not say what is missing
+        raise
     source, sink = cast("FileIO", process.stdout), cast("FileIO", process.stdin)
     errors = cast("FileIO | None", process.stderr) and await open_source(cast("FileIO", process.stderr))
     return ChildTransport(*await open_streams(source, sink), errors, process, close_timeout)
