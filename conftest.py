@@ -3,9 +3,11 @@
 Tests that take long by nature are marked `slow`. Of a test marked `sampled(n)`, every n-th case runs; the others count
 as slow. These are skipped, unless `--slow` or the variable CROW_TEST_ALL=1 asks for them, which `.ci/run` sets.
 CROW_TEST_ALL=1 also turns skips for lack of a program into failures, and runs property tests with all their examples.
+Tests marked `posix_only(reason)` are skipped on Windows.
 """
 
 import os
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -46,3 +48,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("slow") and not item.config.getoption("slow"):
         pytest.skip("slow; `uv run pytest --slow` runs it, and so does .ci/run")
+    if sys.platform == "win32" and (posix := item.get_closest_marker("posix_only")):
+        pytest.skip(f"not on Windows: {posix.args[0]}")

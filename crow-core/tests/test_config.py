@@ -1,5 +1,6 @@
 """Settings: their files, their precedence, and the errors about wrong ones."""
 
+import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -25,6 +26,9 @@ from crow_core.settings.config import (
     to_server,
 )
 from msgspec import UNSET
+
+ROOT = Path("/").absolute().as_posix()
+"""`/`, on Windows with the drive."""
 
 
 @pytest.fixture
@@ -58,13 +62,13 @@ def read_fault(home: Home, toml: str, **env: str) -> str:
     ("env", "config", "data"),
     [
         ({"HOME": "/home/ann"}, "/home/ann/.config/crow", "/home/ann/.local/share/crow"),
-        ({"HOME": "/h", "XDG_CONFIG_HOME": "/c", "XDG_DATA_HOME": "/d"}, "/c/crow", "/d/crow"),
-        ({"HOME": "/h", "XDG_CONFIG_HOME": "~/c", "XDG_DATA_HOME": "~/d"}, "/h/c/crow", "/h/d/crow"),
+        ({"HOME": "/h", "XDG_CONFIG_HOME": f"{ROOT}c", "XDG_DATA_HOME": f"{ROOT}d"}, f"{ROOT}c/crow", f"{ROOT}d/crow"),
+        ({"HOME": f"{ROOT}h", "XDG_CONFIG_HOME": "~/c", "XDG_DATA_HOME": "~/d"}, f"{ROOT}h/c/crow", f"{ROOT}h/d/crow"),
         ({"HOME": "/h", "XDG_CONFIG_HOME": "c", "XDG_DATA_HOME": ""}, "/h/.config/crow", "/h/.local/share/crow"),
-        ({"HOME": "/h", "CROW_HOME": "/x", "XDG_CONFIG_HOME": "/c"}, "/x", "/x"),
-        ({"HOME": "/h", "CROW_HOME": "~/x"}, "/h/x", "/h/x"),
-        ({"HOME": "/h", "CROW_HOME": "~"}, "/h", "/h"),
-        ({"HOME": "/h", "CROW_HOME": "/~x"}, "/~x", "/~x"),
+        ({"HOME": "/h", "CROW_HOME": f"{ROOT}x", "XDG_CONFIG_HOME": f"{ROOT}c"}, f"{ROOT}x", f"{ROOT}x"),
+        ({"HOME": "/h", "CROW_HOME": "~/x"}, f"{ROOT}h/x", f"{ROOT}h/x"),
+        ({"HOME": "/h", "CROW_HOME": "~"}, f"{ROOT}h", f"{ROOT}h"),
+        ({"HOME": "/h", "CROW_HOME": f"{ROOT}~x"}, f"{ROOT}~x", f"{ROOT}~x"),
         ({"HOME": "/h", "CROW_HOME": ""}, "/h/.config/crow", "/h/.local/share/crow"),
     ],
 )
@@ -279,7 +283,7 @@ def test_broken_json_names_the_line(home: Home) -> None:
 
 
 def test_configured_servers_are_converted_to_acp_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "/home/ann")
+    monkeypatch.setenv("USERPROFILE" if sys.platform == "win32" else "HOME", "/home/ann")
     local = ServerSettings(command="~/bin/x", args=["~", "-v"], env={"A": "1"})
     assert to_mcp_server("x", local) == McpServer(
         name="x", command="/home/ann/bin/x", args=["~", "-v"], env=[EnvVariable(name="A", value="1")], type=UNSET

@@ -19,6 +19,9 @@ from crow_core.testing.wire import RawClient, connect_raw
 
 pytestmark = pytest.mark.anyio
 
+ROOT = str(Path("/").absolute())
+"""The folder of a session in "/"; on Windows with the drive."""
+
 BUILT_IN = Server(
     "crow", crow_mcp_server.create_server, definitions=crow_mcp_server.tools(), built_in=True, shared=True
 )
@@ -58,7 +61,10 @@ async def test_an_extension_can_add_a_method():
     crow.methods["_mine/double"] = double
     async with connect_raw(crow) as wire:
         session = await open_session(wire)
-        assert (await wire.ask("_mine/double", {"sessionId": session, "n": 4}))["result"] == {"twice": 8, "cwd": "/"}
+        assert (await wire.ask("_mine/double", {"sessionId": session, "n": 4}))["result"] == {
+            "twice": 8,
+            "cwd": ROOT,
+        }
         assert code(await wire.ask("_mine/double", {"sessionId": session})) == INTERNAL_ERROR
         assert code(await wire.ask("_mine/double", {"sessionId": "other", "n": 4})) == NOT_FOUND
         assert code(await wire.ask("_mine/double", {"n": 4})) == INVALID_PARAMS

@@ -6,6 +6,7 @@ Rules, protection and modes hold for them as for the files of edits.
 import os
 from collections.abc import Iterator, Sequence
 
+from crow_core.paths import to_subject
 from crow_core.permission.compositions import Composition
 from crow_core.permission.protected import find_protection
 from crow_core.permission.rules import Rule, Rules, Verdict
@@ -65,6 +66,7 @@ def find_rule_for_unknown_files(rules: Rules, line: CommandLine, start: str) -> 
 
 def may_be_about(pattern: str, path: str, start: str) -> bool:
     """Test whether a path of which parts are not known may match a pattern."""
+    path, start = to_subject(path), to_subject(start)
     ends = path.rpartition(UNKNOWN)[2]
     if not set(ends) & set("]},"):
         last = max(pattern.rfind(char) for char in "*?[]")
@@ -73,7 +75,7 @@ def may_be_about(pattern: str, path: str, start: str) -> bool:
             return False
     begins = path.partition(UNKNOWN)[0]
     first = min((pattern.find(char) for char in "*?[" if char in pattern), default=len(pattern))
-    starts = (begins, os.path.relpath(begins, start) if begins.startswith(start + "/") else begins)
+    starts = (begins, to_subject(os.path.relpath(begins, start)) if begins.startswith(start + "/") else begins)
     plain = begins.removeprefix(start).lstrip("/")
     return any(text.startswith(pattern[:first]) or pattern[:first].startswith(text) for text in (*starts, plain))
 

@@ -4,7 +4,7 @@ They are compared with the rules that deny or ask. A rule that allows is never c
 command may differ from the shell's own, so it may only make a decision stricter.
 """
 
-import os
+import posixpath
 import re
 import tomllib
 from collections.abc import Iterator, Sequence
@@ -371,7 +371,7 @@ def add_words(found: CommandLine, words: Sequence[str], depth: int) -> None:
         return
     if " ".join(words) in found.commands and depth:
         return
-    name = os.path.basename(words[0])
+    name = posixpath.basename(words[0])
     for first in {words[0], name}:
         add_spelling(found, [first, *words[1:]])
     if name == "env" and (script := find_value(words, SPLITTING_OPTIONS)) is not None:
@@ -539,17 +539,17 @@ def add_writes(found: CommandLine, words: Sequence[str], writer: Writer) -> None
     elif writer.operands == "first":
         found.writes.update(operands[:1])
     elif writer.operands == "names":
-        names = {os.path.basename(operand.rstrip("/")) for operand in operands}
-        found.writes.update(os.path.join(folder, name) for folder in folders for name in names)
+        names = {posixpath.basename(operand.rstrip("/")) for operand in operands}
+        found.writes.update(posixpath.join(folder, name) for folder in folders for name in names)
     elif writer.operands == "last":  # the last one may be a folder, in which the files keep their names
         last = values[-1] if values else operands.pop() if len(operands) > 1 else "."
         found.writes.add(last)
-        found.writes.update(os.path.join(last, os.path.basename(source.rstrip("/"))) for source in operands)
+        found.writes.update(posixpath.join(last, posixpath.basename(source.rstrip("/"))) for source in operands)
         found.changes.update(operands if writer.sources else ())
         folders = [last]
     if writer.unknown is not None and (not writer.unknown or has_option(words, writer.unknown)):
         within = folders if writer.operands in ("last", "names") else ()
-        found.writes.update(os.path.join(folder, UNKNOWN) for folder in within if folder not in (".", "./"))
+        found.writes.update(posixpath.join(folder, UNKNOWN) for folder in within if folder not in (".", "./"))
         found.writes.update([UNKNOWN] if not within or {".", "./"} & {*within} else ())
 
 
