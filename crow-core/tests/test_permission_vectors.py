@@ -61,6 +61,8 @@ async def decide(folder: Path, mode: str, rules: dict[str, list[str]], texts: Se
     """Let the model make these calls, of which none runs; return what was decided about each."""
     model = ScriptedModel([Reply(tool_calls=[to_call(text) for text in texts]), Reply("Done.")])
     definitions = crow_mcp_server.tools()
+    for definition in definitions:  # the commands are those of a POSIX shell, also on Windows; none of them runs
+        definition["_meta"].pop("crow/shell", None)
     server = Server("crow", crow_mcp_server.create_server, definitions=definitions, built_in=True, shared=True)
     crow = Crow(model, servers=[server])
     crow.use(

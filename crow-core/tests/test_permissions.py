@@ -528,7 +528,7 @@ async def test_rules_compare_the_resolved_path(tmp_path: Path):
     (secrets / "key").write_text("hunter2\n")
     (project / "link").symlink_to(secrets)
     paths = ["secrets/key", "./a/../secrets/key", "link/key", str(secrets / "key"), "link/../secrets/key"]
-    for rule in ("file_editor:secrets/*", f"file_editor:{secrets}/*", "file_*:*key"):
+    for rule in ("file_editor:secrets/*", f"file_editor:{secrets.as_posix()}/*", "file_*:*key"):
         model = together(*map(view, paths))
         async with connect(crow_with(model, mode="yolo", deny=[rule])) as editor:
             session = await editor.new_session(str(project))
@@ -813,7 +813,7 @@ async def test_file_that_runs_later_or_instructs_an_agent_is_asked_about_each_ti
         assert [option.kind for option in question.options] == ["allow_once", "reject_once"]
         reason, diff = question.tool_call.content
         assert reason.content.text.endswith(".")
-        assert diff.path.endswith(path_of(question))
+        assert Path(diff.path).as_posix().endswith(path_of(question))
 
 
 @pytest.mark.parametrize(
@@ -888,7 +888,9 @@ async def test_question_about_a_command_names_the_protected_file_that_it_writes(
         session = await editor.new_session(str(tmp_path))
         await editor.prompt(session.session_id, "go")
     (question,) = editor.questions
-    assert f"This writes {tmp_path}/sub/.envrc. **/.*: names that begin with a dot" in str(question.tool_call.content)
+    (said,) = question.tool_call.content  # type: ignore[misc]
+    written = os.path.join(tmp_path, "sub/.envrc")
+    assert said.content.text.startswith(f"This writes {written}. **/.*: names that begin with a dot")
     assert [option.kind for option in question.options] == ["allow_once", "reject_once"]
 
 
@@ -1127,7 +1129,7 @@ async def test_a_path_that_no_file_can_have_is_judged_and_refused_by_the_tool(tm
 async def test_an_allow_rule_names_a_file_outside_of_the_folder_by_its_absolute_path(tmp_path: Path):
     (folder := tmp_path / "project").mkdir()
     model = together(create(str(tmp_path / "a.txt")), create("../b.txt"))
-    async with connect(crow_with(model, allow=[f"file_editor:{tmp_path}/*"])) as editor:
+    async with connect(crow_with(model, allow=[f"file_editor:{tmp_path.as_posix()}/*"])) as editor:
         session = await editor.new_session(str(folder))
         await editor.prompt(session.session_id, "go")
     assert editor.questions == []

@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from typing import Literal
 
 from crow_core.permission.compositions import Composition, SimpleCommand
-from crow_core.system import IGNORES_CASE
+from crow_core.system import IGNORES_CASE, WINDOWS
 
 Verdict = Literal["allow", "ask", "deny"]
 
@@ -74,7 +74,7 @@ class Rule:
         return self.tool if self.pattern is None else f"{self.tool}:{self.pattern}"
 
 
-def parse_rule(text: str, *, allows: bool = False) -> Rule:
+def parse_rule(text: str, *, allows: bool = False, windows: bool = WINDOWS) -> Rule:
     """Parse a rule, also one that `allows`.
 
     Raises ValueError for one that could never match, as it would only seem to forbid or to allow something.
@@ -89,6 +89,8 @@ def parse_rule(text: str, *, allows: bool = False) -> Rule:
     if (tool in PATH_TOOLS or "*" in tool) and (start := RELATIVE_START.match(pattern)):
         how = "without './'" if start[0] == "./" else "from the root of the file system"
         raise ValueError(f"{text!r} can never match: write the path {how}")
+    if windows and tool in PATH_TOOLS and "\\" in pattern:
+        raise ValueError(f"{text!r} can never match: write the path with '/'")
     if allows and tool == COMMAND_TOOL and (operator := OPERATOR.search(pattern)):
         how = f"the commands around {operator[0].strip()!r} are compared one by one. Write a rule for each"
         raise ValueError(f"{text!r} can never match: {how}")

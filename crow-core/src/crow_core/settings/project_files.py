@@ -303,7 +303,7 @@ class Reader:
         if named and content.startswith(DATABASE):
             return ProjectFile("database", 0, "")
         digest = hash_bytes(content)
-        if read_at - max(status.st_ctime_ns, status.st_mtime_ns) > RECENT:
+        if system.HAS_CHANGE_TIMES and read_at - max(status.st_ctime_ns, status.st_mtime_ns) > RECENT:
             self.digests[key] = digest
         is_short = len(content) <= MAX_KEPT_FILE and self.kept + len(content) <= MAX_KEPT
         is_kept = self.keep and (is_short or self.to_relative(path) in self.snapshot.real.values())

@@ -86,6 +86,8 @@ CHOSEN = os.environ.get("CROW_TEST_SYSTEM", "").split(",")
 POLLS_PIPES = sys.platform != "win32" and "threads" not in CHOSEN
 """Whether the event loop can wait for pipes and terminals; else threads read and write them."""
 WINDOWS = sys.platform == "win32"
+HAS_CHANGE_TIMES = sys.platform != "win32"
+"""Whether `st_ctime` is the time of the last change, which a program cannot set; on Windows it is that of creation."""
 IGNORES_CASE = sys.platform in ("win32", "darwin")
 """Whether two spellings of a path that differ in case usually name one file."""
 
@@ -114,6 +116,7 @@ __all__ = [
     "BINARY",
     "CHOSEN",
     "END_SIGNALS",
+    "HAS_CHANGE_TIMES",
     "IGNORES_CASE",
     "NEW_GROUP",
     "NO_LINKS",

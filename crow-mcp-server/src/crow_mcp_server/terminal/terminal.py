@@ -11,6 +11,7 @@ from mcp_types import ToolAnnotations
 from pydantic.json_schema import SkipJsonSchema
 
 from crow_mcp_server import system
+from crow_mcp_server.definitions import POWERSHELL_DESCRIPTION, POWERSHELL_META
 from crow_mcp_server.refusal import ToolRefusal
 from crow_mcp_server.terminal.sessions import COMMAND_WAIT, TerminalArguments, TerminalSessions
 from crow_mcp_server.terminal.tempfiles import TempFolders
@@ -22,11 +23,6 @@ Run a shell command; returns what it prints, and its exit code unless 0. cd and 
 There is no input: pass flags such as -y or -m. A command that takes longer than wait continues in a session.
 For programs that ask or keep running (REPL, debugger, server) name a session: a terminal of its own. Then answer with \
 input or keys; session alone shows new output; keys "kill" ends it."""
-
-POWERSHELL_DESCRIPTION = """\
-Run a PowerShell command; returns what it prints, and its exit code unless 0. Each command starts in the same folder, \
-with the same variables. There is no input: pass flags such as -y or -m. A command that takes longer than wait \
-continues in a session: session alone shows new output; keys "kill" ends it."""
 
 
 def register(server: FastMCP, options: ToolOptions) -> None:
@@ -53,7 +49,7 @@ def register(server: FastMCP, options: ToolOptions) -> None:
         annotations=ToolAnnotations(
             read_only_hint=False, destructive_hint=True, idempotent_hint=False, open_world_hint=True
         ),
-        meta={"crow/kind": "execute"} | ({} if system.HAS_TERMINALS else {"crow/shell": "powershell"}),
+        meta={"crow/kind": "execute"} | ({} if system.HAS_TERMINALS else POWERSHELL_META),
         output_schema=None,
     )
     async def terminal(
