@@ -185,6 +185,7 @@ async def test_answer_for_the_folder_holds_there_in_later_sessions_and_nowhere_e
     assert os.listdir(machine.project) == ["out"]
 
 
+@pytest.mark.posix_only("the commands are those of a POSIX shell")
 async def test_answer_for_a_subcommand_covers_its_arguments_and_no_other_command(machine: Machine):
     git(machine, "init", "-q")
     await machine.say(run("git add ."), choose="allow-always")
@@ -327,6 +328,7 @@ async def test_kept_answer_runs_the_folders_code_after_edits_only_with_a_questio
     assert len(person.questions) == 1
 
 
+@pytest.mark.posix_only("the commands are those of a POSIX shell")
 async def test_kept_answer_runs_git_without_the_folders_programs(machine: Machine):
     git(machine, "init", "-q")
     script = machine.project / "evil.sh"
@@ -402,6 +404,7 @@ async def test_damaged_file_allows_nothing_is_not_overwritten_and_is_said_once(m
     assert file.read_bytes() == content
 
 
+@pytest.mark.posix_only("files have no modes there")
 async def test_file_that_others_may_write_allows_nothing(machine: Machine):
     machine.store.add(KeptAnswer(True, AnswerRule("command", "terminal", "true"), "always"))
     (machine.data / "answers.json").chmod(0o666)
@@ -455,6 +458,7 @@ async def test_answer_without_a_usable_reason_is_an_ordinary_rejection(machine: 
     ]
 
 
+@pytest.mark.posix_only("the commands are those of a POSIX shell")
 async def test_command_that_the_user_changes_runs_in_place_of_the_models(machine: Machine):
     def choose(question: RequestPermissionRequest) -> Choice:
         return "allow", {"command": "echo mended > out"}
@@ -476,6 +480,7 @@ async def test_command_that_the_user_changes_runs_in_place_of_the_models(machine
     assert "wrong" in asking["tool_calls"][0]["function"]["arguments"]
 
 
+@pytest.mark.posix_only("the commands are those of a POSIX shell")
 @pytest.mark.parametrize("answer", ["allow", "allow-session", "allow-folder"])
 async def test_changed_command_is_judged_anew_and_no_answer_is_kept_for_it(machine: Machine, answer: str):
     changes = iter([{"command": "touch denied"}, {"command": "touch asked"}, {"command": "touch denied"}])

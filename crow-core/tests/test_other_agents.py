@@ -106,6 +106,7 @@ async def test_description_of_the_agent_is_for_the_model(tmp_path: Path):
     assert model.requests[0]["tools"][0]["function"]["description"].startswith("Writes plays.\n\nGive this agent")
 
 
+@pytest.mark.posix_only("the commands are those of a POSIX shell")
 async def test_its_diffs_questions_files_and_terminals_are_those_of_our_client(tmp_path: Path):
     (tmp_path / "a.txt").write_text("on the disk")
     lines = ("diff b.txt", "ask b", "read a.txt", "write c.txt sea", "run echo loud", "form")
@@ -164,7 +165,7 @@ async def test_its_edits_through_the_client_can_be_undone(tmp_path: Path):
         await editor.prompt(id, "go")
         assert (tmp_path / "a.txt").read_text() == "two"
         await editor.prompt(id, "/undo")
-        assert f"`{tmp_path}/new.txt`: will be removed" in editor.text
+        assert f"`{tmp_path / 'new.txt'}`: will be removed" in editor.text
         assert "b.txt" not in editor.text
         await editor.prompt(id, "/undo yes")
     assert (tmp_path / "a.txt").read_bytes() == b"caf\xe9\r\n"
@@ -269,6 +270,7 @@ def shown(editor: Editor) -> list[str]:
     ]
 
 
+@pytest.mark.posix_only("the commands are those of a POSIX shell")
 @pytest.mark.parametrize("stuck", ["wait", "deaf"])
 async def test_cancel_ends_the_turn_and_all_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stuck: str):
     monkeypatch.setattr(module, "CANCEL_GRACE", 0.5)
@@ -338,7 +340,7 @@ async def test_command_that_does_not_exist_is_an_error_for_the_model(tmp_path: P
     crow, model = make(ask("say Hi."), Reply("Good."), agent=AgentSettings(command="no-such-agent"))
     async with connect(crow) as editor:
         await editor.prompt((await editor.new_session(str(tmp_path))).session_id, "go")
-    assert "The agent puppet failed: no-such-agent cannot be started: No such file or directory." in answer(model)
+    assert "The agent puppet failed: no-such-agent cannot be started: " in answer(model)
 
 
 @pytest.mark.slow
@@ -349,6 +351,7 @@ async def test_task_that_takes_too_long_is_cancelled(tmp_path: Path):
     assert "it was not done within 3 seconds, and was cancelled.\n\nIts last words:\n\nHalf." in answer(model)
 
 
+@pytest.mark.posix_only("the commands are those of a POSIX shell")
 async def test_terminal_that_it_leaves_is_released_and_its_open_calls_fail(tmp_path: Path):
     crow, _ = make(ask("open sleep 600", "say Done."), Reply("Good."))
     async with connect(crow, capabilities=ALL) as editor:

@@ -123,6 +123,7 @@ async def connect_person(crow: Crow, answer: Answer) -> AsyncGenerator[Person]:
     await crow.shut_down()
 
 
+@pytest.mark.posix_only("the commands are those of a POSIX shell")
 @pytest.mark.parametrize(
     ("mode", "verdicts"),
     [
@@ -170,6 +171,7 @@ async def test_a_new_mode_holds_from_the_next_tool_call_on(tmp_path: Path):
     assert editor.questions == []
 
 
+@pytest.mark.posix_only("the commands are those of a POSIX shell")
 @pytest.mark.parametrize(
     ("permit", "runs", "questions"),
     [("allow_once", 2, 2), ("allow_always", 2, 1), ("reject_once", 0, 2), ("reject_always", 0, 1)],
@@ -225,6 +227,7 @@ async def test_no_answer_for_the_session_is_offered_if_it_could_not_last(tmp_pat
     assert len(editor.questions) == 2
 
 
+@pytest.mark.posix_only("the commands are those of a POSIX shell")
 async def test_deny_beats_ask_beats_allow(tmp_path: Path):
     rules = {
         "allow": ["terminal:echo *"],
@@ -363,6 +366,7 @@ async def test_an_allow_rule_does_not_match_a_command_that_is_not_simple(rule: s
     assert all(states[-1] == "failed" for states in editor.calls().values())
 
 
+@pytest.mark.posix_only("the commands are those of a POSIX shell")
 async def test_a_simple_command_that_an_allow_rule_matches_is_not_asked_about(tmp_path: Path):
     model = together(*map(run, SIMPLE))
     crow = crow_with(model, allow=["terminal:*"])
@@ -373,6 +377,7 @@ async def test_a_simple_command_that_an_allow_rule_matches_is_not_asked_about(tm
     assert editor.questions == []
 
 
+@pytest.mark.posix_only("the commands are those of a POSIX shell")
 async def test_an_allow_rule_without_a_pattern_allows_every_command(tmp_path: Path):
     model = together(run("echo one; echo two"), run("echo three | cat"))
     crow = crow_with(model, allow=["terminal"])
@@ -401,6 +406,7 @@ async def test_a_rule_without_a_wildcard_matches_exactly_and_in_the_working_dire
     assert commands_asked(editor) == [*twins, "git status", "git status"]
 
 
+@pytest.mark.posix_only("the commands are those of a POSIX shell")
 async def test_every_spelling_of_the_working_directory_means_the_working_directory(tmp_path: Path):
     model = together(run("true", cwd="."), run("true", cwd=str(tmp_path)), run("true", cwd=""))
     async with connect(crow_with(model, allow=["terminal:true"])) as editor:
@@ -512,6 +518,7 @@ async def test_a_command_that_cannot_be_known_is_asked_about_where_a_rule_may_de
     assert "the rule 'terminal:git push*' may be about it" in str(content)
 
 
+@pytest.mark.posix_only("the commands are those of a POSIX shell")
 async def test_a_deny_rule_does_not_match_other_commands(tmp_path: Path):
     others = ["echo farm x", "printf 'arm x'", "ls", "true # rmdir"]
     model = together(*map(run, others))
@@ -838,6 +845,7 @@ async def test_project_below_a_folder_with_a_dot_is_edited_without_a_question(tm
     assert editor.questions == []
 
 
+@pytest.mark.posix_only("the commands are those of a POSIX shell")
 async def test_allowed_command_that_runs_the_folders_code_is_asked_about_once_after_edits(tmp_path: Path):
     tests, status = run("python3 -m unittest"), run("git status")
     model = in_turn(tests, create("a.py"), status, tests, tests)
@@ -871,6 +879,7 @@ async def test_command_that_runs_the_folders_code_is_asked_about_only_where_edit
     assert (tmp_path / "a.py").exists()
 
 
+@pytest.mark.posix_only("the commands are those of a POSIX shell")
 async def test_file_that_a_command_writes_without_a_question_counts_as_an_edit(tmp_path: Path):
     model = in_turn(run("echo x > a.py"), run("make"))
     crow = crow_with(model, mode="accept-edits", allow=["terminal:echo *", "terminal:make"])
@@ -894,6 +903,7 @@ async def test_question_about_a_command_names_the_protected_file_that_it_writes(
     assert [option.kind for option in question.options] == ["allow_once", "reject_once"]
 
 
+@pytest.mark.posix_only("the commands are those of a POSIX shell")
 async def test_rules_that_allow_parts_of_a_command_line_are_recorded(tmp_path: Path):
     model = together(run("echo a && printf 'b c' | cat"))
     crow = crow_with(model, allow=["terminal:echo *", "terminal:printf *", "terminal:cat"])
@@ -1004,6 +1014,7 @@ async def test_the_model_is_told_that_nobody_can_answer(tmp_path: Path):
     assert "nobody is there to give it" in answers(model)[0]
 
 
+@pytest.mark.posix_only("the commands are those of a POSIX shell")
 async def test_questions_come_one_at_a_time_in_the_order_of_the_calls(tmp_path: Path):
     open_questions = 0
     commands = [f"echo {number}" for number in range(8)]
@@ -1169,6 +1180,7 @@ async def test_the_answer_cancelled_ends_the_turn_as_cancelled(tmp_path: Path):
         assert ended.stop_reason == "end_turn"
 
 
+@pytest.mark.posix_only("the commands are those of a POSIX shell")
 async def test_cancel_at_a_question_says_of_each_call_whether_it_may_have_had_effects(tmp_path: Path):
     """One call runs, and the user is asked about another one. Both end with the turn."""
     model = ScriptedModel([Reply(tool_calls=[run("touch began; sleep 60"), run("true x")])])
@@ -1307,6 +1319,7 @@ async def test_a_rule_matches_arguments_in_any_json_spelling(arguments: str, tmp
     assert "says deny" in answers(model)[0]
 
 
+@pytest.mark.posix_only("the commands are those of a POSIX shell")
 async def test_a_project_can_tighten_the_rules_of_its_sessions(tmp_path: Path):
     def project(cwd: str) -> tuple[Sequence[str], Sequence[str]]:
         return (["terminal:echo a"], ["terminal:echo b"]) if cwd == str(tmp_path) else ((), ())
@@ -1327,6 +1340,7 @@ async def test_a_project_can_tighten_the_rules_of_its_sessions(tmp_path: Path):
 # Terminals that remember
 
 
+@pytest.mark.posix_only("the commands are those of a POSIX shell")
 async def test_an_allow_rule_does_not_hold_after_a_command_changed_the_folder(tmp_path: Path):
     (tmp_path / "sub").mkdir()
     model = in_turn(run("pwd"), run("cd sub && true"), run("pwd"), run("cd .."), run("pwd"))

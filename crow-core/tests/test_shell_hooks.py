@@ -45,6 +45,7 @@ def result(model: ScriptedModel) -> str:
     return model.requests[-1]["messages"][-1]["content"]
 
 
+@pytest.mark.posix_only("the commands are those of a POSIX shell")
 async def test_a_shell_hook_receives_what_happens_as_json(tmp_path: Path):
     moments = ["session_start", "before_prompt", "before_tool", "after_tool", "turn_end", "session_end"]
     write = [ShellHook(command="cat >> log; echo >> log")]
@@ -74,6 +75,7 @@ async def test_exit_code_2_refuses_a_tool_call_before_the_permission_question(tm
     assert not (tmp_path / "second").exists()
 
 
+@pytest.mark.posix_only("the commands are those of a POSIX shell")
 async def test_a_shell_hook_can_be_a_program_with_arguments_for_some_tools(tmp_path: Path):
     hooks = [ShellHook(command=["touch", "$HOME"]), ShellHook(command=["touch", "other"], tool="terminal*")]
     await turn(tmp_path, before_tool=hooks)

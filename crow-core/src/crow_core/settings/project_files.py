@@ -267,7 +267,7 @@ class Reader:
 
     def add_file(self, path: str, status: os.stat_result, *, named: bool = False) -> None:
         """Add a file that is no link."""
-        where = path.removeprefix(self.prefix)
+        where = self.to_relative(path)
         if where in self.snapshot.files:
             return
         if not stat.S_ISREG(status.st_mode):
@@ -356,8 +356,8 @@ class Reader:
         return path == self.root or path.startswith(self.prefix)
 
     def to_relative(self, path: str) -> str:
-        """Convert a path to one that is relative to the folder, without `..`."""
-        return os.path.relpath(path, self.root)
+        """Convert a path to one that is relative to the folder, without `..`, and with slashes."""
+        return os.path.relpath(path, self.root).replace(os.sep, "/")
 
 
 def get_nested(data: Any, keys: Sequence[str]) -> Any:

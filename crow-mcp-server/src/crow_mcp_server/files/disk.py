@@ -52,9 +52,9 @@ def resolve_path(path: str, workspace: Workspace) -> ResolvedPath:
     """Resolve a path that the model gave. Raises ToolRefusal when it leads outside of all roots."""
     try:
         resolved = os.path.realpath(os.path.join(workspace.cwd, os.path.expanduser(path)))
-    except ValueError:  # a NUL, or half a surrogate pair
+    except ValueError:  # a NUL, which Windows lets pass, or half a surrogate pair
         resolved = ""
-    if not path.strip() or not resolved:
+    if not path.strip() or "\0" in path or not resolved:
         raise ToolRefusal(f"{path!r} is not a path. Give one that is absolute or relative to {workspace.cwd}.")
     for given in (*workspace.roots, *workspace.readable):
         root = os.path.realpath(given)
