@@ -149,10 +149,10 @@ async def test_question_shows_the_exact_rule_of_each_answer_that_lasts(machine: 
     assert texts(edit) == [
         "Allow",
         "Allow for this session: changes to files here",
-        f"Allow in this folder: changes to {machine.project}/a.py",
+        f"Allow in this folder: changes to {machine.project / 'a.py'}",
         "Reject",
         "Reject for this session: changes to files here",
-        f"Reject in this folder: changes to {machine.project}/a.py",
+        f"Reject in this folder: changes to {machine.project / 'a.py'}",
     ]
     assert [
         name for name in texts(protected) if ":" in name and not name.endswith(f"changes to {machine.project}/.envrc")

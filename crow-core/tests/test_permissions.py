@@ -30,6 +30,7 @@ from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Server
 from crow_core.mcp.tool import ToolCall
 from crow_core.messages import INTERRUPTED, NOT_RUN, Message
+from crow_core.permission.rules import parse_rule
 from crow_core.permission.simple_commands import get_parser
 from crow_core.session import Session
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
@@ -948,6 +949,12 @@ def test_rule_that_can_never_match_is_an_error_with_the_reason(rules: dict[str, 
         crow_with(together(), **rules)
 
 
+def test_rule_with_backslashes_is_an_error_on_windows():
+    with pytest.raises(ValueError, match="can never match: write the path with '/'"):
+        parse_rule(r"file_editor:C:\secrets\*", windows=True)
+    assert parse_rule(r"terminal:type C:\*", windows=True).pattern == r"type C:\*"
+
+
 def test_rules_that_deny_or_ask_may_name_a_whole_command_line():
     crow_with(together(), deny=["terminal:git push | cat"], ask=["terminal:./run.sh", "terminal:cd /etc && *"])
 
@@ -1370,6 +1377,7 @@ async def test_nothing_is_kept_of_a_call_that_was_answered(tmp_path: Path):
         assert not [id for id in editor.calls() if id in repr((opened.state, opened.folders))]
 
 
+@pytest.mark.posix_only("the commands are those of a POSIX shell")
 async def test_a_command_runs_in_the_folder_for_which_it_was_decided(tmp_path: Path):
     (tmp_path / "sub").mkdir()
     model = ScriptedModel([Reply(tool_calls=[run("cd sub"), run("pwd")]), Reply("Done.")])

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,15 @@ def add_server(ran: list[int]) -> Server:
         return a + b
 
     return Server("maths", lambda: server, shared=True)
+
+
+def complain(text: str, code: int = 2) -> ShellHook:
+    """Make a hook that prints a text to standard error and ends with an exit code."""
+    if sys.platform == "win32":
+        return ShellHook(
+            command=[sys.executable, "-c", f"import sys; print({text!r}, file=sys.stderr); sys.exit({code})"]
+        )
+    return ShellHook(command=f"echo '{text}' >&2; exit {code}")
 
 
 async def turn(folder: Path, **hooks: Any) -> tuple[Editor, ScriptedModel, list[int]]:
@@ -67,7 +77,7 @@ async def test_a_shell_hook_receives_what_happens_as_json(tmp_path: Path):
 
 
 async def test_exit_code_2_refuses_a_tool_call_before_the_permission_question(tmp_path: Path):
-    no = [ShellHook(command="echo 'No sums today.' >&2; exit 2"), ShellHook(command="touch second")]
+    no = [complain("No sums today."), ShellHook(command="touch second")]
     editor, model, ran = await turn(tmp_path, before_tool=no)
     assert ran == []
     assert editor.questions == []
@@ -83,13 +93,13 @@ async def test_a_shell_hook_can_be_a_program_with_arguments_for_some_tools(tmp_p
 
 
 async def test_exit_code_2_after_a_tool_adds_to_its_result(tmp_path: Path):
-    _, model, ran = await turn(tmp_path, after_tool=[ShellHook(command="echo 'Round it.' >&2; exit 2")])
+    _, model, ran = await turn(tmp_path, after_tool=[complain("Round it.")])
     assert ran == [5]
     assert result(model) == "5\n\nRound it."
 
 
 async def test_a_secret_in_the_output_of_a_shell_hook_is_masked(tmp_path: Path):
-    hooks = [ShellHook(command="echo 'canary-0123456789 is wrong.' >&2; exit 2")]
+    hooks = [complain("canary-0123456789 is wrong.")]
     model = ScriptedModel([Reply(tool_calls=[{"name": "maths_add", "arguments": {"a": 2, "b": 3}}]), Reply("Done.")])
     crow = Crow(model, servers=[add_server([])]).use(mask_secrets, known=["canary-0123456789"])
     async with connect(crow.use(shell_hooks, after_tool=hooks)) as editor:
@@ -99,7 +109,7 @@ async def test_a_secret_in_the_output_of_a_shell_hook_is_masked(tmp_path: Path):
 
 
 async def test_exit_code_2_before_a_prompt_ends_the_turn(tmp_path: Path):
-    editor, model, _ = await turn(tmp_path, before_prompt=[ShellHook(command="echo 'Not on Sundays.' >&2; exit 2")])
+    editor, model, _ = await turn(tmp_path, before_prompt=[complain("Not on Sundays.")])
     assert model.requests == []
     assert editor.text == "Not on Sundays."
 
@@ -107,11 +117,19 @@ async def test_exit_code_2_before_a_prompt_ends_the_turn(tmp_path: Path):
 @pytest.mark.parametrize(
     ("hook", "says"),
     [
-        (ShellHook(command="echo ouch >&2; exit 1"), "failed: ouch"),
+        (complain("ouch", 1), "failed: ouch"),
         (ShellHook(command="exit 7"), "failed: exit code 7"),
-        (ShellHook(command="sleep 60 & wait", timeout=0.05), "failed: it took more than 0.05 seconds"),
-        (ShellHook(command=["no-such-program"]), "failed: [Errno 2] No such file or directory: 'no-such-program'"),
-        (ShellHook(command="kill -9 $$"), "failed: exit code -9"),
+        pytest.param(
+            ShellHook(command="sleep 60 & wait", timeout=0.05),
+            "failed: it took more than 0.05 seconds",
+            marks=pytest.mark.posix_only("it is a command of a POSIX shell"),
+        ),
+        (ShellHook(command=["no-such-program"]), "['no-such-program'] failed: ["),
+        pytest.param(
+            ShellHook(command="kill -9 $$"),
+            "failed: exit code -9",
+            marks=pytest.mark.posix_only("there are no signals"),
+        ),
     ],
 )
 async def test_a_shell_hook_that_fails_is_only_a_warning(tmp_path: Path, hook: ShellHook, says: str):
