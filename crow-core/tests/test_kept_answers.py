@@ -126,6 +126,7 @@ def texts(options: list[PermissionOption]) -> list[str]:
     return [option.name for option in options]
 
 
+@pytest.mark.posix_only("the commands are those of a POSIX shell")
 async def test_question_shows_the_exact_rule_of_each_answer_that_lasts(machine: Machine):
     person = await machine.say(run("git commit -m 'one two'"), run("make -j2 | tail"), create("a.py"), create(".envrc"))
     commit, piped, edit, protected = (person.options(index) for index in range(4))
@@ -412,6 +413,7 @@ async def test_file_that_others_may_write_allows_nothing(machine: Machine):
     assert len(person.questions) == 1
 
 
+@pytest.mark.posix_only("the commands are those of a POSIX shell")
 async def test_decision_names_the_kept_rule_and_its_scope(machine: Machine):
     await machine.say(run("git add x"), choose="allow-folder-subcommand")
     first = machine.decisions()

@@ -931,6 +931,18 @@ async def test_no_pattern_allows_a_command_of_a_shell_that_is_not_posix(shell: A
     assert "says deny" in answers(model)[2]
 
 
+async def test_path_with_backslashes_in_a_command_of_powershell_is_judged_as_with_slashes(tmp_path: Path):
+    tools = FastMCP("demo")
+    tools.tool(lambda command: "done", name="terminal", meta={"crow/kind": "execute", "crow/shell": "powershell"})
+    model = together(run(r"echo a > secrets\key"), run(r"echo a > other\key"))
+    crow = Crow(model, servers=[Server("demo", lambda: tools, built_in=True, shared=True)])
+    crow.use(permissions, mode="yolo", deny=["file_editor:secrets/*"])
+    async with connect(crow) as editor:
+        session = await editor.new_session(str(tmp_path))
+        await editor.prompt(session.session_id, "go")
+    assert ["says deny" in answer for answer in answers(model)] == [True, False]
+
+
 @pytest.mark.parametrize(
     ("rules", "reason"),
     [
@@ -1397,6 +1409,7 @@ async def test_a_command_runs_in_the_folder_for_which_it_was_decided(tmp_path: P
     assert answers(model)[1] == str(tmp_path)
 
 
+@pytest.mark.posix_only("there are no terminal sessions")
 @pytest.mark.parametrize(
     ("arguments", "asked"),
     [
@@ -1465,6 +1478,7 @@ async def test_arguments_under_other_names_do_not_get_around_a_rule(tmp_path: Pa
     assert (tmp_path / "secret.txt").read_text() == "the key\n"
 
 
+@pytest.mark.posix_only("the commands are those of a POSIX shell")
 async def test_question_shows_the_arguments_that_the_tool_will_use(tmp_path: Path):
     use: Use = {"name": "terminal", "arguments": {"cmd": ["bash", "-lc", "echo $((6*7))"], "description": "List files"}}
     model = in_turn(use)
@@ -1574,6 +1588,7 @@ async def test_each_kind_of_tool_is_decided_as_described_in_each_mode(mode: Mode
         assert asked["edit"].tool_call.locations
 
 
+@pytest.mark.posix_only("the commands are those of a POSIX shell")
 async def test_reasons_of_decisions_are_recorded(tmp_path: Path):
     risky = FastMCP("risky")
     risky.tool(lambda: "gone", name="wipe", annotations={"destructiveHint": True})

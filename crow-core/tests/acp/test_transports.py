@@ -297,6 +297,7 @@ async def test_terminal_can_be_used_and_is_restored(agent: str):
         os.close(theirs)
 
 
+@pytest.mark.posix_only("it hangs there, for a reason not yet known")
 async def test_sender_waits_for_a_process_that_does_not_read(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     async def talk(connection: Connection) -> None:
         nonlocal sent

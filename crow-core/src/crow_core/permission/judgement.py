@@ -29,6 +29,7 @@ from crow_core.permission.subjects import (
     only_polls_terminal,
     path_from_root,
     resolve,
+    spell_paths,
 )
 from crow_core.session import Session
 from crow_core.text import to_line
@@ -153,7 +154,7 @@ def read_call(session: Session, permissions: SessionPermissions, tool_call: Tool
     one_line = kind == "execute" and not to_terminal and has_posix_shell(tool_call)
     simple = kind != "execute" or (one_line and PLAIN_COMMAND.fullmatch(subject) is not None)
     spellings = find_spellings(session, tool_call, subject)
-    line = read_command_line(subject) if kind == "execute" else CommandLine()
+    line = read_command_line(spell_paths(tool_call, subject)) if kind == "execute" else CommandLine()
     match = rules.find(tool_call.name, subject, [*spellings, *line.commands], simple=simple)
     about_file = find_rule_for_files(session, rules, line, start)
     match = min(filter(None, (match, about_file)), key=lambda found: STRICTNESS[found[0]], default=None)

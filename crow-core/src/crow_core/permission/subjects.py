@@ -30,6 +30,7 @@ COMMAND_PREFIXES = re.compile(
 
 
 POSIX_SHELLS = {"sh", "bash", "dash", "ash", "busybox", "ksh", "mksh"}
+POWERSHELLS = {"powershell", "pwsh"}
 EDITOR = "file_editor"
 """The tool whose rules also hold for files that commands write."""
 
@@ -73,8 +74,18 @@ def has_posix_shell(tool_call: ToolCall) -> bool:
     `terminal` uses bash or /bin/sh, also in an editor's terminals. Another tool says in the `_meta` of its definition
     which shell it uses: `"crow/shell": "pwsh"`.
     """
+    return find_shell(tool_call) in POSIX_SHELLS
+
+
+def find_shell(tool_call: ToolCall) -> str:
+    """Find the name of the shell that reads the tool's commands; "" if it is not known."""
     shell = tool_call.tool.own_meta.get("crow/shell", "sh") if tool_call.tool else "sh"
-    return isinstance(shell, str) and os.path.basename(shell) in POSIX_SHELLS
+    return os.path.basename(shell) if isinstance(shell, str) else ""
+
+
+def spell_paths(tool_call: ToolCall, command: str) -> str:
+    """Spell the paths of a command with slashes, for those who read it as POSIX: PowerShell escapes by no backslash."""
+    return command.replace("\\", "/") if find_shell(tool_call) in POWERSHELLS else command
 
 
 def find_spellings(session: Session, tool_call: ToolCall, subject: str) -> list[str]:
