@@ -165,7 +165,7 @@ def find_packed(command: str, folder: str) -> str:
             path = os.path.join(folder, expand_user(word))
             found = (name for name in islice(list_files(path), NAMES_LIMIT) if is_private_path(name))
             if name := next(found, ""):
-                return to_relative(name, folder)
+                return to_relative(os.path.normpath(name), folder)
     return ""
 
 
