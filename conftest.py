@@ -6,11 +6,15 @@ CROW_TEST_ALL=1 also turns skips for lack of a program into failures, and runs p
 """
 
 import os
+import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+if sys.platform == "win32":  # without pseudo-terminals, these cannot be imported
+    collect_ignore = ["crow-cli/tests/test_chat.py", "crow-terminal/tests"]
 
 TEST_ALL = os.environ.get("CROW_TEST_ALL") == "1"
 
@@ -44,5 +48,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("posix") and sys.platform == "win32":
+        pytest.skip("needs a system such as Linux or macOS")
     if item.get_closest_marker("slow") and not item.config.getoption("slow"):
         pytest.skip("slow; `uv run pytest --slow` runs it, and so does .ci/run")

@@ -3,12 +3,10 @@
 import asyncio
 import json
 import os
-import pty
 import signal
 import socket
 import subprocess
 import sys
-import tty
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -274,6 +272,9 @@ async def test_one_socket_can_be_input_and_output(agent: str):
 
 
 async def test_terminal_can_be_used_and_is_restored(agent: str):
+    import pty
+    import tty
+
     ours, theirs = pty.openpty()
     tty.setraw(theirs)
     process = subprocess.Popen([sys.executable, agent], stdin=theirs, stdout=theirs)  # noqa: ASYNC220
