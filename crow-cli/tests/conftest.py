@@ -278,7 +278,7 @@ class Machine:
         """Wait for a command's end."""
         out, err = await process.communicate(stdin)
         assert process.returncode is not None
-        return CommandResult(process.returncode, out.decode(), err.decode())
+        return CommandResult(process.returncode, *(each.decode().replace(os.linesep, "\n") for each in (out, err)))
 
     async def agent(self, *more: str) -> ChildTransport:
         """Start `crow acp` in the home folder: an editor does not start it in the project either."""
