@@ -27,6 +27,10 @@ check-systems:
 systems *args:
     CROW_TEST_SYSTEM=threads,psutil,paths uv run pytest {{args}}
 
+# run Windows' own Python by Wine, such as `just wine -m crow_cli demo` or `just wine -m pytest -n0 FILE`
+wine *args:
+    uv run python scripts/run_in_wine.py {{args}}
+
 # the tests of the tools in a folder that ignores case, such as `lowntfs-3g -o ignore_case,permissions IMAGE FOLDER` mounts
 caseless folder:
     uv run pytest --basetemp={{folder}}/tests crow-mcp-server/tests crow-core/tests/test_undo.py

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import pty
 import re
 import shutil
 import signal
@@ -35,6 +34,9 @@ from crow_core.acp.transports import (
 from crow_core.settings.discovery import LOCAL_SERVERS
 from crow_core.testing import Editor
 from sqlalchemy import create_engine, make_url, text
+
+with suppress(ImportError):  # Windows has no pseudo-terminals
+    import pty
 
 CROW = (sys.executable, "-m", "crow_cli")
 PREFORK = Path(__file__).with_name("prefork.py")
@@ -276,7 +278,7 @@ class Machine:
         """Wait for a command's end."""
         out, err = await process.communicate(stdin)
         assert process.returncode is not None
-        return CommandResult(process.returncode, out.decode(), err.decode())
+        return CommandResult(process.returncode, *(each.decode().replace(os.linesep, "\n") for each in (out, err)))
 
     async def agent(self, *more: str) -> ChildTransport:
         """Start `crow acp` in the home folder: an editor does not start it in the project either."""
@@ -346,6 +348,8 @@ class PersonAtTerminal:
 @pytest.fixture
 def terminal() -> PersonAtTerminal:
     """A terminal for one command."""
+    if sys.platform == "win32":
+        pytest.skip("Windows has no pseudo-terminals")
     return PersonAtTerminal()
 
 
@@ -386,6 +390,10 @@ def machine_in(folder: Path, prefork: Prefork | None) -> Machine:
         "TMPDIR": str(scratch),
         "LANG": "C.UTF-8",
     }
+    if sys.platform == "win32":  # without these, no program starts, or finds its home and a folder for temporary files
+        kept = ("SYSTEMROOT", "COMSPEC", "PATHEXT", "WINDIR")
+        env |= {name: os.environ[name] for name in kept if name in os.environ}
+        env |= {"USERPROFILE": str(home), "TEMP": str(scratch), "TMP": str(scratch), "PYTHONUTF8": "1"}
     return Machine(home, project, env, folder / "stderr.txt", prefork)
 
 

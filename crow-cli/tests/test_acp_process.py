@@ -12,6 +12,7 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
+import crow_core.system as system
 import pytest
 from crow_core.acp.connection import ConnectionClosed, RpcError
 from crow_core.acp.schema import (
@@ -295,7 +296,8 @@ async def test_end_of_input_ends_the_process_and_all_child_processes(machine: "M
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.posix
+@pytest.mark.parametrize("number", system.END_SIGNALS)
 async def test_signal_ends_the_process_and_all_child_processes(
     machine: "Machine", open_pipe: OpenPipe, number: signal.Signals
 ) -> None:

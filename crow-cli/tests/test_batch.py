@@ -3,15 +3,18 @@
 import asyncio
 import json
 import os
-import pty
 import signal
 from collections import Counter
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from crow_core.testing import Failure, Reply, ScriptedServer
+
+with suppress(ImportError):  # Windows has no pseudo-terminals
+    import pty
 
 if TYPE_CHECKING:
     from conftest import Machine

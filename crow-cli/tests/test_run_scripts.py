@@ -3,15 +3,19 @@
 import asyncio
 import json
 import os
-import pty
 import shlex
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import crow_core.system as system
 import pytest
 from crow_core.testing import Failure, Reply, ScriptedCall, ScriptedServer
+
+with suppress(ImportError):  # Windows has no pseudo-terminals
+    import pty
 
 if TYPE_CHECKING:
     from conftest import CommandResult, Machine
@@ -178,7 +182,8 @@ async def test_wrong_usage_is_exit_code_2_and_json_too(machine: "Machine", optio
     assert (await machine.crow("run", "Hi", *options)).out == ""
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.posix
+@pytest.mark.parametrize("number", [signal.SIGINT, *system.END_SIGNALS])
 async def test_signal_has_its_exit_code_in_json_too(machine: "Machine", number: signal.Signals):
     async with ScriptedServer([Reply("Some.", hang=True)]) as server:
         machine.ask(server.url)

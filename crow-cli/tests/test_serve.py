@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import crow_core.system as system
 import pytest
 from crow_agent import Agent, AgentLost
 from crow_core.acp.connection import ConnectionClosed, RpcError
@@ -293,7 +294,8 @@ async def test_session_of_a_broken_connection_is_ended_and_released(machine: "Ma
                 assert (await elsewhere.prompt(id, "And now?")).stop_reason == "end_turn"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.posix
+@pytest.mark.parametrize("number", [signal.SIGINT, *system.END_SIGNALS])
 async def test_signal_ends_the_server_in_order(machine: "Machine", open_pipe: OpenPipe, number: signal.Signals):
     command_pipe, server_pipe = await open_pipe("command"), await open_pipe("server")
     async with (

@@ -3,12 +3,12 @@
 import asyncio
 import json
 import os
-import pty
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,9 @@ from crow_core.acp.schema import AuthenticateRequest
 from crow_core.testing import CHAOS, Reply, ScriptedServer
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+with suppress(ImportError):  # Windows has no pseudo-terminals
+    import pty
 
 if TYPE_CHECKING:
     from conftest import Machine

@@ -171,7 +171,7 @@ def check(lines: list[str], folder: Path) -> int:
     return len(known)
 
 
-@pytest.mark.posix_only("bash runs the commands")
+@pytest.mark.posix("bash runs the commands")
 @settings(deadline=None, max_examples=max(settings.default.max_examples // 10, 3))
 @given(st.integers(0, 2**64))
 def test_only_the_commands_run_and_only_the_files_are_written_that_were_read(
@@ -181,7 +181,7 @@ def test_only_the_commands_run_and_only_the_files_are_written_that_were_read(
     check([make_line(chance) for _ in range(400)], tmp_path_factory.getbasetemp() / "bash")
 
 
-@pytest.mark.posix_only("bash runs the commands")
+@pytest.mark.posix("bash runs the commands")
 def test_usual_lines_run_as_they_were_read(tmp_path: Path) -> None:
     lines = ["".join(shape) for shape in SHAPES]
     assert check(lines, tmp_path / "bash") == len(lines)

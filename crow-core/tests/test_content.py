@@ -235,7 +235,7 @@ async def test_a_failed_edit_is_shown_as_failed_and_without_a_diff(tmp_path: Pat
     assert all(isinstance(content, BlockContent) for content in end.content)
 
 
-@pytest.mark.posix_only("the command is that of a POSIX shell")
+@pytest.mark.posix("the command is that of a POSIX shell")
 async def test_the_output_of_a_command_is_shown_unchanged(tmp_path: Path):
     arguments = {"command": "printf '# no title\\n```\\nnor code'"}
     model = ScriptedModel([Reply(tool_calls=[{"name": "terminal", "arguments": arguments}]), Reply("Done.")])

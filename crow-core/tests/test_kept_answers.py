@@ -126,7 +126,7 @@ def texts(options: list[PermissionOption]) -> list[str]:
     return [option.name for option in options]
 
 
-@pytest.mark.posix_only("the commands are those of a POSIX shell")
+@pytest.mark.posix("the commands are those of a POSIX shell")
 async def test_question_shows_the_exact_rule_of_each_answer_that_lasts(machine: Machine):
     person = await machine.say(run("git commit -m 'one two'"), run("make -j2 | tail"), create("a.py"), create(".envrc"))
     commit, piped, edit, protected = (person.options(index) for index in range(4))
@@ -186,7 +186,7 @@ async def test_answer_for_the_folder_holds_there_in_later_sessions_and_nowhere_e
     assert os.listdir(machine.project) == ["out"]
 
 
-@pytest.mark.posix_only("the commands are those of a POSIX shell")
+@pytest.mark.posix("the commands are those of a POSIX shell")
 async def test_answer_for_a_subcommand_covers_its_arguments_and_no_other_command(machine: Machine):
     git(machine, "init", "-q")
     await machine.say(run("git add ."), choose="allow-always")
@@ -329,7 +329,7 @@ async def test_kept_answer_runs_the_folders_code_after_edits_only_with_a_questio
     assert len(person.questions) == 1
 
 
-@pytest.mark.posix_only("the commands are those of a POSIX shell")
+@pytest.mark.posix("the commands are those of a POSIX shell")
 async def test_kept_answer_runs_git_without_the_folders_programs(machine: Machine):
     git(machine, "init", "-q")
     script = machine.project / "evil.sh"
@@ -405,7 +405,7 @@ async def test_damaged_file_allows_nothing_is_not_overwritten_and_is_said_once(m
     assert file.read_bytes() == content
 
 
-@pytest.mark.posix_only("files have no modes there")
+@pytest.mark.posix("files have no modes there")
 async def test_file_that_others_may_write_allows_nothing(machine: Machine):
     machine.store.add(KeptAnswer(True, AnswerRule("command", "terminal", "true"), "always"))
     (machine.data / "answers.json").chmod(0o666)
@@ -413,7 +413,7 @@ async def test_file_that_others_may_write_allows_nothing(machine: Machine):
     assert len(person.questions) == 1
 
 
-@pytest.mark.posix_only("the commands are those of a POSIX shell")
+@pytest.mark.posix("the commands are those of a POSIX shell")
 async def test_decision_names_the_kept_rule_and_its_scope(machine: Machine):
     await machine.say(run("git add x"), choose="allow-folder-subcommand")
     first = machine.decisions()
@@ -460,7 +460,7 @@ async def test_answer_without_a_usable_reason_is_an_ordinary_rejection(machine: 
     ]
 
 
-@pytest.mark.posix_only("the commands are those of a POSIX shell")
+@pytest.mark.posix("the commands are those of a POSIX shell")
 async def test_command_that_the_user_changes_runs_in_place_of_the_models(machine: Machine):
     def choose(question: RequestPermissionRequest) -> Choice:
         return "allow", {"command": "echo mended > out"}
@@ -482,7 +482,7 @@ async def test_command_that_the_user_changes_runs_in_place_of_the_models(machine
     assert "wrong" in asking["tool_calls"][0]["function"]["arguments"]
 
 
-@pytest.mark.posix_only("the commands are those of a POSIX shell")
+@pytest.mark.posix("the commands are those of a POSIX shell")
 @pytest.mark.parametrize("answer", ["allow", "allow-session", "allow-folder"])
 async def test_changed_command_is_judged_anew_and_no_answer_is_kept_for_it(machine: Machine, answer: str):
     changes = iter([{"command": "touch denied"}, {"command": "touch asked"}, {"command": "touch denied"}])

@@ -106,7 +106,7 @@ async def test_description_of_the_agent_is_for_the_model(tmp_path: Path):
     assert model.requests[0]["tools"][0]["function"]["description"].startswith("Writes plays.\n\nGive this agent")
 
 
-@pytest.mark.posix_only("the commands are those of a POSIX shell")
+@pytest.mark.posix("the commands are those of a POSIX shell")
 async def test_its_diffs_questions_files_and_terminals_are_those_of_our_client(tmp_path: Path):
     (tmp_path / "a.txt").write_text("on the disk")
     lines = ("diff b.txt", "ask b", "read a.txt", "write c.txt sea", "run echo loud", "form")
@@ -270,7 +270,7 @@ def shown(editor: Editor) -> list[str]:
     ]
 
 
-@pytest.mark.posix_only("the commands are those of a POSIX shell")
+@pytest.mark.posix("the commands are those of a POSIX shell")
 @pytest.mark.parametrize("stuck", ["wait", "deaf"])
 async def test_cancel_ends_the_turn_and_all_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stuck: str):
     monkeypatch.setattr(module, "CANCEL_GRACE", 0.5)
@@ -351,7 +351,7 @@ async def test_task_that_takes_too_long_is_cancelled(tmp_path: Path):
     assert "it was not done within 3 seconds, and was cancelled.\n\nIts last words:\n\nHalf." in answer(model)
 
 
-@pytest.mark.posix_only("the commands are those of a POSIX shell")
+@pytest.mark.posix("the commands are those of a POSIX shell")
 async def test_terminal_that_it_leaves_is_released_and_its_open_calls_fail(tmp_path: Path):
     crow, _ = make(ask("open sleep 600", "say Done."), Reply("Good."))
     async with connect(crow, capabilities=ALL) as editor:

@@ -124,7 +124,7 @@ async def connect_person(crow: Crow, answer: Answer) -> AsyncGenerator[Person]:
     await crow.shut_down()
 
 
-@pytest.mark.posix_only("the commands are those of a POSIX shell")
+@pytest.mark.posix("the commands are those of a POSIX shell")
 @pytest.mark.parametrize(
     ("mode", "verdicts"),
     [
@@ -172,7 +172,7 @@ async def test_a_new_mode_holds_from_the_next_tool_call_on(tmp_path: Path):
     assert editor.questions == []
 
 
-@pytest.mark.posix_only("the commands are those of a POSIX shell")
+@pytest.mark.posix("the commands are those of a POSIX shell")
 @pytest.mark.parametrize(
     ("permit", "runs", "questions"),
     [("allow_once", 2, 2), ("allow_always", 2, 1), ("reject_once", 0, 2), ("reject_always", 0, 1)],
@@ -228,7 +228,7 @@ async def test_no_answer_for_the_session_is_offered_if_it_could_not_last(tmp_pat
     assert len(editor.questions) == 2
 
 
-@pytest.mark.posix_only("the commands are those of a POSIX shell")
+@pytest.mark.posix("the commands are those of a POSIX shell")
 async def test_deny_beats_ask_beats_allow(tmp_path: Path):
     rules = {
         "allow": ["terminal:echo *"],
@@ -367,7 +367,7 @@ async def test_an_allow_rule_does_not_match_a_command_that_is_not_simple(rule: s
     assert all(states[-1] == "failed" for states in editor.calls().values())
 
 
-@pytest.mark.posix_only("the commands are those of a POSIX shell")
+@pytest.mark.posix("the commands are those of a POSIX shell")
 async def test_a_simple_command_that_an_allow_rule_matches_is_not_asked_about(tmp_path: Path):
     model = together(*map(run, SIMPLE))
     crow = crow_with(model, allow=["terminal:*"])
@@ -378,7 +378,7 @@ async def test_a_simple_command_that_an_allow_rule_matches_is_not_asked_about(tm
     assert editor.questions == []
 
 
-@pytest.mark.posix_only("the commands are those of a POSIX shell")
+@pytest.mark.posix("the commands are those of a POSIX shell")
 async def test_an_allow_rule_without_a_pattern_allows_every_command(tmp_path: Path):
     model = together(run("echo one; echo two"), run("echo three | cat"))
     crow = crow_with(model, allow=["terminal"])
@@ -407,7 +407,7 @@ async def test_a_rule_without_a_wildcard_matches_exactly_and_in_the_working_dire
     assert commands_asked(editor) == [*twins, "git status", "git status"]
 
 
-@pytest.mark.posix_only("the commands are those of a POSIX shell")
+@pytest.mark.posix("the commands are those of a POSIX shell")
 async def test_every_spelling_of_the_working_directory_means_the_working_directory(tmp_path: Path):
     model = together(run("true", cwd="."), run("true", cwd=str(tmp_path)), run("true", cwd=""))
     async with connect(crow_with(model, allow=["terminal:true"])) as editor:
@@ -519,7 +519,7 @@ async def test_a_command_that_cannot_be_known_is_asked_about_where_a_rule_may_de
     assert "the rule 'terminal:git push*' may be about it" in str(content)
 
 
-@pytest.mark.posix_only("the commands are those of a POSIX shell")
+@pytest.mark.posix("the commands are those of a POSIX shell")
 async def test_a_deny_rule_does_not_match_other_commands(tmp_path: Path):
     others = ["echo farm x", "printf 'arm x'", "ls", "true # rmdir"]
     model = together(*map(run, others))
@@ -846,7 +846,7 @@ async def test_project_below_a_folder_with_a_dot_is_edited_without_a_question(tm
     assert editor.questions == []
 
 
-@pytest.mark.posix_only("the commands are those of a POSIX shell")
+@pytest.mark.posix("the commands are those of a POSIX shell")
 async def test_allowed_command_that_runs_the_folders_code_is_asked_about_once_after_edits(tmp_path: Path):
     tests, status = run("python3 -m unittest"), run("git status")
     model = in_turn(tests, create("a.py"), status, tests, tests)
@@ -880,7 +880,7 @@ async def test_command_that_runs_the_folders_code_is_asked_about_only_where_edit
     assert (tmp_path / "a.py").exists()
 
 
-@pytest.mark.posix_only("the commands are those of a POSIX shell")
+@pytest.mark.posix("the commands are those of a POSIX shell")
 async def test_file_that_a_command_writes_without_a_question_counts_as_an_edit(tmp_path: Path):
     model = in_turn(run("echo x > a.py"), run("make"))
     crow = crow_with(model, mode="accept-edits", allow=["terminal:echo *", "terminal:make"])
@@ -904,7 +904,7 @@ async def test_question_about_a_command_names_the_protected_file_that_it_writes(
     assert [option.kind for option in question.options] == ["allow_once", "reject_once"]
 
 
-@pytest.mark.posix_only("the commands are those of a POSIX shell")
+@pytest.mark.posix("the commands are those of a POSIX shell")
 async def test_rules_that_allow_parts_of_a_command_line_are_recorded(tmp_path: Path):
     model = together(run("echo a && printf 'b c' | cat"))
     crow = crow_with(model, allow=["terminal:echo *", "terminal:printf *", "terminal:cat"])
@@ -1033,7 +1033,7 @@ async def test_the_model_is_told_that_nobody_can_answer(tmp_path: Path):
     assert "nobody is there to give it" in answers(model)[0]
 
 
-@pytest.mark.posix_only("the commands are those of a POSIX shell")
+@pytest.mark.posix("the commands are those of a POSIX shell")
 async def test_questions_come_one_at_a_time_in_the_order_of_the_calls(tmp_path: Path):
     open_questions = 0
     commands = [f"echo {number}" for number in range(8)]
@@ -1199,7 +1199,7 @@ async def test_the_answer_cancelled_ends_the_turn_as_cancelled(tmp_path: Path):
         assert ended.stop_reason == "end_turn"
 
 
-@pytest.mark.posix_only("the commands are those of a POSIX shell")
+@pytest.mark.posix("the commands are those of a POSIX shell")
 async def test_cancel_at_a_question_says_of_each_call_whether_it_may_have_had_effects(tmp_path: Path):
     """One call runs, and the user is asked about another one. Both end with the turn."""
     model = ScriptedModel([Reply(tool_calls=[run("touch began; sleep 60"), run("true x")])])
@@ -1338,7 +1338,7 @@ async def test_a_rule_matches_arguments_in_any_json_spelling(arguments: str, tmp
     assert "says deny" in answers(model)[0]
 
 
-@pytest.mark.posix_only("the commands are those of a POSIX shell")
+@pytest.mark.posix("the commands are those of a POSIX shell")
 async def test_a_project_can_tighten_the_rules_of_its_sessions(tmp_path: Path):
     def project(cwd: str) -> tuple[Sequence[str], Sequence[str]]:
         return (["terminal:echo a"], ["terminal:echo b"]) if cwd == str(tmp_path) else ((), ())
@@ -1359,7 +1359,7 @@ async def test_a_project_can_tighten_the_rules_of_its_sessions(tmp_path: Path):
 # Terminals that remember
 
 
-@pytest.mark.posix_only("the commands are those of a POSIX shell")
+@pytest.mark.posix("the commands are those of a POSIX shell")
 async def test_an_allow_rule_does_not_hold_after_a_command_changed_the_folder(tmp_path: Path):
     (tmp_path / "sub").mkdir()
     model = in_turn(run("pwd"), run("cd sub && true"), run("pwd"), run("cd .."), run("pwd"))
@@ -1389,7 +1389,7 @@ async def test_nothing_is_kept_of_a_call_that_was_answered(tmp_path: Path):
         assert not [id for id in editor.calls() if id in repr((opened.state, opened.folders))]
 
 
-@pytest.mark.posix_only("the commands are those of a POSIX shell")
+@pytest.mark.posix("the commands are those of a POSIX shell")
 async def test_a_command_runs_in_the_folder_for_which_it_was_decided(tmp_path: Path):
     (tmp_path / "sub").mkdir()
     model = ScriptedModel([Reply(tool_calls=[run("cd sub"), run("pwd")]), Reply("Done.")])
@@ -1409,7 +1409,7 @@ async def test_a_command_runs_in_the_folder_for_which_it_was_decided(tmp_path: P
     assert answers(model)[1] == str(tmp_path)
 
 
-@pytest.mark.posix_only("there are no terminal sessions")
+@pytest.mark.posix("there are no terminal sessions")
 @pytest.mark.parametrize(
     ("arguments", "asked"),
     [
@@ -1478,7 +1478,7 @@ async def test_arguments_under_other_names_do_not_get_around_a_rule(tmp_path: Pa
     assert (tmp_path / "secret.txt").read_text() == "the key\n"
 
 
-@pytest.mark.posix_only("the commands are those of a POSIX shell")
+@pytest.mark.posix("the commands are those of a POSIX shell")
 async def test_question_shows_the_arguments_that_the_tool_will_use(tmp_path: Path):
     use: Use = {"name": "terminal", "arguments": {"cmd": ["bash", "-lc", "echo $((6*7))"], "description": "List files"}}
     model = in_turn(use)
@@ -1588,7 +1588,7 @@ async def test_each_kind_of_tool_is_decided_as_described_in_each_mode(mode: Mode
         assert asked["edit"].tool_call.locations
 
 
-@pytest.mark.posix_only("the commands are those of a POSIX shell")
+@pytest.mark.posix("the commands are those of a POSIX shell")
 async def test_reasons_of_decisions_are_recorded(tmp_path: Path):
     risky = FastMCP("risky")
     risky.tool(lambda: "gone", name="wipe", annotations={"destructiveHint": True})

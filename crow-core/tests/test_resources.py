@@ -382,7 +382,7 @@ async def test_mention_in_the_task_of_a_sub_agent_is_not_read():
     assert heard == []
 
 
-@pytest.mark.posix_only("the hook is a command of a POSIX shell")
+@pytest.mark.posix("the hook is a command of a POSIX shell")
 async def test_command_of_the_user_can_refuse_the_resources_of_a_server():
     evil, heard = eavesdropper()
     model = reading(uri="note://canary")

@@ -55,7 +55,7 @@ def result(model: ScriptedModel) -> str:
     return model.requests[-1]["messages"][-1]["content"]
 
 
-@pytest.mark.posix_only("the commands are those of a POSIX shell")
+@pytest.mark.posix("the commands are those of a POSIX shell")
 async def test_a_shell_hook_receives_what_happens_as_json(tmp_path: Path):
     moments = ["session_start", "before_prompt", "before_tool", "after_tool", "turn_end", "session_end"]
     write = [ShellHook(command="cat >> log; echo >> log")]
@@ -85,7 +85,7 @@ async def test_exit_code_2_refuses_a_tool_call_before_the_permission_question(tm
     assert not (tmp_path / "second").exists()
 
 
-@pytest.mark.posix_only("the commands are those of a POSIX shell")
+@pytest.mark.posix("the commands are those of a POSIX shell")
 async def test_a_shell_hook_can_be_a_program_with_arguments_for_some_tools(tmp_path: Path):
     hooks = [ShellHook(command=["touch", "$HOME"]), ShellHook(command=["touch", "other"], tool="terminal*")]
     await turn(tmp_path, before_tool=hooks)
@@ -122,13 +122,13 @@ async def test_exit_code_2_before_a_prompt_ends_the_turn(tmp_path: Path):
         pytest.param(
             ShellHook(command="sleep 60 & wait", timeout=0.05),
             "failed: it took more than 0.05 seconds",
-            marks=pytest.mark.posix_only("it is a command of a POSIX shell"),
+            marks=pytest.mark.posix("it is a command of a POSIX shell"),
         ),
         (ShellHook(command=["no-such-program"]), "['no-such-program'] failed: ["),
         pytest.param(
             ShellHook(command="kill -9 $$"),
             "failed: exit code -9",
-            marks=pytest.mark.posix_only("there are no signals"),
+            marks=pytest.mark.posix("there are no signals"),
         ),
     ],
 )

@@ -484,7 +484,7 @@ PIECES = st.one_of(
 WORDS = st.lists(PIECES, min_size=1, max_size=4).map("".join)
 
 
-@pytest.mark.posix_only("there is no bash")
+@pytest.mark.posix("there is no bash")
 @settings(deadline=None)
 @given(st.lists(WORDS, min_size=1, max_size=4))
 @example(["'pu'\"sh\"", "\\ y"])

@@ -271,7 +271,7 @@ signal.signal(signal.SIGUSR1, lambda *_: report("now"))
 """
 
 
-@pytest.mark.posix_only("a signal asks for the report, through a named pipe")
+@pytest.mark.posix("a signal asks for the report, through a named pipe")
 @pytest.mark.anyio
 async def test_what_is_heavy_is_loaded_only_when_it_is_needed(tmp_path: Path):
     """When `initialize` is answered, and when the agent turns to the model for the first time."""

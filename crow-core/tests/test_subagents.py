@@ -312,7 +312,7 @@ async def test_a_sub_agent_uses_the_servers_of_the_client_and_leaves_them_runnin
     assert (told[0], told[-1]) == ("1", "3")
 
 
-@pytest.mark.posix_only("the commands are those of a POSIX shell")
+@pytest.mark.posix("the commands are those of a POSIX shell")
 async def test_commands_of_a_sub_agent_start_in_the_current_folder_of_its_parent(tmp_path: Path):
     (tmp_path / "below").mkdir()
     tools = Server("crow", crow_mcp_server.create_server, definitions=crow_mcp_server.tools(), built_in=True)
@@ -338,7 +338,7 @@ async def test_a_sub_agent_shares_the_budget_of_its_parent():
     assert len(editor.questions) == 1
 
 
-@pytest.mark.posix_only("the commands are those of a POSIX shell")
+@pytest.mark.posix("the commands are those of a POSIX shell")
 async def test_shell_hooks_run_for_tool_calls_of_a_sub_agent_but_not_for_its_turn(tmp_path: Path):
     model = make_model([task(), Reply("Done.")], [call("box_look", at="a"), Reply("Empty.")])
     write = [ShellHook(command="cat >> log; echo >> log")]

@@ -101,7 +101,7 @@ def test_folder_is_trusted_by_its_real_path(home: Home, project: Path) -> None:
     assert TrustedFolders(home.data).is_trusted(project)
 
 
-@pytest.mark.posix_only("files have no modes there")
+@pytest.mark.posix("files have no modes there")
 def test_list_of_trusted_folders_is_readable_only_by_its_owner(home: Home, project: Path) -> None:
     trust = TrustedFolders(home.data)
     trust_now(trust, project)
@@ -219,7 +219,7 @@ def test_ordinary_work_in_the_folder_keeps_the_trust(home: Home, project: Path) 
     assert not trust.is_trusted(project)
 
 
-@pytest.mark.posix_only("there are no named pipes in folders")
+@pytest.mark.posix("there are no named pipes in folders")
 def test_no_link_leads_out_of_a_folder(home: Home, project: Path, tmp_path: Path) -> None:
     secret = write(tmp_path / "ssh" / "id_rsa", "A private key.").parent
     write(secret / "SKILL.md", "A private key.")
@@ -285,7 +285,7 @@ def test_a_folder_that_is_too_large_is_not_trusted(project: Path, monkeypatch: p
         take_snapshot(project)
 
 
-@pytest.mark.posix_only("names there are Unicode")
+@pytest.mark.posix("names there are Unicode")
 def test_names_that_are_not_utf8_can_be_trusted(home: Home, tmp_path: Path) -> None:
     folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
     file = folder / ".crow" / "skills" / os.fsdecode(b"\xff\n") / "SKILL.md"
@@ -319,7 +319,7 @@ def add_folders(data: Path, folders: list[Path]) -> None:
         trust_now(TrustedFolders(data), folder)
 
 
-@pytest.mark.posix_only("processes cannot fork there")
+@pytest.mark.posix("processes cannot fork there")
 def test_processes_that_write_the_list_at_once_lose_nothing(home: Home, tmp_path: Path) -> None:
     folders = [tmp_path / str(number) for number in range(40)]
     for folder in folders:

@@ -293,7 +293,7 @@ async def test_undo_reports_a_change_by_a_command_between_two_edits_and_undoes_i
         assert it.read("a.txt") == "one\n"
 
 
-@pytest.mark.posix_only("the commands are those of a POSIX shell")
+@pytest.mark.posix("the commands are those of a POSIX shell")
 @pytest.mark.anyio
 async def test_undo_lists_commands_since_their_effects_stay(tmp_path: Path):
     turn = [run("touch made"), run("rm -rf made"), run("false"), edit("view", "."), create("a.txt", "1\n")]

@@ -14,6 +14,7 @@ from typing import Any
 
 import anyio
 import crow_mcp_server
+import crow_mcp_server.system as system
 import pytest
 from crow_mcp_server import create_server
 from crow_mcp_server.workspace import CommandOutcome, Workspace, local_workspace
@@ -310,7 +311,7 @@ async def test_over_stdio_it_serves_a_folder_and_ignores_the_env_file_there(fold
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("end", ["close", signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("end", ["close", signal.SIGTERM, system.KILL])
 async def test_running_commands_end_with_the_server(folder, end):
     hello = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
     command = "trap '' TERM; exec 9>running; echo started >&9; sleep 999"

@@ -1,7 +1,6 @@
 """Migrations update a database of any revision to the current one, completely or not at all."""
 
 import re
-import resource
 import stat
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -167,6 +166,8 @@ def test_failed_first_start_is_repeated(tmp_path: Path) -> None:
 @contextmanager
 def limit_file_size(size: int) -> Generator[None]:
     """Limit the size of this process's files in bytes, as a full disk does."""
+    import resource
+
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:

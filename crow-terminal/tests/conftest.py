@@ -1,20 +1,23 @@
 """A pseudo-terminal with the program in it, and its screen as pyte reads it."""
 
-import fcntl
 import os
-import pty
 import select
 import signal
 import struct
 import subprocess
 import sys
-import termios
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pyte
 import pytest
+
+with suppress(ImportError):  # Windows has no pseudo-terminals
+    import fcntl
+    import pty
+    import termios
 
 AGENT = f"{sys.executable} {Path(__file__).with_name('agent.py')}"
 PATIENCE = 20.0

@@ -9,6 +9,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -105,7 +106,7 @@ def check_programs(machine: Machine) -> Iterator[tuple[Verdict, str]]:
         yield "ok", f"git: {git}."
     else:
         yield "no", "There is no git on PATH. Install it: without it, crow knows nothing of branches and changes."
-    if rg := shutil.which("rg", path=path) or shutil.which("rg", path=Path(sys.executable).parent):
+    if rg := shutil.which("rg", path=path) or shutil.which("rg", path=sysconfig.get_path("scripts")):
         yield "ok", f"ripgrep: {rg}."
     else:
         yield "no", "There is no ripgrep (rg), which searches files. Install crow again, or ripgrep."

@@ -255,7 +255,7 @@ async def test_agent_without_input_ends(agent: str):
     assert done.stdout == b""
 
 
-@pytest.mark.posix_only("a socket is no standard stream there")
+@pytest.mark.posix("a socket is no standard stream there")
 async def test_one_socket_can_be_input_and_output(agent: str):
     ours, theirs = socket.socketpair()
     process = subprocess.Popen([sys.executable, agent], stdin=theirs, stdout=theirs)  # noqa: ASYNC220
@@ -272,7 +272,7 @@ async def test_one_socket_can_be_input_and_output(agent: str):
     await writer.wait_closed()
 
 
-@pytest.mark.posix_only("there are no pseudo-terminals")
+@pytest.mark.posix("there are no pseudo-terminals")
 async def test_terminal_can_be_used_and_is_restored(agent: str):
     import pty  # Windows has neither
     import tty
@@ -297,7 +297,7 @@ async def test_terminal_can_be_used_and_is_restored(agent: str):
         os.close(theirs)
 
 
-@pytest.mark.posix_only("it hangs there, for a reason not yet known")
+@pytest.mark.posix("it hangs there, for a reason not yet known")
 async def test_sender_waits_for_a_process_that_does_not_read(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     async def talk(connection: Connection) -> None:
         nonlocal sent
@@ -325,7 +325,7 @@ async def test_sender_waits_for_a_process_that_does_not_read(tmp_path: Path, cap
     await connection.close()
 
 
-@pytest.mark.posix_only("there are no process groups")
+@pytest.mark.posix("there are no process groups")
 @pytest.mark.slow
 async def test_close_kills_the_rest_of_the_process_group(tmp_path: Path):
     stubborn = tmp_path / "stubborn.py"
