@@ -113,7 +113,7 @@ def list_stored(database: Database, limit: int) -> Sequence[Any]:
 
 
 class CellWriter:
-    """Writes cells of an evaluation as they end, several together if they end while others are written.
+    """Writes cells of an evaluation as they end, together with those that end within GATHER_TIME.
 
     A cell that cannot be written, for instance as the disk is full, waits for `close`.
     """
