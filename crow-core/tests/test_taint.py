@@ -539,6 +539,19 @@ async def test_each_way_to_private_data_counts(reading: Use, tmp_path: Path):
     assert asked(await play(crow, make_project(tmp_path))) == [{"text": "x"}]
 
 
+@pytest.mark.parametrize("command", ["type config\\.env", "gc .\\id_rsa", "type .env"])
+async def test_private_data_that_powershell_reads_counts(command: str, tmp_path: Path):
+    shell = FastMCP("shell")
+    shell.tool(lambda command: "done", name="terminal", meta={"crow/kind": "execute", "crow/shell": "powershell"})
+    servers = [Server("shell", lambda: shell, built_in=True, shared=True), demo()]
+    crow = Crow(script(run(command), call("demo_send", text="x")), servers=servers, max_requests=500)
+    crow.use(permissions, mode="yolo").use(taint, trusted=lambda folder: False)
+    async with connect(crow, permit="reject_once") as editor:
+        session = await editor.new_session(str(make_project(tmp_path)))
+        await editor.prompt(session.session_id, "go")
+        assert "private" in {kind for kind, _ in marks(crow.sessions[session.session_id])}
+
+
 async def test_the_users_patterns_and_rules_name_private_data(tmp_path: Path):
     make_project(tmp_path)
     (tmp_path / "customers").mkdir()

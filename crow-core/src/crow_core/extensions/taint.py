@@ -56,7 +56,14 @@ from crow_core.permission.private_data import find_private_file, is_private_path
 from crow_core.permission.protected import to_regex
 from crow_core.permission.rules import Rule, parse_rules
 from crow_core.permission.simple_commands import read_command_line
-from crow_core.permission.subjects import is_inside, path_from_root, relative_path, resolve
+from crow_core.permission.subjects import (
+    has_posix_shell,
+    is_inside,
+    path_from_root,
+    relative_path,
+    resolve,
+    spell_paths,
+)
 from crow_core.session import Session
 from crow_core.text import to_line
 
@@ -193,7 +200,8 @@ def taint(
                 return Reading() if "prompt" not in arguments else Reading(untrusted=f"the agent {tool_call.name}")
             start = session.folders.starts.get(tool_call.id) or session.folders.current or session.cwd
             folder = resolve(session, str(arguments.get("cwd") or start))
-            found = find_private_file(command, folder, lambda path: is_named(session, path))
+            spelled, is_posix = spell_paths(tool_call, command), has_posix_shell(tool_call)
+            found = find_private_file(spelled, folder, lambda path: is_named(session, path), is_posix=is_posix)
             place = find_untrusted_folder(session, folder)
             return merge(found, place if place.untrusted or not NETWORK.search(command) else Reading(untrusted=command))
         if kind in ("read", "search", "edit") and isinstance(path := arguments.get("path", session.cwd), str):

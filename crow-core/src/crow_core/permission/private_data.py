@@ -122,11 +122,14 @@ def is_private_path(path: str) -> bool:
     return not names.templates.fullmatch(path.rpartition("/")[2])
 
 
-def find_private_file(command: str, folder: str, is_named: Callable[[str], bool] | None = None) -> str:
+def find_private_file(
+    command: str, folder: str, is_named: Callable[[str], bool] | None = None, *, is_posix: bool = True
+) -> str:
     """Find what a command line, which starts in `folder`, reads that is private; "" for nothing.
 
-    `is_named` tells of a path, made absolute, whether the user names it as private. The parser is not used, and nothing
-    but a few files' names is looked up, unless a word of the text is listed.
+    `is_named` tells of a path, made absolute, whether the user names it as private. Without a POSIX shell no command is
+    known to show nothing of a file: PowerShell's `type` prints it. The parser is not used, and nothing but a few files'
+    names is looked up, unless a word of the text is listed.
     """
     if len(command) > TEXT_LIMIT:
         return "a command that is too long to be read"
@@ -144,7 +147,7 @@ def find_private_file(command: str, folder: str, is_named: Callable[[str], bool]
     words = {word: path for word in named if (path := find_private_word(word, folder, is_named))}
     if is_private_path(os.path.normpath(folder)) or (is_named is not None and is_named(folder)):
         words.setdefault("", folder)
-    if words and not is_quiet(command, words):
+    if words and not (is_posix and is_quiet(command, words)):
         return next(iter(words.values()))
     if may_read(plain):
         for spelling in read_command_line(command).commands:
