@@ -296,7 +296,7 @@ async def test_end_of_input_ends_the_process_and_all_child_processes(machine: "M
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.posix
+@pytest.mark.posix("processes are sent no signals there")
 @pytest.mark.parametrize("number", system.END_SIGNALS)
 async def test_signal_ends_the_process_and_all_child_processes(
     machine: "Machine", open_pipe: OpenPipe, number: signal.Signals

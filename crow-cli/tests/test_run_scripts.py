@@ -182,7 +182,7 @@ async def test_wrong_usage_is_exit_code_2_and_json_too(machine: "Machine", optio
     assert (await machine.crow("run", "Hi", *options)).out == ""
 
 
-@pytest.mark.posix
+@pytest.mark.posix("processes are sent no signals there")
 @pytest.mark.parametrize("number", [signal.SIGINT, *system.END_SIGNALS])
 async def test_signal_has_its_exit_code_in_json_too(machine: "Machine", number: signal.Signals):
     async with ScriptedServer([Reply("Some.", hang=True)]) as server:

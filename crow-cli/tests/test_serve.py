@@ -294,7 +294,7 @@ async def test_session_of_a_broken_connection_is_ended_and_released(machine: "Ma
                 assert (await elsewhere.prompt(id, "And now?")).stop_reason == "end_turn"
 
 
-@pytest.mark.posix
+@pytest.mark.posix("processes are sent no signals there")
 @pytest.mark.parametrize("number", [signal.SIGINT, *system.END_SIGNALS])
 async def test_signal_ends_the_server_in_order(machine: "Machine", open_pipe: OpenPipe, number: signal.Signals):
     command_pipe, server_pipe = await open_pipe("command"), await open_pipe("server")

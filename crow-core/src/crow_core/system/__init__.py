@@ -87,7 +87,8 @@ POLLS_PIPES = sys.platform != "win32" and "threads" not in CHOSEN
 """Whether the event loop can wait for pipes and terminals; else threads read and write them."""
 WINDOWS = sys.platform == "win32"
 HAS_CHANGE_TIMES = sys.platform != "win32"
-"""Whether `st_ctime` is the time of the last change, which a program cannot set; on Windows it is that of creation."""
+"""Whether `st_ctime` of a file is the time of its last change, which no program can set. On Windows, `st_ctime` is the
+time of its creation."""
 IGNORES_CASE = sys.platform in ("win32", "darwin")
 """Whether two spellings of a path that differ in case usually name one file."""
 

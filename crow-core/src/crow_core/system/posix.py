@@ -172,7 +172,7 @@ def make_user_command(command: str) -> list[str]:
 
 
 def find_program(name: str, env: Mapping[str, str]) -> str:
-    """Return a program as the system starts it by its name."""
+    """Return what starts a program: its name, or on Windows its path, since the system finds no `.cmd` by its name."""
     return name
 
 

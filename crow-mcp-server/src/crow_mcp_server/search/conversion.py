@@ -22,7 +22,7 @@ INVALID_UTF8 = (
 )
 """A regular expression for a line that is not UTF-8."""
 COPY_NAME = ".crow-searched-file"
-"""The name of the copy if the target is one file; no name on Windows has the characters of STDIN_NAME."""
+"""The name of the copy if the target is one file. It cannot be STDIN_NAME, as Windows allows no `<` in a name."""
 READ_BY_RIPGREP = {"utf-8", "utf-16-le", "utf-16-be"}
 MAX_COPIES = 500
 MAX_COPIED_CHARACTERS = 32 * 1024 * 1024  # of all copies
