@@ -14,11 +14,11 @@ from pathlib import Path
 from time import monotonic, process_time
 
 from crow_agent import Agent
-from crow_agent.evaluation import runs, store
-from crow_agent.evaluation.cells import EvaluationSettings, TaskName
-from crow_agent.evaluation.prompts import load_prompts
-from crow_agent.evaluation.tasks import load_dataset
-from crow_core.settings.config import Home, load_config
+from crow_agent.settings.config import Home, load_config
+from crow_eval import runs, store
+from crow_eval.cells import EvaluationSettings, TaskName
+from crow_eval.prompts import load_prompts
+from crow_eval.tasks import load_dataset
 from crow_persistence.database import Database
 
 COUNT, AT_ONCE, ROUNDS = 300, 50, 3

@@ -17,7 +17,7 @@ from crow_core.mcp.server import Server, import_sdk
 from crow_core.models.chat import ChatModel
 from crow_core.testing import Reply, ScriptedModel, connect
 from crow_core.testing.script import to_deltas
-from crow_core.testing.servers import make_faulty_server
+from crow_testing.servers import make_faulty_server
 
 TURNS = 200
 ROUNDS = 5

@@ -25,7 +25,7 @@ from uuid import uuid4
 import psycopg
 from crow_core.app import Crow
 from crow_core.mcp.server import Server
-from crow_core.messages import Message
+from crow_core.messages.message import Message
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
 from crow_persistence.database import Database
 from crow_persistence.entries import encode

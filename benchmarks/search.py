@@ -20,7 +20,7 @@ from time import perf_counter
 from typing import Any
 from uuid import uuid4
 
-from crow_core.messages import Message
+from crow_core.messages.message import Message
 from crow_persistence import search
 from crow_persistence.database import Database
 from crow_persistence.entries import encode

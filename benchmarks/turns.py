@@ -23,10 +23,10 @@ from typing import Any
 
 from crow_agent.app import build
 from crow_core.app import Crow
-from crow_core.extensions.permissions import permissions
 from crow_core.mcp.server import Server
-from crow_core.messages import Delta
+from crow_core.messages.message import Delta
 from crow_core.testing import Editor, connect
+from crow_permissions.extension import permissions
 from crow_persistence.extension import persistence
 from fastmcp import FastMCP
 from search import database_on

@@ -6,8 +6,8 @@ uv run benchmarks/view.py
 from statistics import median
 from time import perf_counter
 
-from crow_core.messages import Message, answer_tool_call, view
-from crow_core.view import View
+from crow_core.messages.message import Message, answer_tool_call, view
+from crow_core.messages.view import View
 
 
 def long_log(messages: int) -> list[Message]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from crow_core.hooks import Collect, First, Hook, Observe, Pipe, Unwind
-from crow_core.session import Hooks
+from crow_core.session.session import Hooks
 
 TARGET = Path(__file__).parent.parent / "docs/extensions.md"
 BEGIN = "<!-- The hooks: generated from class Hooks by scripts/generate_hook_table.py. -->\n"

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from crow_cli.check.validation import get_path
-from crow_cli.recording.file import read_recording
+from crow_acp_tools.check.validation import get_path
+from crow_acp_tools.recording.file import read_recording
 from crow_core.testing import Reply, ScriptedServer
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from crow_cli.evaluation import evaluate
 from crow_core.testing import Failure, Reply, ScriptedServer
+from crow_eval.commands.evaluation import evaluate
 
 TASKS = Path(__file__).parent / "python" / "inspect_tasks.py"
 MEND = {"command": "str_replace", "path": "calc.py", "old_str": "a - b", "new_str": "a + b"}
@@ -266,7 +266,7 @@ def test_file_that_is_no_whole_log_is_a_sentence_and_nothing_is_stored(evaluated
 
 
 def test_without_inspect_the_command_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delitem(sys.modules, "crow_agent.evaluation.inspect_logs", raising=False)
+    monkeypatch.delitem(sys.modules, "crow_eval.inspect_logs", raising=False)
     for name in [name for name in sys.modules if name.partition(".")[0] == "inspect_ai"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "inspect_ai", None)

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 POSIX_ONLY = {"fcntl", "grp", "pty", "pwd", "resource", "termios", "tty"}
-ROOMS = ("crow_core/system/posix.py", "crow_mcp_server/system/posix.py")
+ROOMS = ("crow_system/posix.py", "crow_mcp_server/system/posix.py")
 
 NO_PROC = '''
 """Loaded by each Python that the tests start: a read of /proc by a module of crow ends the process."""

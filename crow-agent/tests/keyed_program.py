@@ -15,11 +15,11 @@ from typing import Any
 from crow_agent import Agent, AgentSession, tool
 from crow_core.acp.schema import SessionUpdate, ToolCallUpdate
 from crow_core.app import Crow
-from crow_core.extensions.steering import get_steering
 from crow_core.mcp.tool import ToolCall
-from crow_core.messages import Message, marker_kind
-from crow_core.session import Session
+from crow_core.messages.message import Message, marker_kind
+from crow_core.session.session import Session
 from crow_core.testing import Reply, ScriptedModel
+from crow_extensions.steering import get_steering
 
 *keys, moment = sys.argv[1:]
 keys += [moment] if moment != "-" else []

@@ -23,11 +23,11 @@ from crow_agent import (
 )
 from crow_core.acp.schema import AgentMessageChunk, RequestPermissionRequest, SessionUpdate
 from crow_core.app import Crow
-from crow_core.extensions.steering import get_steering
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.tool import ToolCall
-from crow_core.session import Session
+from crow_core.session.session import Session
 from crow_core.testing import Reply, ScriptedCall
+from crow_extensions.steering import get_steering
 from pydantic import BaseModel, Field
 
 Make = Callable[..., Agent]

@@ -5,7 +5,7 @@ import sys
 
 LATER = (
     "crow_core.app",
-    "crow_core.session",
+    "crow_core.session.session",
     "crow_core.mcp.server",
     "crow_agent.app",
     "httpx2",

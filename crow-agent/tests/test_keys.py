@@ -15,8 +15,8 @@ from crow_agent import Agent, AgentError, AgentSession, PromptFailed, tool
 from crow_core.acp.schema import AgentMessageChunk, SessionUpdate
 from crow_core.app import Crow
 from crow_core.errors import ModelError
-from crow_core.messages import INTERRUPTED, Message, marker_kind
-from crow_core.session import Session
+from crow_core.messages.message import INTERRUPTED, Message, marker_kind
+from crow_core.session.session import Session
 from crow_core.testing import Reply, ScriptedCall
 from pydantic import BaseModel
 from sqlalchemy import create_engine, text

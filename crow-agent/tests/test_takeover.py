@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from crow_agent import Agent, tool
 from crow_agent.workflows import open_workflows, takeover, workflow
-from crow_core.messages import INTERRUPTED
+from crow_core.messages.message import INTERRUPTED
 from crow_core.testing import Reply
 from sqlalchemy import create_engine, text
 

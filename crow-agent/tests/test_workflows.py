@@ -35,7 +35,7 @@ from crow_agent.workflows import (
 )
 from crow_agent.workflows.values import to_seconds
 from crow_core.errors import ModelError
-from crow_core.messages import INTERRUPTED
+from crow_core.messages.message import INTERRUPTED
 from crow_core.testing import Reply
 from pydantic import BaseModel
 
@@ -520,7 +520,7 @@ def test_agent_of_another_program_is_asked_at_least_once(opened: Open, url: str,
             assert await approve("Go on?")
             return [first.text, (await s.prompt("say two")).text]
 
-        command = [sys.executable, "-m", "crow_core.testing.agents"]
+        command = [sys.executable, "-m", "crow_testing.agents"]
         agent = Agent.connect(command, cwd=tmp_path)
         async with agent, opened(work):
             await work.start(id="w")

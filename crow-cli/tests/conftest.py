@@ -21,6 +21,7 @@ from uuid import uuid4
 from zlib import crc32
 
 import pytest
+from crow_agent.settings.discovery import LOCAL_SERVERS
 from crow_core.acp.schema import ClientCapabilities, McpServer
 from crow_core.acp.transports import (
     ByteSink,
@@ -31,7 +32,6 @@ from crow_core.acp.transports import (
     open_streams,
     spawn,
 )
-from crow_core.settings.discovery import LOCAL_SERVERS
 from crow_core.testing import Editor
 from sqlalchemy import create_engine, make_url, text
 

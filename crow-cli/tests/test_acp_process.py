@@ -12,7 +12,7 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-import crow_core.system as system
+import crow_system as system
 import pytest
 from crow_core.acp.connection import ConnectionClosed, RpcError
 from crow_core.acp.schema import (

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from crow_cli.check import validation
-from crow_cli.check.conversation import CheckOptions
-from crow_cli.check.report import to_json, to_text
-from crow_cli.check.requirements import REQUIREMENTS
-from crow_cli.check.runner import CheckReport, check_agent
+from crow_acp_tools.check import validation
+from crow_acp_tools.check.conversation import CheckOptions
+from crow_acp_tools.check.report import to_json, to_text
+from crow_acp_tools.check.requirements import REQUIREMENTS
+from crow_acp_tools.check.runner import CheckReport, check_agent
 from crow_core.acp.schema import AGENT_METHODS, CLIENT_METHODS
 from crow_core.testing import Reply, ScriptedCall, ScriptedServer
 from jsonschema import Draft202012Validator

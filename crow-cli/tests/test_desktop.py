@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import crow_core.settings.login_path as login_path
+import crow_agent.settings.login_path as login_path
 import pytest
-from crow_core.settings.login_path import complete_path
+from crow_agent.settings.login_path import complete_path
 from crow_core.testing import Reply, ScriptedCall, ScriptedServer
 
 if TYPE_CHECKING:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import stamina
+from crow_agent.settings.config import ModelSettings
+from crow_agent.settings.discovery import to_chat_model
 from crow_cli.doctor import (
     PROBES,
     RED_IMAGE,
@@ -23,10 +25,8 @@ from crow_cli.doctor import (
 )
 from crow_core.errors import ConfigError
 from crow_core.models.quirks import Quirks
-from crow_core.settings.config import ModelSettings
-from crow_core.settings.discovery import to_chat_model
 from crow_core.testing import Failure, Reply, ScriptedServer
-from crow_core.testing.chaos import CHAOS
+from crow_testing.chaos import CHAOS
 
 if TYPE_CHECKING:
     from conftest import Machine

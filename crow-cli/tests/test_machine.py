@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from crow_agent.settings.config import Home
 from crow_cli import machine as checks
-from crow_core.settings.config import Home
 
 if TYPE_CHECKING:
     from conftest import Machine

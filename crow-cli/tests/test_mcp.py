@@ -167,7 +167,7 @@ async def test_server_that_does_not_start_is_reported_with_its_stderr(machine: "
 
 async def test_invalid_tool_is_reported_and_the_others_are_listed(machine: "Machine"):
     fault = "lists a tool that is none"
-    await machine.crow("mcp", "add", "odd", "--", sys.executable, "-m", "crow_core.testing.servers", fault)
+    await machine.crow("mcp", "add", "odd", "--", sys.executable, "-m", "crow_testing.servers", fault)
     done = await machine.crow("mcp", "test", "odd")
     assert done.code == 0
     assert done.out.endswith("tools (2): bad, pid\n")

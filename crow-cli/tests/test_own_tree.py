@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from crow_core.settings.running import RunningAgents
+from crow_agent.settings.running import RunningAgents
 from crow_core.testing import Reply, ScriptedCall, ScriptedServer
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def test_a_process_that_the_user_has_started_may_change_it(tmp_path: Path) -> No
 
 def test_the_file_of_a_process_that_was_killed_counts_for_nothing(tmp_path: Path) -> None:
     killed = (
-        "import os, sys; from pathlib import Path; from crow_core.settings.running import RunningAgents\n"
+        "import os, sys; from pathlib import Path; from crow_agent.settings.running import RunningAgents\n"
         "class Owner: pass\n"
         "owner = Owner(); RunningAgents(Path(sys.argv[1])).add(owner); print(os.listdir(sys.argv[1] + '/agents'))\n"
         "sys.stdout.flush(); os.kill(os.getpid(), 9)"

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from crow_core.permission.kept_answers import AnswerRule, KeptAnswer, KeptAnswers
 from crow_core.testing import Reply, ScriptedServer
+from crow_permissions.kept_answers import AnswerRule, KeptAnswer, KeptAnswers
 
 if TYPE_CHECKING:
     from conftest import Machine

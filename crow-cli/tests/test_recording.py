@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from crow_cli.recording.file import RecordedLine, parse_message, read_recording
-from crow_cli.recording.viewer import RecordingViewer
+from crow_acp_tools.recording.file import RecordedLine, parse_message, read_recording
+from crow_acp_tools.recording.viewer import RecordingViewer
 from crow_core.acp.schema import ClientCapabilities
 from crow_core.acp.transports import spawn
 from crow_core.testing import Editor, Reply, ScriptedServer

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import crow_core.system as system
+import crow_system as system
 import pytest
 from crow_core.testing import Failure, Reply, ScriptedCall, ScriptedServer
 

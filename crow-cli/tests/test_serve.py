@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import crow_core.system as system
+import crow_system as system
 import pytest
 from crow_agent import Agent, AgentLost
 from crow_core.acp.connection import ConnectionClosed, RpcError

@@ -16,7 +16,8 @@ import pytest
 from crow_cli.settings_file import set_values, split_keys
 from crow_core.acp.connection import RpcError
 from crow_core.acp.schema import AuthenticateRequest
-from crow_core.testing import CHAOS, Reply, ScriptedServer
+from crow_core.testing import Reply, ScriptedServer
+from crow_testing.chaos import CHAOS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

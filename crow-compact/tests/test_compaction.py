@@ -21,16 +21,16 @@ from crow_core.acp.schema import (
 )
 from crow_core.app import Crow
 from crow_core.errors import ModelError
-from crow_core.extensions.commands import commands
-from crow_core.extensions.steering import get_steering, steering
-from crow_core.extensions.usage import usage
 from crow_core.mcp.server import Server
-from crow_core.messages import SUMMARY_TEMPLATE, Message, marker_kind
+from crow_core.messages.message import SUMMARY_TEMPLATE, Message, marker_kind
 from crow_core.models.chat import ChatModel
-from crow_core.prompts import Prompt
-from crow_core.session import Session
+from crow_core.session.prompts import Prompt
+from crow_core.session.session import Session
 from crow_core.testing import Editor, Failure, Reply, ScriptedModel, ScriptedServer, connect
 from crow_core.testing.script import ScriptedCall as Use
+from crow_extensions.commands import commands
+from crow_extensions.steering import get_steering, steering
+from crow_extensions.usage import usage
 from fastmcp import FastMCP
 from fastmcp.utilities.types import Image
 

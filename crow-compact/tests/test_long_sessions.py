@@ -10,12 +10,12 @@ from crow_compact.extension import compact
 from crow_core.acp.connection import RpcError
 from crow_core.app import Crow
 from crow_core.errors import ModelError
-from crow_core.extensions.commands import commands
 from crow_core.mcp.server import Server
-from crow_core.messages import marker_kind
-from crow_core.prompts import Prompt
+from crow_core.messages.message import marker_kind
+from crow_core.session.prompts import Prompt
 from crow_core.testing import Reply, ScriptedModel, connect
 from crow_core.testing.script import ScriptedCall as Use
+from crow_extensions.commands import commands
 from fastmcp import FastMCP
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -7,12 +7,12 @@ import msgspec
 import pytest
 from crow_core import __version__
 from crow_core.acp.schema import AUTH_REQUIRED, INTERNAL_ERROR, INVALID_PARAMS, METHOD_NOT_FOUND
-from crow_core.agent import LazyApp
+from crow_core.agent.acp_agent import LazyApp
 from crow_core.app import Crow
 from crow_core.errors import ConfigError, ModelError
-from crow_core.extensions.commands import commands
 from crow_core.testing import Reply, ScriptedModel
 from crow_core.testing.wire import connect_raw
+from crow_extensions.commands import commands
 
 pytestmark = pytest.mark.anyio
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from crow_core import bridge
 from crow_core.acp.client import AcpClient
 from crow_core.acp.schema import (
     AudioBlock,
@@ -35,19 +34,20 @@ from crow_core.acp.schema import (
     ToolCallUpdate,
 )
 from crow_core.acp.transports import memory_pair
-from crow_core.agent import AcpAgent
+from crow_core.agent.acp_agent import AcpAgent
 from crow_core.app import Crow
 from crow_core.errors import ElicitationError, ModelError
-from crow_core.extensions.permissions import permissions
-from crow_core.extensions.usage import usage
 from crow_core.mcp import schemas
 from crow_core.mcp import server as servers
 from crow_core.mcp.server import RunningCall, Server
-from crow_core.messages import marker_kind
+from crow_core.messages.message import marker_kind
 from crow_core.models.chat import ModelCall
+from crow_core.session.session import bridge
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
 from crow_core.testing.script import ScriptedCall as Asked
 from crow_core.testing.wire import connect_raw
+from crow_extensions.usage import usage
+from crow_permissions.extension import permissions
 from fastmcp import Context, FastMCP
 from fastmcp.tools import ToolResult
 from hypothesis import HealthCheck, given, settings

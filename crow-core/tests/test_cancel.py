@@ -22,19 +22,19 @@ from crow_core.acp.schema import (
     ToolCall as AcpToolCall,
 )
 from crow_core.acp.transports import HIGH_WATER_BYTES, MemoryTransport, memory_pair
-from crow_core.agent import AcpAgent
+from crow_core.agent.acp_agent import AcpAgent
 from crow_core.app import Crow
-from crow_core.extensions.permissions import permissions
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Server
 from crow_core.mcp.tool import ToolCall
-from crow_core.messages import INTERRUPTED, Delta, Message
+from crow_core.messages.message import INTERRUPTED, Delta, Message
 from crow_core.models.chat import ChatModel, ModelRequest
-from crow_core.session import Session
+from crow_core.session.session import Session
 from crow_core.testing import Editor, Raw, Reply, ScriptedModel, ScriptedServer, connect
-from crow_core.testing.chaos import to_chunk, to_event
 from crow_core.testing.script import ScriptedCall as Use
 from crow_core.testing.wire import connect_raw
+from crow_permissions.extension import permissions
+from crow_testing.chaos import to_chunk, to_event
 from fastmcp import FastMCP
 from hypothesis import given, settings
 from hypothesis import strategies as st

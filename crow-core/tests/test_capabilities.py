@@ -14,19 +14,19 @@ from crow_core.acp import schema
 from crow_core.acp.client import AcpClient
 from crow_core.acp.schema import AGENT_METHODS, CLIENT_METHODS, PROTOCOL_METHODS
 from crow_core.acp.transports import memory_pair
-from crow_core.agent import AcpAgent
+from crow_core.agent.acp_agent import AcpAgent
 from crow_core.app import Crow
-from crow_core.extensions.ask_user import ask_user
-from crow_core.extensions.commands import commands
-from crow_core.extensions.permissions import permissions
-from crow_core.extensions.plan import plan
-from crow_core.extensions.titles import titles
-from crow_core.extensions.usage import usage
-from crow_core.messages import Message
-from crow_core.options import ON_OFF, Option
-from crow_core.session import Session
+from crow_core.messages.message import Message
+from crow_core.session.options import ON_OFF, Option
+from crow_core.session.session import Session
 from crow_core.testing import Reply, ScriptedModel
 from crow_core.testing.script import ScriptedCall as Use
+from crow_extensions.ask_user import ask_user
+from crow_extensions.commands import commands
+from crow_extensions.plan import plan
+from crow_extensions.titles import titles
+from crow_extensions.usage import usage
+from crow_permissions.extension import permissions
 
 pytestmark = pytest.mark.anyio
 

@@ -11,11 +11,11 @@ from typing import Any
 from urllib.parse import parse_qs, unquote
 
 import pytest
+from crow_agent.settings.config import Home, OAuthSettings, ServerSettings, load_config, to_server
 from crow_core.app import Crow
-from crow_core.extensions.mask_secrets import mask_secrets
 from crow_core.mcp.server import Server
-from crow_core.settings.config import Home, OAuthSettings, ServerSettings, load_config, to_server
 from crow_core.testing import Reply, ScriptedModel, connect
+from crow_extensions.mask_secrets import mask_secrets
 from fastmcp import FastMCP
 from fastmcp.server.auth import AccessToken, RemoteAuthProvider, TokenVerifier
 from fastmcp.server.dependencies import get_http_headers

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from crow_agent.app import make_tool_server
-from crow_core import editor as editors
 from crow_core.acp.schema import (
     BlockContent,
     ClientCapabilities,
@@ -23,16 +22,17 @@ from crow_core.acp.schema import (
     ToolCallUpdate,
 )
 from crow_core.acp.transports import memory_pair
-from crow_core.agent import AcpAgent
+from crow_core.agent.acp_agent import AcpAgent
+from crow_core.agent.acp_agent import client_files as editors
+from crow_core.agent.client_files import terminals
 from crow_core.app import Crow
 from crow_core.content import replay
-from crow_core.editor import terminals
-from crow_core.extensions.mask_secrets import mask_secrets
-from crow_core.extensions.permissions import permissions
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
 from crow_core.testing.script import ScriptedCall as Use
+from crow_extensions.mask_secrets import mask_secrets
 from crow_mcp_server.terminal import processes
 from crow_mcp_server.terminal.output import UNSHOWN_NOTE
+from crow_permissions.extension import permissions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

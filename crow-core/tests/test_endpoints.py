@@ -20,18 +20,18 @@ from crow_core.acp.schema import (
     UsageUpdate,
 )
 from crow_core.app import Crow
-from crow_core.extensions.broken_replies import REQUEST, broken_replies
-from crow_core.extensions.commands import commands
-from crow_core.extensions.empty_replies import empty_replies
-from crow_core.extensions.printed_calls import printed_calls
-from crow_core.extensions.reasoning_effort import reasoning_effort
-from crow_core.extensions.usage import usage
 from crow_core.mcp.toolbox import Server
-from crow_core.messages import Message
+from crow_core.messages.message import Message
 from crow_core.models.chat import ChatModel, ModelRequest, Prices
 from crow_core.models.quirks import Quirks
-from crow_core.session import Session
+from crow_core.session.session import Session
 from crow_core.testing import Editor, Failure, Raw, Reply, ScriptedModel, ScriptedServer, connect
+from crow_extensions.broken_replies import REQUEST, broken_replies
+from crow_extensions.commands import commands
+from crow_extensions.empty_replies import empty_replies
+from crow_extensions.printed_calls import printed_calls
+from crow_extensions.reasoning_effort import reasoning_effort
+from crow_extensions.usage import usage
 from fastmcp import FastMCP
 
 pytestmark = pytest.mark.anyio

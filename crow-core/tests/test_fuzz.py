@@ -8,21 +8,21 @@ from typing import Any
 
 import pytest
 from crow_core.acp.transports import HIGH_WATER_BYTES, memory_pair
-from crow_core.agent import AcpAgent
+from crow_core.agent.acp_agent import AcpAgent
 from crow_core.app import Crow
-from crow_core.extensions.ask_user import ask_user
-from crow_core.extensions.commands import commands
-from crow_core.extensions.mask_secrets import mask_secrets
-from crow_core.extensions.permissions import permissions
-from crow_core.extensions.plan import plan
-from crow_core.extensions.telemetry import telemetry
-from crow_core.extensions.titles import titles
-from crow_core.extensions.undo import undo
-from crow_core.extensions.usage import usage
-from crow_core.messages import Delta
-from crow_core.store import ArchiveFilter, Page, Record
+from crow_core.messages.message import Delta
+from crow_core.session.store import ArchiveFilter, Page, Record
 from crow_core.testing import Reply, ScriptedModel
 from crow_core.testing.wire import INVALID_LINES, RawClient
+from crow_extensions.ask_user import ask_user
+from crow_extensions.commands import commands
+from crow_extensions.mask_secrets import mask_secrets
+from crow_extensions.plan import plan
+from crow_extensions.telemetry import telemetry
+from crow_extensions.titles import titles
+from crow_extensions.undo import undo
+from crow_extensions.usage import usage
+from crow_permissions.extension import permissions
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

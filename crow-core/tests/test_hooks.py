@@ -10,22 +10,22 @@ import crow_core
 import pytest
 from anyio import wait_all_tasks_blocked
 from crow_core import api
-from crow_core import log as log_module
 from crow_core.acp.connection import RpcError
 from crow_core.acp.schema import AgentMessageChunk, StopReason, ToolCallUpdate
 from crow_core.acp.schema import ToolCall as AcpToolCall
 from crow_core.app import Crow
 from crow_core.errors import EndTurn, ModelError
-from crow_core.extensions.permissions import permissions
 from crow_core.hooks import Collect, First, Hook, Observe, Pipe, Unwind
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Server
 from crow_core.mcp.tool import ToolCall
-from crow_core.messages import INTERRUPTED, Message
+from crow_core.messages.message import INTERRUPTED, Message
 from crow_core.models.chat import ChatModel, ModelCall, ModelRequest, encode_json
-from crow_core.session import Hooks, Session
+from crow_core.session.session import Hooks, Session
+from crow_core.session.session import log as log_module
 from crow_core.testing import Editor, Failure, Reply, ScriptedModel, ScriptedServer, connect
 from crow_core.testing.script import ScriptedCall as Use
+from crow_permissions.extension import permissions
 from fastmcp import FastMCP
 
 pytestmark = pytest.mark.anyio

@@ -14,15 +14,15 @@ from crow_core.acp.schema import (
 )
 from crow_core.app import Crow
 from crow_core.errors import ModelError, PromptError
-from crow_core.extensions.budgets import budgets
-from crow_core.extensions.loop_guard import REMARK, loop_guard
-from crow_core.extensions.until_done import QUESTION, until_done
 from crow_core.mcp.server import Server
 from crow_core.mcp.tool import ToolCall
-from crow_core.messages import INTERRUPTED, Message, find_prompts, marker_kind
-from crow_core.session import Session
-from crow_core.store import Record
+from crow_core.messages.message import INTERRUPTED, Message, find_prompts, marker_kind
+from crow_core.session.session import Session
+from crow_core.session.store import Record
 from crow_core.testing import Reply, ScriptedModel, connect
+from crow_extensions.budgets import budgets
+from crow_extensions.loop_guard import REMARK, loop_guard
+from crow_extensions.until_done import QUESTION, until_done
 from fastmcp import FastMCP
 
 pytestmark = pytest.mark.anyio

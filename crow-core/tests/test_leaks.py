@@ -10,10 +10,10 @@ from typing import Any
 import crow_mcp_server
 import pytest
 from crow_core.app import Crow
-from crow_core.extensions.permissions import permissions
 from crow_core.mcp.server import Server
 from crow_core.testing import Reply, ScriptedModel, connect
 from crow_core.testing.script import ScriptedCall as Use
+from crow_permissions.extension import permissions
 
 pytestmark = pytest.mark.anyio
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from crow_agent.settings.config import Config, McpSettings, ModelSettings, ServerSettings
 from crow_core.acp.schema import (
     DiffContent,
     EnvVariable,
@@ -16,14 +17,13 @@ from crow_core.acp.schema import (
     ToolCallUpdate,
 )
 from crow_core.app import Crow
-from crow_core.extensions.mask_secrets import mask_secrets
-from crow_core.extensions.permissions import permissions
-from crow_core.extensions.truncate import truncate
 from crow_core.masking import MASK, find_secrets, mask
 from crow_core.mcp.server import Server
-from crow_core.settings.config import Config, McpSettings, ModelSettings, ServerSettings
 from crow_core.testing import Reply, ScriptedModel, connect
 from crow_core.testing.script import ScriptedCall as Use
+from crow_extensions.mask_secrets import mask_secrets
+from crow_extensions.truncate import truncate
+from crow_permissions.extension import permissions
 from fastmcp import FastMCP
 from fastmcp.tools.base import ToolResult
 from hypothesis import given

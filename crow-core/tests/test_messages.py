@@ -7,8 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from crow_core import messages
-from crow_core.messages import (
+from crow_core.messages.message import (
     INTERRUPTED,
     PASSES,
     SUMMARY_TEMPLATE,
@@ -24,6 +23,7 @@ from crow_core.messages import (
     find_markers,
     find_unanswered,
     join_user_messages,
+    messages,
     move_images,
     parse_arguments,
     repair_arguments,
@@ -31,8 +31,8 @@ from crow_core.messages import (
     settle,
     view,
 )
+from crow_core.messages.view import View
 from crow_core.models.reply import ObjectEnd, ReplyBuilder
-from crow_core.view import View
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

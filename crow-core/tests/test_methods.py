@@ -8,14 +8,14 @@ import crow_mcp_server
 import pytest
 from crow_core.acp.schema import INTERNAL_ERROR, INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, NOT_FOUND
 from crow_core.app import Crow
-from crow_core.extensions.permissions import permissions
-from crow_core.extensions.undo import undo
-from crow_core.extensions.usage import usage
 from crow_core.mcp.server import Server
-from crow_core.session import Session
+from crow_core.session.session import Session
 from crow_core.testing import Reply, ScriptedModel
 from crow_core.testing.script import ScriptedCall as Use
 from crow_core.testing.wire import RawClient, connect_raw
+from crow_extensions.undo import undo
+from crow_extensions.usage import usage
+from crow_permissions.extension import permissions
 
 pytestmark = pytest.mark.anyio
 

@@ -29,10 +29,10 @@ from crow_core.app import Crow
 from crow_core.mcp import server as servers
 from crow_core.mcp import stdio
 from crow_core.mcp.server import Server
-from crow_core.system import CHOSEN, find_descendants
 from crow_core.testing import Reply, ScriptedModel, connect
 from crow_core.testing.script import ScriptedCall as Use
-from crow_core.testing.servers import DESCRIPTIONS, FAULTS, MISSING_COMMAND, make_faulty_server
+from crow_system import CHOSEN, find_descendants
+from crow_testing.servers import DESCRIPTIONS, FAULTS, MISSING_COMMAND, make_faulty_server
 from fastmcp import FastMCP
 from mcp.shared import _httpx_utils
 from starlette.responses import Response
@@ -158,9 +158,7 @@ def marked() -> Marked:
 
 def test_every_fault_has_an_outcome_and_an_explanation():
     assert set(OUTCOMES) == {*FAULTS, MISSING_COMMAND}
-    asked = subprocess.run(
-        [sys.executable, "-m", "crow_core.testing.servers"], capture_output=True, text=True, check=False
-    )
+    asked = subprocess.run([sys.executable, "-m", "crow_testing.servers"], capture_output=True, text=True, check=False)
     assert asked.returncode == 1
     assert all(f"{fault}: {DESCRIPTIONS[fault]}" in asked.stderr for fault in FAULTS)
 
@@ -206,7 +204,7 @@ MEASURE = """
 import asyncio, resource, sys, time
 from crow_core.app import Crow
 from crow_core.testing import Reply, ScriptedModel, connect
-from crow_core.testing.servers import make_faulty_server
+from crow_testing.servers import make_faulty_server
 
 
 async def main():
@@ -304,7 +302,7 @@ import asyncio, sys
 from crow_core.acp.schema import EnvVariable
 from crow_core.app import Crow
 from crow_core.testing import Reply, ScriptedModel, connect
-from crow_core.testing.servers import make_faulty_server
+from crow_testing.servers import make_faulty_server
 
 def server(fault):
     config = make_faulty_server(fault, fault[0])
@@ -343,9 +341,9 @@ PEAK = """
 import asyncio, sys
 from pathlib import Path
 from crow_core.app import Crow
-from crow_core.extensions.truncate import truncate
+from crow_extensions.truncate import truncate
 from crow_core.testing import Reply, ScriptedModel, connect
-from crow_core.testing.servers import make_faulty_server
+from crow_testing.servers import make_faulty_server
 
 def peak():
     return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])

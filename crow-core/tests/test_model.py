@@ -15,11 +15,11 @@ import openai
 import pytest
 import stamina
 from crow_core.errors import ModelError
-from crow_core.messages import Delta, Message, answer_tool_call, settle, view
+from crow_core.messages.message import Delta, Message, answer_tool_call, settle, view
 from crow_core.models import chat as models
 from crow_core.models.chat import ChatModel, ModelCall, ModelRequest
 from crow_core.testing import Failure, Raw, Reply, ScriptedServer
-from crow_core.testing.chaos import to_chunk, to_event
+from crow_testing.chaos import to_chunk, to_event
 from stamina.instrumentation import RetryDetails, set_on_retry_hooks
 
 pytestmark = pytest.mark.anyio

@@ -10,11 +10,11 @@ from typing import Any
 import httpx2
 import keyring
 import pytest
+from crow_agent.settings.config import OAuthSettings, ServerSettings, to_server
 from crow_core.app import Crow
-from crow_core.extensions.mask_secrets import mask_secrets
 from crow_core.mcp.oauth import open_token_store
-from crow_core.settings.config import OAuthSettings, ServerSettings, to_server
 from crow_core.testing import Reply, ScriptedModel, connect
+from crow_extensions.mask_secrets import mask_secrets
 from fastmcp import FastMCP
 from fastmcp.server.auth.auth import ClientRegistrationOptions
 from fastmcp.server.auth.providers.in_memory import InMemoryOAuthProvider

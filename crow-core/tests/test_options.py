@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 from crow_core.acp.schema import INVALID_PARAMS
 from crow_core.app import Crow
-from crow_core.extensions.commands import commands
-from crow_core.extensions.permissions import permissions
-from crow_core.extensions.reasoning_effort import reasoning_effort
 from crow_core.models.chat import ChatModel
 from crow_core.models.quirks import Quirks
-from crow_core.options import ON_OFF, Choice, Option
-from crow_core.session import Session
+from crow_core.session.options import ON_OFF, Choice, Option
+from crow_core.session.session import Session
 from crow_core.testing import Reply, ScriptedModel, ScriptedServer
 from crow_core.testing.wire import RawClient, connect_raw
+from crow_extensions.commands import commands
+from crow_extensions.reasoning_effort import reasoning_effort
+from crow_permissions.extension import permissions
 
 pytestmark = pytest.mark.anyio
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from crow_core.errors import PromptError
-from crow_core.prompts import Prompt
+from crow_core.session.prompts import Prompt
 
 SYSTEM: dict[str, Any] = {
     "cwd": "/p",

@@ -12,12 +12,12 @@ from typing import Any
 import msgspec
 import pytest
 import stamina
+from crow_agent.settings.config import ModelSettings
+from crow_agent.settings.discovery import to_chat_model
 from crow_core.errors import ConfigError, ModelError
-from crow_core.messages import Delta
+from crow_core.messages.message import Delta
 from crow_core.models.chat import ChatModel, ModelCall, get_window
 from crow_core.models.quirks import Body, Quirks, adapt_request, find_quirks, learn_from_refusal, load_rules
-from crow_core.settings.config import ModelSettings
-from crow_core.settings.discovery import to_chat_model
 from crow_core.testing import Failure, Raw, Reply, ScriptedServer
 from hypothesis import given
 from hypothesis import strategies as st

@@ -10,13 +10,13 @@ from crow_core.acp.schema import AgentMessageChunk, AgentThoughtChunk, ToolCallU
 from crow_core.acp.schema import ToolCall as AcpToolCall
 from crow_core.app import Crow
 from crow_core.errors import ModelError
-from crow_core.extensions.empty_replies import empty_replies
 from crow_core.mcp.server import Server
-from crow_core.messages import Message
+from crow_core.messages.message import Message
 from crow_core.models.chat import ModelCall
-from crow_core.session import Session
+from crow_core.session.session import Session
 from crow_core.testing import Reply, ScriptedModel, connect
 from crow_core.testing.script import ScriptedCall as Use
+from crow_extensions.empty_replies import empty_replies
 from fastmcp import FastMCP
 from msgspec import UNSET
 

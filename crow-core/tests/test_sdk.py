@@ -38,7 +38,7 @@ sys.addaudithook(audit)
 
 from crow_core import Crow
 from crow_core.testing import Reply, ScriptedModel, connect
-from crow_core.testing.servers import make_faulty_server
+from crow_testing.servers import make_faulty_server
 
 async def main():
     model = ScriptedModel([Reply(tool_calls=[{"name": "birds_bad", "arguments": {}}]), Reply("Done.")])

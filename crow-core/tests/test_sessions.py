@@ -26,11 +26,11 @@ from crow_core.acp.schema import (
     TextBlock,
 )
 from crow_core.app import Crow
-from crow_core.extensions.permissions import permissions
 from crow_core.mcp.server import Server
-from crow_core.messages import Message
-from crow_core.session import Session
+from crow_core.messages.message import Message
+from crow_core.session.session import Session
 from crow_core.testing import Reply, ScriptedModel, connect
+from crow_permissions.extension import permissions
 
 pytestmark = pytest.mark.anyio
 

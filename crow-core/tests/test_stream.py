@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from crow_core.errors import ModelError
-from crow_core.messages import Message, settle
+from crow_core.messages.message import Message, settle
 from crow_core.models.reply import ReplyBuilder
 from crow_core.models.stream import MAX_EVENT_BYTES, EventStreamReader
 from hypothesis import given, settings

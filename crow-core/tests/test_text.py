@@ -21,17 +21,17 @@ from crow_core.acp.schema import (
     RequestPermissionRequest,
     StringPropertySchema,
 )
+from crow_core.agent.client_files import ClientWorkspace
 from crow_core.app import Crow
 from crow_core.content import replay
-from crow_core.editor import ClientWorkspace
-from crow_core.extensions.commands import commands
-from crow_core.extensions.mcp import mcp
-from crow_core.extensions.permissions import permissions
-from crow_core.extensions.plan import plan
-from crow_core.extensions.resources import resources
 from crow_core.mcp.server import Server
 from crow_core.testing import Reply, ScriptedModel, connect
 from crow_core.text import CONTROL_CHARACTERS, clean_json
+from crow_extensions.commands import commands
+from crow_extensions.mcp import mcp
+from crow_extensions.plan import plan
+from crow_extensions.resources import resources
+from crow_permissions.extension import permissions
 from fastmcp import Context, FastMCP
 from fastmcp.tools.base import ToolResult
 from hypothesis import given

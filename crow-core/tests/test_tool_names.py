@@ -8,15 +8,15 @@ import pytest
 from crow_core.acp.schema import LoadSessionRequest
 from crow_core.acp.schema import ToolCall as AcpToolCall
 from crow_core.app import Crow
-from crow_core.extensions.permissions import permissions
-from crow_core.extensions.tool_search import tool_search
 from crow_core.mcp.server import Server
-from crow_core.messages import Message, view
+from crow_core.messages.message import Message, view
+from crow_core.messages.view import View
 from crow_core.models.chat import ChatModel
-from crow_core.store import Record
+from crow_core.session.store import Record
 from crow_core.testing import Failure, Reply, ScriptedModel, ScriptedServer, connect
 from crow_core.testing.script import ScriptedCall as Use
-from crow_core.view import View
+from crow_extensions.tool_search import tool_search
+from crow_permissions.extension import permissions
 from fastmcp import FastMCP
 from hypothesis import given, settings
 from hypothesis import strategies as st

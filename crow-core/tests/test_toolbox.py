@@ -32,7 +32,7 @@ from crow_core.app import Crow
 from crow_core.mcp import server as servers
 from crow_core.mcp import tool as tool_module
 from crow_core.mcp.server import Server
-from crow_core.messages import marker_kind
+from crow_core.messages.message import marker_kind
 from crow_core.testing import Reply, ScriptedModel, connect
 from crow_core.testing.script import ScriptedCall as Use
 from fastmcp import Context, FastMCP

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from crow_core.app import Crow
 from crow_core.errors import ModelError
-from crow_core.extensions.permissions import permissions
-from crow_core.extensions.telemetry import telemetry
 from crow_core.mcp.server import Server
-from crow_core.session import Session
+from crow_core.session.session import Session
 from crow_core.testing import Reply, ScriptedModel
 from crow_core.testing.script import ScriptedCall as Use
 from crow_core.testing.wire import RawClient, connect_raw
+from crow_extensions.telemetry import telemetry
+from crow_permissions.extension import permissions
 from fastmcp import Context, FastMCP
 from opentelemetry import context, trace
 

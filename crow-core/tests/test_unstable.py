@@ -4,18 +4,18 @@ from typing import Any
 
 import pytest
 from crow_core.acp.schema import AUTH_REQUIRED, INVALID_PARAMS, METHOD_NOT_FOUND
-from crow_core.agent import LazyApp
+from crow_core.agent.acp_agent import LazyApp
 from crow_core.app import Crow
 from crow_core.errors import ConfigError, ModelError
-from crow_core.extensions.mask_secrets import mask_secrets
-from crow_core.extensions.usage import usage
 from crow_core.models.chat import ChatModel
-from crow_core.prompts import Prompt
-from crow_core.session import Session
-from crow_core.store import Record
+from crow_core.session.prompts import Prompt
+from crow_core.session.session import Session
+from crow_core.session.store import Record
 from crow_core.testing import Reply, ScriptedModel, ScriptedServer
 from crow_core.testing.script import ScriptedCall as Use
 from crow_core.testing.wire import RawClient, connect_raw
+from crow_extensions.mask_secrets import mask_secrets
+from crow_extensions.usage import usage
 
 pytestmark = pytest.mark.anyio
 

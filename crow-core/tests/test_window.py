@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 from crow_core.acp.schema import ClientCapabilities, ClientSessionCapabilities, NoticeCapabilities, NoticeUpdate
 from crow_core.app import Crow
-from crow_core.extensions.context_window import context_window
-from crow_core.extensions.cut_prompts import cut_prompts
-from crow_core.extensions.usage import usage
 from crow_core.models import window as windows
 from crow_core.models.chat import ChatModel
 from crow_core.models.estimate import count_min_tokens
 from crow_core.models.quirks import Quirks
 from crow_core.models.window import find_window, is_on_private_network
 from crow_core.testing import Editor, Reply, ScriptedModel, ScriptedServer, connect
+from crow_extensions.context_window import context_window
+from crow_extensions.cut_prompts import cut_prompts
+from crow_extensions.usage import usage
 from hypothesis import given
 from hypothesis import strategies as st
 

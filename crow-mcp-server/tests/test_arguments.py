@@ -6,7 +6,7 @@ from typing import Any
 import crow_mcp_server
 import pytest
 from crow_mcp_server import create_server
-from crow_mcp_server.arguments import fit_arguments, to_key
+from crow_system.arguments import fit_arguments, to_key
 from fastmcp import Client
 from hypothesis import given
 from hypothesis import strategies as st

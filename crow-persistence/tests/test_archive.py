@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from crow_core.acp.schema import INVALID_PARAMS, INVALID_REQUEST, METHOD_NOT_FOUND, NOT_FOUND
 from crow_core.app import Crow
-from crow_core.extensions.titles import titles
 from crow_core.testing import Reply, ScriptedModel
 from crow_core.testing.wire import RawClient, connect_raw
+from crow_extensions.titles import titles
 from crow_persistence.checks import check
 from crow_persistence.database import Database
 from crow_persistence.extension import persistence
@@ -101,7 +101,7 @@ async def test_fork_of_an_archived_session_is_not_archived(database: Database, t
 async def test_archived_sessions_are_listed_in_pages(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("crow_core.agent.PAGE_SIZE", 2)
+    monkeypatch.setattr("crow_core.agent.acp_agent.PAGE_SIZE", 2)
     async with connect_raw(app(database), unstable=True) as wire:
         ids = [await open_session(wire, tmp_path) for _ in range(6)]
         for id in ids[::2]:

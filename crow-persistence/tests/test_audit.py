@@ -13,10 +13,10 @@ import crow_mcp_server
 import pytest
 from crow_core.app import Crow
 from crow_core.errors import StoreError
-from crow_core.extensions.permissions import permissions
 from crow_core.mcp.server import Server
-from crow_core.messages import Message
+from crow_core.messages.message import Message
 from crow_core.testing import Reply, ScriptedCall, ScriptedModel, connect
+from crow_permissions.extension import permissions
 from crow_persistence import audit
 from crow_persistence.audit import anchor, announce, append_rows, list_decisions, make_rows, record_decision, verify
 from crow_persistence.database import Database

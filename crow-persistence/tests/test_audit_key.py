@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from crow_core.errors import StoreError
-from crow_core.messages import Message
+from crow_core.messages.message import Message
 from crow_persistence import audit, audit_key
 from crow_persistence.audit import Examination, examine, verify
 from crow_persistence.database import Database

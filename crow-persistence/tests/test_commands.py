@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from crow_core.acp.schema import LoadSessionRequest
 from crow_core.app import Crow
-from crow_core.extensions.commands import commands
-from crow_core.extensions.mask_secrets import mask_secrets
-from crow_core.extensions.permissions import permissions
-from crow_core.extensions.usage import usage
 from crow_core.mcp.server import Server
-from crow_core.prompts import Prompt
+from crow_core.session.prompts import Prompt
 from crow_core.testing import Editor, Reply, ScriptedCall, ScriptedModel, connect
+from crow_extensions.commands import commands
+from crow_extensions.mask_secrets import mask_secrets
+from crow_extensions.usage import usage
+from crow_permissions.extension import permissions
 from crow_persistence.commands import MAX_LENGTH
 from crow_persistence.database import Database
 from crow_persistence.extension import persistence

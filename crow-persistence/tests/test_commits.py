@@ -15,10 +15,10 @@ from crow_core.acp.connection import RpcError
 from crow_core.acp.schema import CloseSessionRequest, SetSessionModeRequest
 from crow_core.app import Crow
 from crow_core.errors import StoreError
-from crow_core.extensions.permissions import permissions
 from crow_core.mcp.server import Server
-from crow_core.messages import marker_kind
+from crow_core.messages.message import marker_kind
 from crow_core.testing import Reply, ScriptedCall, ScriptedModel, connect
+from crow_permissions.extension import permissions
 from crow_persistence import commits, leases, requests
 from crow_persistence import database as module
 from crow_persistence.batch import SELECT_LAST_ID

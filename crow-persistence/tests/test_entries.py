@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from crow_core.messages import Message
+from crow_core.messages.message import Message
 from crow_persistence.entries import BLOB_PREFIX, MIN_BLOB_LENGTH, DamagedEntry, find_blobs, pack, unpack
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st

@@ -18,7 +18,6 @@ from time import monotonic
 from typing import Any
 
 import pytest
-from crow_cli.process import EXIT_LIMIT
 from crow_core.acp.connection import RpcError
 from crow_core.acp.schema import ClientCapabilities, ListSessionsRequest, LoadSessionRequest
 from crow_core.acp.transports import StreamTransport, open_streams
@@ -27,6 +26,7 @@ from crow_persistence.checks import check
 from crow_persistence.database import Database
 from crow_persistence.loader import find_session, load_session
 from crow_persistence.tables import sessions
+from crow_system.signals import EXIT_LIMIT
 from sqlalchemy import select
 
 pytestmark = [

@@ -36,12 +36,12 @@ from crow_core.acp.schema import (
     UserMessageChunk,
 )
 from crow_core.acp.transports import ChildTransport, spawn
-from crow_core.messages import INTERRUPTED
+from crow_core.messages.message import INTERRUPTED
 from crow_core.testing import Editor, Raw, Reply, ScriptedServer
-from crow_core.testing.chaos import to_body
 from crow_core.testing.script import FRAGMENT_LENGTH
 from crow_persistence.checks import check
 from crow_persistence.database import Database
+from crow_testing.chaos import to_body
 from msgspec import to_builtins
 from sqlalchemy import text
 

@@ -12,13 +12,13 @@ from threading import Event
 from time import time
 from typing import Any, NoReturn
 
-import crow_core.system as system
+import crow_system as system
 import pytest
 from crow_core.acp.schema import ClientCapabilities
 from crow_core.app import Crow
 from crow_core.errors import ModelError, SessionBusy, StoreError
-from crow_core.messages import view
-from crow_core.session import Session
+from crow_core.messages.message import view
+from crow_core.session.session import Session
 from crow_core.testing import Reply, ScriptedModel
 from crow_persistence import commits, leases, loader
 from crow_persistence.database import Database

@@ -23,13 +23,13 @@ from crow_core.acp.schema import (
 )
 from crow_core.app import Crow
 from crow_core.errors import StoreError
-from crow_core.extensions.commands import commands
-from crow_core.extensions.undo import undo
-from crow_core.log import new_id
-from crow_core.messages import Message, view
+from crow_core.messages.message import Message, view
 from crow_core.models.chat import ModelCall
-from crow_core.session import Session
+from crow_core.session.log import new_id
+from crow_core.session.session import Session
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
+from crow_extensions.commands import commands
+from crow_extensions.undo import undo
 from crow_persistence import commits, loader
 from crow_persistence.database import Database
 from crow_persistence.extension import persistence

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 from crow_core.errors import StoreError
-from crow_core.messages import Message
-from crow_core.prompts import Prompt
+from crow_core.messages.message import Message
+from crow_core.session.prompts import Prompt
 from crow_persistence import prompts
 from crow_persistence.batch import Batch
 from crow_persistence.database import Database

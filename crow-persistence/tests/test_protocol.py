@@ -38,13 +38,13 @@ from crow_core.acp.schema import (
     UserMessageChunk,
 )
 from crow_core.app import Crow
-from crow_core.extensions.permissions import permissions
-from crow_core.extensions.steering import steering
-from crow_core.extensions.titles import titles
 from crow_core.mcp.server import Server
 from crow_core.mcp.tool import ToolCall as ToolCallValue
-from crow_core.session import Session
+from crow_core.session.session import Session
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
+from crow_extensions.steering import steering
+from crow_extensions.titles import titles
+from crow_permissions.extension import permissions
 from crow_persistence.database import Database
 from crow_persistence.extension import persistence
 

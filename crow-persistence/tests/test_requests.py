@@ -9,11 +9,11 @@ import msgspec
 import pytest
 from crow_core.errors import StoreError
 from crow_core.masking import mask
-from crow_core.messages import Message, ToolUse
+from crow_core.messages.message import Message, ToolUse
+from crow_core.messages.view import View
 from crow_core.models.chat import ChatModel, Model, ModelCall, Prices, encode_json
 from crow_core.models.quirks import Quirks
 from crow_core.testing import ScriptedModel
-from crow_core.view import View
 from crow_persistence import blobs, prompts, requests
 from crow_persistence.batch import Batch
 from crow_persistence.database import Database

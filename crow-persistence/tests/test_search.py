@@ -7,7 +7,7 @@ from uuid import uuid4
 
 import pytest
 from crow_core.content import to_content
-from crow_core.messages import Message, ToolUse
+from crow_core.messages.message import Message, ToolUse
 from crow_persistence import forks, search
 from crow_persistence.database import Database
 from crow_persistence.entries import clean_text, encode, entry_kind

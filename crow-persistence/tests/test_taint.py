@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from crow_core.acp.schema import ForkSessionRequest, ForkSessionResponse, LoadSessionRequest
 from crow_core.app import Crow
-from crow_core.extensions.permissions import permissions
-from crow_core.extensions.taint import taint
 from crow_core.mcp.server import Server
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
+from crow_permissions.extension import permissions
+from crow_permissions.taint import taint
 from crow_persistence.database import Database
 from crow_persistence.extension import persistence
 from fastmcp import FastMCP

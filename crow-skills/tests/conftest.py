@@ -12,8 +12,8 @@ from crow_core.acp.schema import ClientCapabilities, TextBlock, UserMessageChunk
 from crow_core.app import Crow
 from crow_core.content import replay
 from crow_core.mcp.server import Server
-from crow_core.messages import marker_kind
-from crow_core.session import Session
+from crow_core.messages.message import marker_kind
+from crow_core.session.session import Session
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
 
 Request = dict[str, Any]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from crow_core.acp.schema import AvailableCommandsUpdate
 from crow_core.app import Crow
-from crow_core.extensions.commands import commands
+from crow_extensions.commands import commands
 from crow_skills.command_files import command_files
 from crow_skills.mentions import mentions
 from crow_skills.skills import skills

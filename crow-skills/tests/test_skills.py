@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from crow_core.acp.schema import AvailableCommandsUpdate
 from crow_core.app import Crow
-from crow_core.extensions.commands import commands
-from crow_core.extensions.permissions import permissions
 from crow_core.mcp.server import Server
-from crow_core.settings.project_files import UnusableFile
 from crow_core.testing import Reply
 from crow_core.testing.script import ScriptedCall as Use
+from crow_extensions.commands import commands
+from crow_permissions.extension import permissions
 from crow_skills.skill_file import parse_skill, validate_skill
 from crow_skills.skills import skills
+from crow_system.files import UnusableFile
 from fastmcp import FastMCP
 from fastmcp.server.providers.skills import SkillsDirectoryProvider
 from hypothesis import HealthCheck, given, settings

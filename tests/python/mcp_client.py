@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import urljoin
 
 import httpx2
+from crow_agent.settings.config import OAuthSettings, ServerSettings, to_server
 from crow_core.acp.schema import (
     ClientCapabilities,
     CreateElicitationRequest,
@@ -27,7 +28,6 @@ from crow_core.acp.schema import (
 )
 from crow_core.app import Crow
 from crow_core.mcp.server import Server, import_sdk
-from crow_core.settings.config import OAuthSettings, ServerSettings, to_server
 from crow_core.testing import Reply, ScriptedModel, connect
 from msgspec import to_builtins
 

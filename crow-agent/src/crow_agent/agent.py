@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
 
+from crow_core.acp.agent_process import START_TIMEOUT
 from crow_core.acp.schema import AuthenticateRequest, LoadSessionRequest, NewSessionRequest, ResumeSessionRequest
-from crow_core.agent_process import START_TIMEOUT
 from crow_core.errors import ConfigError
 from msgspec import UNSET
 
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from crow_core.mcp.server import Server
     from crow_core.mcp.tool import ToolCall
     from crow_core.models.chat import Model
-    from crow_core.prompts import Prompt
-    from crow_core.session import Session
+    from crow_core.session.prompts import Prompt
+    from crow_core.session.session import Session
 
     from crow_agent.app import Mode
 
@@ -190,11 +190,11 @@ class Agent:
 
     async def _build(self) -> "Crow":
         """Make the app in this process."""
-        from crow_core.extensions.ask_user import ask_user
-        from crow_core.extensions.other_agents import other_agents
-        from crow_core.extensions.plan import plan
         from crow_core.mcp.server import share_server
-        from crow_core.prompts import Prompt
+        from crow_core.session.prompts import Prompt
+        from crow_extensions.ask_user import ask_user
+        from crow_extensions.other_agents import other_agents
+        from crow_extensions.plan import plan
         from crow_persistence.extension import persistence
 
         from crow_agent.app import TOOL_SERVER, build, configured_servers, given_servers, project_servers

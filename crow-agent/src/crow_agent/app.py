@@ -12,51 +12,63 @@ from weakref import WeakValueDictionary
 
 import crow_mcp_server
 from crow_compact.extension import compact
+from crow_core.agent.client_files import ClientWorkspace, terminals
 from crow_core.app import Crow
-from crow_core.editor import ClientWorkspace, terminals
 from crow_core.elicitation import can_ask
 from crow_core.errors import ConfigError, ElicitationError
-from crow_core.extensions.ask_user import ask_user
-from crow_core.extensions.broken_replies import broken_replies
-from crow_core.extensions.budgets import budgets
-from crow_core.extensions.commands import commands
-from crow_core.extensions.context_window import context_window
-from crow_core.extensions.cut_prompts import cut_prompts
-from crow_core.extensions.empty_replies import empty_replies
-from crow_core.extensions.loop_guard import loop_guard
-from crow_core.extensions.mask_secrets import mask_secrets
-from crow_core.extensions.mcp import mcp
-from crow_core.extensions.other_agents import other_agents
-from crow_core.extensions.permissions import permissions
-from crow_core.extensions.plan import plan
-from crow_core.extensions.printed_calls import printed_calls
-from crow_core.extensions.reasoning_effort import reasoning_effort
-from crow_core.extensions.refused_prompts import refused_prompts
-from crow_core.extensions.resources import resources
-from crow_core.extensions.shell_hooks import shell_hooks
-from crow_core.extensions.steering import steering
-from crow_core.extensions.structured_output import structured_output
-from crow_core.extensions.subagents import subagents
-from crow_core.extensions.taint import taint
-from crow_core.extensions.telemetry import telemetry
-from crow_core.extensions.templates import templates
-from crow_core.extensions.titles import titles
-from crow_core.extensions.tool_search import tool_search
-from crow_core.extensions.truncate import truncate
-from crow_core.extensions.undo import undo
-from crow_core.extensions.until_done import until_done
-from crow_core.extensions.usage import usage
-from crow_core.extensions.work_trees import work_trees
 from crow_core.masking import find_secrets
 from crow_core.mcp.server import Server, share_server
-from crow_core.messages import Message, drop_rewound, find_shell
+from crow_core.messages.message import Message, drop_rewound, find_shell
 from crow_core.models.chat import Model
-from crow_core.permission.kept_answers import KeptAnswers
-from crow_core.prompts import Prompt
-from crow_core.session import Session
-from crow_core.settings.config import (
+from crow_core.session.prompts import Prompt
+from crow_core.session.session import Session
+from crow_core.text import to_line
+from crow_extensions.agent_settings import AgentSettings
+from crow_extensions.ask_user import ask_user
+from crow_extensions.broken_replies import broken_replies
+from crow_extensions.budgets import budgets
+from crow_extensions.commands import commands
+from crow_extensions.context_window import context_window
+from crow_extensions.cut_prompts import cut_prompts
+from crow_extensions.empty_replies import empty_replies
+from crow_extensions.loop_guard import loop_guard
+from crow_extensions.mask_secrets import mask_secrets
+from crow_extensions.mcp import mcp
+from crow_extensions.other_agents import other_agents
+from crow_extensions.plan import plan
+from crow_extensions.printed_calls import printed_calls
+from crow_extensions.reasoning_effort import reasoning_effort
+from crow_extensions.refused_prompts import refused_prompts
+from crow_extensions.resources import resources
+from crow_extensions.shell_hooks import shell_hooks
+from crow_extensions.steering import steering
+from crow_extensions.structured_output import structured_output
+from crow_extensions.subagents import subagents
+from crow_extensions.telemetry import telemetry
+from crow_extensions.templates import templates
+from crow_extensions.titles import titles
+from crow_extensions.tool_search import tool_search
+from crow_extensions.truncate import truncate
+from crow_extensions.undo import undo
+from crow_extensions.until_done import until_done
+from crow_extensions.usage import usage
+from crow_extensions.work_trees import work_trees
+from crow_mcp_server.web.search_settings import PROVIDER_KEYS
+from crow_mcp_server.workspace import Workspace, local_workspace
+from crow_permissions.extension import permissions
+from crow_permissions.kept_answers import KeptAnswers
+from crow_permissions.taint import taint
+from crow_persistence.extension import persistence
+from crow_skills.agents import agents
+from crow_skills.command_files import command_files
+from crow_skills.files import find_project_folders, get_user_folders
+from crow_skills.mentions import mentions
+from crow_skills.skills import skills
+from crow_system.files import is_inside
+from msgspec.json import encode as to_json
+
+from crow_agent.settings.config import (
     TOKENS_FOLDER,
-    AgentSettings,
     Config,
     Home,
     ServerSettings,
@@ -70,20 +82,10 @@ from crow_core.settings.config import (
     to_read_error,
     to_server,
 )
-from crow_core.settings.discovery import FoundModels, search_models
-from crow_core.settings.project_files import FOLDERS, SETTINGS, is_inside, list_settings, show_path
-from crow_core.settings.running import RunningAgents
-from crow_core.settings.trust import TrustedFolders
-from crow_core.text import to_line
-from crow_mcp_server.web.search_settings import PROVIDER_KEYS
-from crow_mcp_server.workspace import Workspace, local_workspace
-from crow_persistence.extension import persistence
-from crow_skills.agents import agents
-from crow_skills.command_files import command_files
-from crow_skills.files import find_project_folders, get_user_folders
-from crow_skills.mentions import mentions
-from crow_skills.skills import skills
-from msgspec.json import encode as to_json
+from crow_agent.settings.discovery import FoundModels, search_models
+from crow_agent.settings.project_files import FOLDERS, SETTINGS, list_settings, show_path
+from crow_agent.settings.running import RunningAgents
+from crow_agent.settings.trust import TrustedFolders
 
 Mode = Literal["ask", "accept-edits", "plan", "yolo"]
 Extension = Callable[..., None]

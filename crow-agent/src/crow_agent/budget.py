@@ -9,7 +9,7 @@ from crow_agent.errors import BudgetSpent
 if TYPE_CHECKING:
     from crow_core.app import Crow
     from crow_core.models.chat import ModelCall, ModelRequest
-    from crow_core.session import Session
+    from crow_core.session.session import Session
 
 
 @dataclass

@@ -19,7 +19,7 @@ from difflib import SequenceMatcher, unified_diff
 from pathlib import Path
 from typing import Any, cast
 
-import crow_core.system as system
+import crow_system as system
 import httpx2
 import msgspec
 from crow_core.errors import ModelError
@@ -27,11 +27,11 @@ from crow_core.masking import MASK, find_secrets
 from crow_core.models.chat import ChatModel, Model, Prices
 from crow_core.models.endpoint import create_http_client
 from crow_core.models.quirks import Quirks
-from crow_core.settings.config import Home, load_config, load_environment
-from crow_core.settings.discovery import find_models
 from msgspec import structs
 
 from crow_agent.errors import AgentError
+from crow_agent.settings.config import Home, load_config, load_environment
+from crow_agent.settings.discovery import find_models
 
 FORMAT = 1
 """The version of the file's format."""

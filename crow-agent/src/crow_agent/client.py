@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, cast
 
 from crow_core import __version__
+from crow_core.acp.agent_process import START_TIMEOUT
 from crow_core.acp.client import AcpClient, describe_login
 from crow_core.acp.connection import ConnectionClosed, Handler, RpcError
 from crow_core.acp.schema import (
@@ -32,7 +33,6 @@ from crow_core.acp.schema import (
     ToolCall,
     ToolCallFields,
 )
-from crow_core.agent_process import START_TIMEOUT
 from crow_core.hooks import call_function
 from msgspec import UNSET
 from msgspec.structs import asdict

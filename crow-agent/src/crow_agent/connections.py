@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import crow_core.system as system
+import crow_system as system
+from crow_core.acp.agent_process import start_agent_process
 from crow_core.acp.transports import Transport, memory_pair
-from crow_core.agent_process import start_agent_process
 from crow_core.errors import ConfigError, ModelError, StoreError
 
 from crow_agent.errors import AgentError, AgentLost
@@ -52,7 +52,9 @@ def make_end(name: str) -> Callable[[], Awaitable[AgentLost]]:
 @asynccontextmanager
 async def connect_app(make: "Callable[[], Awaitable[Crow]]") -> AsyncGenerator[AgentConnection]:
     """Make an app and connect to it in this process; shut it down at the end. Raises AgentError."""
-    from crow_core.agent import AcpAgent  # imported here because it loads half of crow, and other agents do not need it
+    from crow_core.agent.acp_agent import (
+        AcpAgent,  # imported here because it loads half of crow, and other agents do not need it
+    )
 
     try:
         crow = await make()

@@ -33,7 +33,7 @@ class OutputType(Generic[T]):
         self.wanted: Any = wanted
         self._adapter: TypeAdapter[T] | None = None
         """Pydantic's adapter for the type, if msgspec does not know it."""
-        from crow_core.output import OutputSchema, check_schema  # only typed results need it
+        from crow_core.session.output import OutputSchema, check_schema  # only typed results need it
 
         self._accepts = OutputSchema
         if isinstance(wanted, Mapping):
@@ -110,7 +110,7 @@ def has_pydantic_notes(hint: Any, seen: frozenset[Any] = frozenset()) -> bool:
 
 def describe_faults(error: ValueError) -> str:
     """Convert an error of pydantic to one line for each fault."""
-    from crow_core.output import describe_path
+    from crow_core.session.output import describe_path
 
     if not hasattr(error, "errors"):
         return str(error)

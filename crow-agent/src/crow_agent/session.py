@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import aclosing, suppress
 from typing import Any, Generic, TypeAlias, TypeVar, cast, overload
 
+from crow_core.acp.agent_process import START_TIMEOUT
 from crow_core.acp.record import TurnRecord
 from crow_core.acp.schema import (
     CloseSessionRequest,
@@ -26,7 +27,6 @@ from crow_core.acp.schema import (
     TextBlock,
     ToolCallFields,
 )
-from crow_core.agent_process import START_TIMEOUT
 from msgspec import UNSET, json
 
 from crow_agent.budget import Budget

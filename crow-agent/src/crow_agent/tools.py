@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar, get_args, get_origin, get_type_hints, overload
 
-import crow_core.system as system
+import crow_system as system
 import msgspec
 
 if TYPE_CHECKING:
@@ -200,7 +200,8 @@ def make_function_server(functions: Sequence[Function]) -> "Server":
 def to_given_servers(servers: Mapping[str, McpServer]) -> dict[str, Any]:
     """Convert URLs, commands and settings of MCP servers to `ServerSettings`; other values stay. Raises ValueError."""
     from crow_core.errors import ConfigError  # these are loaded when a program has MCP servers
-    from crow_core.settings.config import ServerSettings, check_credentials, to_mcp_server
+
+    from crow_agent.settings.config import ServerSettings, check_credentials, to_mcp_server
 
     if not isinstance(servers, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError('mcp_servers is a dict: {"NAME": "command or URL"}.')

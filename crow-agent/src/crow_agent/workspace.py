@@ -8,6 +8,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+from crow_core.acp.client_terminals import ClientTerminals
 from crow_core.acp.connection import RpcError
 from crow_core.acp.schema import (
     INVALID_PARAMS,
@@ -22,7 +23,6 @@ from crow_core.acp.schema import (
     ToolCallLocation,
     WriteTextFileRequest,
 )
-from crow_core.client_terminals import ClientTerminals
 from msgspec import UNSET
 
 REFUSED = -32000

@@ -8,8 +8,9 @@ from typing import Any
 
 import click
 from crow_core.errors import StoreError
+from crow_core.text import escape_controls
 
-from crow_cli.console import AS_JSON, escape_controls, format_time, limit_option, print_json, print_note, print_table
+from crow_cli.console import AS_JSON, format_time, limit_option, print_json, print_note, print_table
 from crow_cli.process import fail
 from crow_cli.storage import connect, open_database
 

@@ -16,13 +16,14 @@ from time import monotonic
 from typing import Any, TypeAlias
 
 import click
-import crow_core.system as system
+import crow_system as system
 import msgspec
 from crow_agent import Agent, AgentError, Budget, BudgetSpent, Result
 from crow_core.errors import ConfigError
+from crow_core.text import escape_controls
 from msgspec import UNSET, UnsetType
 
-from crow_cli.console import escape_controls, escape_line, shorten
+from crow_cli.console import escape_line, shorten
 from crow_cli.process import hide_memory
 
 LINE_START = b'{"id":'

@@ -4,10 +4,10 @@ import sys
 from typing import Any
 
 import click
+from crow_core.text import escape_controls
 
 from crow_cli.console import (
     AS_JSON,
-    escape_controls,
     escape_line,
     format_time,
     is_terminal,

@@ -76,8 +76,8 @@ def find_session(prefix: str, folder: str) -> str:
 
 def find_history() -> str | None:
     """Return the file of earlier prompts; None if its folder cannot be made."""
+    from crow_agent.settings.config import Home
     from crow_core.errors import ConfigError  # not above: the screen waits for this module
-    from crow_core.settings.config import Home
 
     try:
         data = Home.find(os.environ).data

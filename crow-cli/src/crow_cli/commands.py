@@ -12,18 +12,14 @@ from crow_core.errors import ConfigError, ModelError, StoreError
 
 from crow_cli.audit import audit
 from crow_cli.calls import calls
-from crow_cli.check.command import check
 from crow_cli.client_config import CLIENTS, print_client_config
 from crow_cli.db import db
-from crow_cli.evaluation import evaluate
-from crow_cli.histories import import_
+from crow_cli.groups import AcpGroup, CrowGroup
 from crow_cli.mcp import mcp
 from crow_cli.perms import perms
 from crow_cli.process import fail, run_to_end
 from crow_cli.prompts import prompts
-from crow_cli.reask import reask
-from crow_cli.recording.command import record, replay
-from crow_cli.run_command import read_schema, run, to_run_arguments
+from crow_cli.run_command import read_schema, run
 from crow_cli.sessions import sessions
 from crow_cli.settings_commands import completion, config, setup, status
 from crow_cli.skills import skills
@@ -32,13 +28,6 @@ from crow_cli.undo import undo
 from crow_cli.workflows import worker, workflows
 
 MODEL = click.option("-m", "--model", default="", help="A configured model, or the endpoint's name for one.")
-
-
-class CrowGroup(click.Group):
-    """The commands; `crow -p PROMPT` is `crow run PROMPT`."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, to_run_arguments(args))
 
 
 @click.group(cls=CrowGroup, context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True)
@@ -60,12 +49,9 @@ def cli(context: click.Context) -> None:
 
 cli.add_command(sessions)
 cli.add_command(prompts)
-cli.add_command(reask)
-cli.add_command(import_)
 cli.add_command(calls)
 cli.add_command(audit)
 cli.add_command(db)
-cli.add_command(evaluate)
 cli.add_command(undo)
 cli.add_command(mcp)
 cli.add_command(skills)
@@ -79,7 +65,7 @@ cli.add_command(worker)
 cli.add_command(workflows)
 
 
-@cli.group(invoke_without_command=True)
+@cli.group(cls=AcpGroup, invoke_without_command=True)
 @MODEL
 @click.option("--unstable", is_flag=True, help="Also speak the parts of ACP that may still change.")
 @click.option(
@@ -96,9 +82,6 @@ def acp(context: click.Context, model: str, unstable: bool, print_config: str | 
         serve(model, unstable=unstable)
 
 
-acp.add_command(check)
-acp.add_command(record)
-acp.add_command(replay)
 # An editor that logs in on a terminal adds `setup` to the command line with which it starts the agent.
 acp.add_command(click.Command("setup", callback=setup.callback, params=setup.params, help=setup.help, hidden=True))
 

@@ -10,9 +10,7 @@ from typing import Any, cast, get_args, get_origin, get_type_hints
 
 import click
 import msgspec
-from crow_core.errors import ConfigError
-from crow_core.masking import MASK, find_secrets, mask
-from crow_core.settings.config import (
+from crow_agent.settings.config import (
     ALIASES,
     VARIABLE,
     Config,
@@ -23,9 +21,12 @@ from crow_core.settings.config import (
     load_environment,
     to_read_error,
 )
-from crow_core.settings.trust import TrustedFolders
+from crow_agent.settings.trust import TrustedFolders
+from crow_core.errors import ConfigError
+from crow_core.masking import MASK, find_secrets, mask
+from crow_core.text import escape_controls
 
-from crow_cli.console import escape_controls, escape_line, print_json, print_note, shorten_path
+from crow_cli.console import escape_line, print_json, print_note, shorten_path
 from crow_cli.own_tree import refuse_below_crow
 from crow_cli.settings_file import edit_config, join_keys, read_file, split_keys, to_toml
 

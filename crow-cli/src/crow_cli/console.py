@@ -11,7 +11,7 @@ from typing import Any
 from unicodedata import combining, east_asian_width
 
 import click
-from crow_core.text import CONTROL_CHARACTERS
+from crow_core.text import CONTROL_CHARACTERS, escape_controls
 
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 
@@ -108,8 +108,3 @@ def is_terminal() -> bool:
 def remove_controls(text: str) -> str:
     """Remove the characters that control a terminal."""
     return text.translate(CONTROL)
-
-
-def escape_controls(text: str) -> str:
-    """Replace the characters that control a terminal by `\\uXXXX`, so that they are harmless and visible."""
-    return text.translate({code: f"\\u{code:04x}" for code in CONTROL})

@@ -6,10 +6,11 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 import click
+from crow_agent.settings.config import Home, get_database_url, load_config
 from crow_core.errors import ConfigError, StoreError
-from crow_core.settings.config import Home, get_database_url, load_config
+from crow_core.text import escape_controls
 
-from crow_cli.console import AS_JSON, escape_controls, format_time, print_json, print_note, print_table, shorten_path
+from crow_cli.console import AS_JSON, format_time, print_json, print_note, print_table, shorten_path
 from crow_cli.process import fail
 from crow_cli.storage import open_database
 

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import click
-import crow_core.system as system
+import crow_system as system
 import msgspec
+from crow_agent.settings.config import Config, Home, load_config, load_environment
+from crow_agent.settings.discovery import find_models
 from crow_core.errors import ConfigError, ModelError
-from crow_core.messages import Delta, Message, answer_tool_call, decode_json, parse_arguments, settle, view
+from crow_core.messages.message import Delta, Message, answer_tool_call, decode_json, parse_arguments, settle, view
 from crow_core.models.chat import TOOL_ADVICE, ChatModel, ModelCall, ModelRequest
 from crow_core.models.endpoint import CONNECT_TIMEOUT, create_http_client, join_url
 from crow_core.models.estimate import count_min_tokens
@@ -25,12 +27,10 @@ from crow_core.models.quirks import Quirks
 from crow_core.models.stream import parse_object
 from crow_core.models.usage import count_cached_tokens, to_count
 from crow_core.models.window import filter_objects, find_window
-from crow_core.output import OutputSchema
-from crow_core.settings.config import Config, Home, load_config, load_environment
-from crow_core.settings.discovery import find_models
+from crow_core.session.output import OutputSchema
+from crow_core.text import escape_controls
 from msgspec import structs
 
-from crow_cli.console import escape_controls
 from crow_cli.machine import Finding, Verdict, examine_in_thread, to_findings
 
 MAX_REPLY_TOKENS = 1500

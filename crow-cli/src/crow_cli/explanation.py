@@ -12,18 +12,18 @@ from pathlib import Path
 from typing import Any, cast
 
 import crow_mcp_server
-from crow_core.extensions.permissions import judge_git
+from crow_agent.settings.config import Home, load_config, load_environment, load_project_config
+from crow_agent.settings.trust import TrustedFolders
 from crow_core.mcp.server import Server
 from crow_core.mcp.tool import Tool, ToolCall
-from crow_core.messages import ToolUse
-from crow_core.permission.exits import find_exit
-from crow_core.permission.judgement import Mode, SessionPermissions, judge
-from crow_core.permission.kept_answers import KeptAnswers
-from crow_core.permission.rules import Rule, Rules, Verdict, parse_rules
-from crow_core.permission.simple_commands import UNKNOWN, CommandLine, read_command_line
-from crow_core.session import Folders, Hooks, Session
-from crow_core.settings.config import Home, load_config, load_environment, load_project_config
-from crow_core.settings.trust import TrustedFolders
+from crow_core.messages.message import ToolUse
+from crow_core.session.session import Folders, Hooks, Session
+from crow_permissions.exits import find_exit
+from crow_permissions.extension import judge_git
+from crow_permissions.judgement import Mode, SessionPermissions, judge
+from crow_permissions.kept_answers import KeptAnswers
+from crow_permissions.rules import Rule, Rules, Verdict, parse_rules
+from crow_permissions.simple_commands import UNKNOWN, CommandLine, read_command_line
 
 CALL = re.compile(r"(\w[\w-]*):(.*)", re.DOTALL)
 """A tool and its subject."""

@@ -17,10 +17,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-import crow_core.system as system
-from crow_core.errors import ConfigError, StoreError
-from crow_core.models.quirks import find_quirks
-from crow_core.settings.config import (
+import crow_system as system
+from crow_agent.settings.config import (
     Config,
     Home,
     UnusableServer,
@@ -29,9 +27,11 @@ from crow_core.settings.config import (
     load_environment,
     load_project_config,
 )
-from crow_core.settings.login_path import lacks_login_path, read_login_path
-from crow_core.settings.project_files import list_settings
-from crow_core.settings.trust import TrustedFolders
+from crow_agent.settings.login_path import lacks_login_path, read_login_path
+from crow_agent.settings.project_files import list_settings
+from crow_agent.settings.trust import TrustedFolders
+from crow_core.errors import ConfigError, StoreError
+from crow_core.models.quirks import find_quirks
 
 Verdict = Literal["ok", "partly", "no"]
 

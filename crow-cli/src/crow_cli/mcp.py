@@ -15,11 +15,8 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import click
-import crow_core.system as system
-from crow_core.errors import ConfigError
-from crow_core.masking import find_secrets, mask
-from crow_core.mcp.server import describe_error, import_sdk, list_or_empty, run_in_thread
-from crow_core.settings.config import (
+import crow_system as system
+from crow_agent.settings.config import (
     TOKENS_FOLDER,
     Config,
     Home,
@@ -32,9 +29,13 @@ from crow_core.settings.config import (
     read_toml,
     to_server,
 )
-from crow_core.settings.trust import TrustedFolders, lock_folder
+from crow_agent.settings.trust import TrustedFolders, lock_folder
+from crow_core.errors import ConfigError
+from crow_core.masking import find_secrets, mask
+from crow_core.mcp.server import describe_error, import_sdk, list_or_empty, run_in_thread
+from crow_core.text import escape_controls
 
-from crow_cli.console import AS_JSON, escape_controls, escape_line, print_json, print_note, print_table, shorten_path
+from crow_cli.console import AS_JSON, escape_line, print_json, print_note, print_table, shorten_path
 from crow_cli.process import fail, run_to_end
 
 if TYPE_CHECKING:

@@ -10,7 +10,6 @@ import click
 import msgspec
 from crow_core.acp.schema import StopReason
 from crow_core.app import Crow
-from crow_core.client import NOBODY_THERE
 from crow_core.content import to_announcement
 from crow_core.errors import ModelError
 from crow_core.masking import mask
@@ -18,12 +17,14 @@ from crow_core.mcp.result import ToolResult
 from crow_core.mcp.tool import ToolCall
 from crow_core.models.chat import ModelCall
 from crow_core.models.usage import count_tokens, find_price
-from crow_core.permission.judgement import find_permissions, judge
-from crow_core.permission.rules import parse_rule
-from crow_core.permission.subjects import find_subject
-from crow_core.session import Session
+from crow_core.session.session import Session
+from crow_core.session.user import NOBODY_THERE
+from crow_core.text import escape_controls
+from crow_permissions.judgement import find_permissions, judge
+from crow_permissions.rules import parse_rule
+from crow_permissions.subjects import find_subject
 
-from crow_cli.console import escape_controls, shorten
+from crow_cli.console import shorten
 
 SCHEMA_VERSION = 1
 """The version of the JSON document. New keys do not change it; keys that are removed or mean something else do."""

@@ -13,10 +13,10 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-import crow_core.system as system
+import crow_system as system
+from crow_agent.settings.config import Home
+from crow_agent.settings.running import RunningAgents
 from crow_core.mcp.watchdog import MARK
-from crow_core.settings.config import Home
-from crow_core.settings.running import RunningAgents
 from crow_mcp_server.terminal.watchdog import MARK_VARIABLE
 
 from crow_cli.process import fail

@@ -9,12 +9,13 @@ from typing import Any, cast
 
 import click
 import msgspec
+from crow_agent.settings.config import Home
 from crow_core.errors import ConfigError
-from crow_core.permission.kept_answers import KeptAnswer, KeptAnswers
-from crow_core.permission.rules import Verdict
-from crow_core.settings.config import Home
+from crow_core.text import escape_controls
+from crow_permissions.kept_answers import KeptAnswer, KeptAnswers
+from crow_permissions.rules import Verdict
 
-from crow_cli.console import AS_JSON, escape_controls, format_time, print_json, print_note, print_table
+from crow_cli.console import AS_JSON, format_time, print_json, print_note, print_table
 from crow_cli.own_tree import refuse_below_crow
 from crow_cli.process import fail
 

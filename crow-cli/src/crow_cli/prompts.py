@@ -5,14 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import click
-import crow_core.system as system
+import crow_system as system
 import msgspec
+from crow_agent.settings.config import Config, Home, load_config
 from crow_core.errors import ConfigError
-from crow_core.settings.config import Config, Home, load_config
+from crow_core.text import escape_controls
 
 from crow_cli.console import (
     AS_JSON,
-    escape_controls,
     escape_line,
     format_time,
     indent,
@@ -103,7 +103,7 @@ def stats(name: str, as_json: bool) -> None:
 
     Ratings are those of /good and /bad; the last one of an answer counts. Rates have 95 % intervals (Wilson).
     """
-    from crow_agent.evaluation.statistics import wilson
+    from crow_persistence.intervals import wilson
     from crow_persistence.prompts import find_version, list_stats
 
     with connect() as connection:

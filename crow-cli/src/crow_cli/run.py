@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
-import crow_core.system as system
+import crow_system as system
 import msgspec
 from crow_core.acp.connection import RpcError
 from crow_core.acp.decoding import encode
@@ -32,12 +32,12 @@ from crow_core.acp.schema import (
     TextBlock,
 )
 from crow_core.acp.transports import memory_pair
-from crow_core.agent import AcpAgent
+from crow_core.agent.acp_agent import AcpAgent
 from crow_core.app import Crow
+from crow_core.text import escape_controls
+from crow_system.signals import RECEIVED
 
-from crow_cli.console import escape_controls
 from crow_cli.outcome import FAILED, SCHEMA_VERSION, USAGE, ContextUse, Outcome, TurnWatch
-from crow_cli.process import RECEIVED
 from crow_cli.terminal_client import TerminalClient
 
 if TYPE_CHECKING:

@@ -182,7 +182,7 @@ async def send_prompt(text: str, style: Any, given: Mapping[str, Any]) -> int:
 async def build_app(given: Mapping[str, Any]) -> "tuple[Crow, Budget | None]":
     """Build the app, and the limits that it keeps to, if there are any. Raises ConfigError, ModelError."""
     from crow_agent.app import build
-    from crow_core.extensions.ask_user import ask_user
+    from crow_extensions.ask_user import ask_user
     from crow_persistence.extension import persistence
 
     crow = await build(
@@ -210,7 +210,7 @@ async def build_app(given: Mapping[str, Any]) -> "tuple[Crow, Budget | None]":
 
 def check_rules(option: str, rules: Sequence[str]) -> Sequence[str]:
     """Return permission rules. Raises ConfigError for one that cannot be used."""
-    from crow_core.permission.rules import parse_rules
+    from crow_permissions.rules import parse_rules
 
     try:
         parse_rules(rules)
@@ -232,7 +232,7 @@ def choose_tools(names: str) -> list[str]:
 
 def read_mcp_config(source: str) -> "list[McpServer]":
     """Return the MCP servers in a file, or in the JSON itself. Raises ConfigError."""
-    from crow_core.settings.config import Home, load_environment, parse_servers, read_servers, to_mcp_server
+    from crow_agent.settings.config import Home, load_environment, parse_servers, read_servers, to_mcp_server
 
     env = load_environment(Home.find(os.environ), os.environ)
     if source.lstrip().startswith("{"):
@@ -270,8 +270,8 @@ def find_folder(option: str, name: str) -> str:
 
 def read_schema(source: str) -> dict[str, Any]:
     """Return the JSON schema in a file, on standard input for `-`, or in the argument itself."""
-    from crow_core.messages import decode_json
-    from crow_core.output import check_schema
+    from crow_core.messages.message import decode_json
+    from crow_core.session.output import check_schema
 
     try:
         text = source if source.lstrip().startswith("{") else click.open_file(source, encoding="utf-8").read()

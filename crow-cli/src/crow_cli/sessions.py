@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from crow_core.errors import StoreError
+from crow_core.text import escape_controls
 
 from crow_cli.console import (
     AS_JSON,
     MAX_OUTPUT_LINES,
-    escape_controls,
     escape_line,
     format_time,
     indent,
@@ -29,8 +29,8 @@ from crow_cli.process import fail
 from crow_cli.storage import connect
 
 if TYPE_CHECKING:
-    from crow_core.messages import Message
-    from crow_core.worktree import WorkTree
+    from crow_core.messages.message import Message
+    from crow_core.messages.worktree import WorkTree
     from crow_persistence.export.transcript import Transcript, TranscriptPart, TranscriptToolCall
 
 FORMATS = ("markdown", "jsonl", "html", "atif")
@@ -104,8 +104,8 @@ def list_(everywhere: bool, agents: bool, limit: int, as_json: bool) -> None:
 @AS_JSON
 def show(session: str, view: bool, as_json: bool) -> None:
     """Show the messages and tool calls of a session. Secrets are not masked."""
-    from crow_core.messages import drop_markers
-    from crow_core.messages import view as view_of
+    from crow_core.messages.message import drop_markers
+    from crow_core.messages.message import view as view_of
     from crow_persistence.export.jsonl import to_records
     from crow_persistence.export.transcript import Transcript
     from crow_persistence.loader import find_session
@@ -134,7 +134,7 @@ def show(session: str, view: bool, as_json: bool) -> None:
 
 def print_message(message: "Message") -> None:
     """Print a message of a request to the model."""
-    from crow_core.messages import to_parts
+    from crow_core.messages.message import to_parts
     from crow_persistence.export.transcript import describe_media, find_url
 
     answers = f" {message['tool_call_id']}" if "tool_call_id" in message else ""
@@ -275,8 +275,9 @@ def to_task(session: str, folder: Path | None, turn: int) -> None:
     The start is the one that was recorded with the session: the commit of its folder, and what had been changed. If
     none was, it is the present commit.
     """
-    from crow_core.messages import find_turns, to_parts
-    from crow_core.worktree import WorkTreeError, find_recorded, write_changes
+    from crow_core.messages.message import find_turns, to_parts
+    from crow_core.messages.worktree import find_recorded
+    from crow_extensions.worktree import WorkTreeError, write_changes
     from crow_persistence.loader import find_session, load_session
 
     with connect() as connection:
@@ -316,7 +317,7 @@ def to_task(session: str, folder: Path | None, turn: int) -> None:
 
 def find_present_start(cwd: str) -> tuple[str, str]:
     """Return the lines of a task that start from the present commit of a folder, and a sentence about them."""
-    from crow_core.git import read_head
+    from crow_system.git import read_head
 
     repository, commit = read_head(cwd) if os.path.isdir(cwd) else ("", "")
     if not commit:
@@ -328,7 +329,7 @@ def find_present_start(cwd: str) -> tuple[str, str]:
 
 def find_recorded_start(tree: "WorkTree") -> tuple[str, str]:
     """Return the lines of a task that start from a recorded state, and a sentence about them."""
-    from crow_core.worktree import WorkTreeError, check_commit, list_removed
+    from crow_extensions.worktree import WorkTreeError, check_commit, list_removed
 
     try:
         check_commit(tree)
@@ -349,7 +350,7 @@ def find_recorded_start(tree: "WorkTree") -> tuple[str, str]:
 @click.option("--at", metavar="ENTRY", default="", help="Fork after this entry, not at the end; `show` prints the ids.")
 def fork(session: str, at: str) -> None:
     """Make a new session that continues another one, and print its id."""
-    from crow_core.log import new_id
+    from crow_core.session.log import new_id
     from crow_persistence import forks
     from crow_persistence.loader import find_session, load_session
 

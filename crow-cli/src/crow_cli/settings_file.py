@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-import crow_core.system as system
+import crow_system as system
+from crow_agent.settings.config import Config, Home, parse_config, to_read_error
+from crow_agent.settings.discovery import to_chat_model
+from crow_agent.settings.trust import TrustedFolders
 from crow_core.errors import ConfigError
-from crow_core.settings.config import Config, Home, parse_config, to_read_error
-from crow_core.settings.discovery import to_chat_model
-from crow_core.settings.trust import TrustedFolders
 
 Change = tuple[Sequence[str], Any]
 """The keys that lead to a setting, and its new value."""

@@ -13,14 +13,15 @@ from importlib.resources import files
 from typing import Any, Literal, NoReturn
 
 import click
+from crow_agent.settings.config import Home, ModelSettings, load_environment
+from crow_agent.settings.discovery import LOCAL_SERVERS, list_local_models, to_chat_model
 from crow_core.errors import ConfigError
 from crow_core.masking import find_secrets, mask
 from crow_core.models.endpoint import is_local, to_display_url
 from crow_core.models.listing import list_models
-from crow_core.settings.config import Home, ModelSettings, load_environment
-from crow_core.settings.discovery import LOCAL_SERVERS, list_local_models, to_chat_model
+from crow_core.text import escape_controls
 
-from crow_cli.console import escape_controls, escape_line, print_diff, print_note, shorten_path
+from crow_cli.console import escape_line, print_diff, print_note, shorten_path
 from crow_cli.menu import ask_text, choose, choose_text, has_terminal
 from crow_cli.own_tree import refuse_below_crow
 from crow_cli.process import fail
@@ -206,7 +207,7 @@ class Setup:
 
     def place_key(self, provider: Provider, key: str) -> Key:
         """Choose the place for a new key."""
-        from crow_core.settings.keys import has_keyring  # imports keyring, which is slow
+        from crow_agent.settings.keys import has_keyring  # imports keyring, which is slow
 
         store = self.store
         if store is None:
@@ -278,7 +279,7 @@ class Setup:
             print_note("Nothing was written.")
             sys.exit(1)
         if key.store == "keyring":
-            from crow_core.settings import keys  # imports keyring, which is slow
+            from crow_agent.settings import keys  # imports keyring, which is slow
 
             if not keys.store(name, key.value):
                 raise ConfigError("The system's keyring did not store the key. Try again with --store file.")

@@ -7,12 +7,13 @@ from pathlib import Path
 from shlex import quote
 
 import click
+from crow_agent.settings.config import Home, load_config, parse_options
+from crow_agent.settings.project_files import list_settings
+from crow_agent.settings.trust import TrustedFolders
 from crow_core.errors import ConfigError
-from crow_core.settings.config import Home, load_config, parse_options
-from crow_core.settings.project_files import list_settings
-from crow_core.settings.trust import TrustedFolders
+from crow_core.text import escape_controls
 
-from crow_cli.console import AS_JSON, escape_controls, escape_line, print_json, print_note, print_table, shorten_path
+from crow_cli.console import AS_JSON, escape_line, print_json, print_note, print_table, shorten_path
 from crow_cli.process import fail
 
 SKILL_TEMPLATE = """---

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import click
+from crow_agent.settings.config import Config, Home, get_database_url, load_config, load_environment
+from crow_agent.settings.discovery import search_models
+from crow_agent.settings.project_files import list_settings as list_project_settings
+from crow_agent.settings.trust import TrustedFolders
 from crow_core.errors import ConfigError, ModelError, StoreError
 from crow_core.models.chat import ChatModel, get_window
 from crow_core.models.window import find_window
-from crow_core.permission.kept_answers import KeptAnswers
-from crow_core.settings.config import Config, Home, get_database_url, load_config, load_environment
-from crow_core.settings.discovery import search_models
-from crow_core.settings.project_files import list_settings as list_project_settings
-from crow_core.settings.trust import TrustedFolders
+from crow_permissions.kept_answers import KeptAnswers
 
 from crow_cli.config import DEFAULT, list_settings
 from crow_cli.console import escape_line, print_json, shorten_path

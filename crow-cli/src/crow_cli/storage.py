@@ -5,10 +5,11 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from crow_agent.settings.config import Home, get_database_url, load_config
 from crow_core.errors import ConfigError, StoreError
-from crow_core.settings.config import Home, get_database_url, load_config
+from crow_core.text import escape_controls
 
-from crow_cli.console import escape_controls, print_note
+from crow_cli.console import print_note
 from crow_cli.process import fail
 
 if TYPE_CHECKING:

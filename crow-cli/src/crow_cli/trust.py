@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import click
-from crow_core.settings.config import Home
-from crow_core.settings.project_files import ProjectFile, Snapshot, UnusableFolder, show_path, take_snapshot
-from crow_core.settings.trust import TrustedFolders, list_changes
+from crow_agent.settings.config import Home
+from crow_agent.settings.project_files import ProjectFile, Snapshot, UnusableFolder, show_path, take_snapshot
+from crow_agent.settings.trust import TrustedFolders, list_changes
 
 from crow_cli.console import AS_JSON, format_time, print_json, print_note, print_table
 from crow_cli.process import fail
@@ -324,7 +324,7 @@ def describe_change(
     path: str, before: Mapping[str, Any] | None, now: ProjectFile | None, hide: Callable[[str], str]
 ) -> list[str]:
     """Describe the change of one file in lines: its name, then a diff if both texts are known."""
-    from crow_core.settings.trust import to_stored
+    from crow_agent.settings.trust import to_stored
 
     after = to_stored(now, hide) if now else None
     if before is None or after is None:

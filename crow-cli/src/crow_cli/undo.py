@@ -8,14 +8,15 @@ import click
 from crow_core.acp.connection import ConnectionClosed
 from crow_core.acp.schema import ClientCapabilities
 from crow_core.errors import StoreError
+from crow_core.text import escape_controls
 from msgspec import Struct
 
-from crow_cli.console import escape_controls, print_note
+from crow_cli.console import print_note
 from crow_cli.process import fail, run_to_end
 from crow_cli.storage import connect
 
 if TYPE_CHECKING:
-    from crow_core.store import Summary
+    from crow_core.session.store import Summary
 
 
 @click.command()
@@ -59,10 +60,10 @@ class AbsentClient:
 async def undo_turns(stored: "Summary", turns: int, yes: bool) -> int:
     """Print the plan, ask, undo the turns, and return the exit code. The session is open meanwhile, so that no other
     process writes to it."""
+    from crow_agent.settings.config import Home, get_database_url, load_config
     from crow_core.app import Crow
-    from crow_core.extensions.undo import UndoError, plan_undo, take_back
     from crow_core.models.chat import ChatModel
-    from crow_core.settings.config import Home, get_database_url, load_config
+    from crow_extensions.undo import UndoError, plan_undo, take_back
     from crow_persistence.extension import persistence
 
     home = Home.find(os.environ)

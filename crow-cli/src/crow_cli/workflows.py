@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from crow_core.errors import ConfigError
+from crow_core.text import escape_controls
 
-from crow_cli.console import AS_JSON, escape_controls, limit_option, print_json, print_note, print_table
+from crow_cli.console import AS_JSON, limit_option, print_json, print_note, print_table
 from crow_cli.process import fail, run_to_end
 
 if TYPE_CHECKING:

@@ -46,7 +46,7 @@ from crow_core.acp.schema import (
     UserMessageChunk,
 )
 from crow_core.acp.transports import ChildTransport
-from crow_core.messages import INTERRUPTED, NOT_RUN
+from crow_core.messages.message import INTERRUPTED, NOT_RUN
 from crow_core.testing import Editor, Failure, Reply, ScriptedCall, ScriptedServer
 from crow_core.testing.script import get_usage
 

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from crow_core.messages import Message, find_prompts
+from crow_core.messages.message import Message, find_prompts
 from crow_core.models.chat import ModelRequest
-from crow_core.session import Session
+from crow_core.session.session import Session
 
 from crow_compact.markers import (
     find_cuts,

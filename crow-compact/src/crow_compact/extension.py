@@ -8,14 +8,14 @@ from crow_core.acp.schema import CompactionUpdate, ContentBlock, StopReason, Tex
 from crow_core.app import Crow
 from crow_core.content import find_first_text
 from crow_core.errors import ModelError
-from crow_core.log import new_id
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.tool import ToolCall
-from crow_core.messages import Message, view
+from crow_core.messages.message import Message, view
 from crow_core.models.chat import ModelCall, ModelRequest, get_window
 from crow_core.models.usage import ASSUMED_WINDOW
-from crow_core.prompts import Prompt
-from crow_core.session import Command, Session
+from crow_core.session.log import new_id
+from crow_core.session.prompts import Prompt
+from crow_core.session.session import Command, Session
 from msgspec import Meta
 
 from crow_compact.compaction import RETRY_GROWTH, Compaction, replace_messages

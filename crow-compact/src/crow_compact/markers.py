@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from crow_core.messages import Message
-from crow_core.view import View
+from crow_core.messages.message import Message
+from crow_core.messages.view import View
 
 from crow_compact.read_output import TOOL
 

@@ -6,8 +6,8 @@ from crow_core.content import to_result
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Server
 from crow_core.mcp.tool import ToolCall
-from crow_core.messages import Message, to_parts
-from crow_core.session import Session
+from crow_core.messages.message import Message, to_parts
+from crow_core.session.session import Session
 
 TOOL = "read_output"
 PAGE_CHARACTERS = 8_000

@@ -8,8 +8,6 @@ from typing import Any, Concatenate, ParamSpec
 
 from crow_core.acp.connection import ConnectionClosed
 from crow_core.acp.schema import StopReason
-from crow_core.bridge import Bridge
-from crow_core.client import Client
 from crow_core.content import to_interruption
 from crow_core.errors import EndTurn, ModelError, SessionBusy, StoreError
 from crow_core.keyed_turns import (
@@ -21,15 +19,17 @@ from crow_core.keyed_turns import (
     go_on,
     show_ended,
 )
-from crow_core.log import new_id
 from crow_core.mcp.server import Server
-from crow_core.messages import Message, find_unanswered
+from crow_core.messages.message import Message, find_unanswered
 from crow_core.models.chat import ChatModel, Model
-from crow_core.options import Choice, Option
-from crow_core.prompts import Prompt
 from crow_core.react import react
-from crow_core.session import Folders, Hooks, Session
-from crow_core.store import KeyedOrigin, Record, SessionChange
+from crow_core.session.bridge import Bridge
+from crow_core.session.log import new_id
+from crow_core.session.options import Choice, Option
+from crow_core.session.prompts import Prompt
+from crow_core.session.session import Folders, Hooks, Session
+from crow_core.session.store import KeyedOrigin, Record, SessionChange
+from crow_core.session.user import Client
 from crow_core.text import to_line
 
 P = ParamSpec("P")

@@ -38,7 +38,7 @@ from crow_core.acp.schema import (
 )
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.tool import ToolCall
-from crow_core.messages import (
+from crow_core.messages.message import (
     INTERRUPTED,
     NOT_RUN,
     Message,

@@ -15,12 +15,12 @@ import msgspec
 from crow_core.acp.schema import StopReason
 from crow_core.content import replay, to_interruption
 from crow_core.errors import PromptError
-from crow_core.messages import Message, ToolUse, find_markers_of_call, find_unanswered, is_reply, marker_kind
+from crow_core.messages.message import Message, ToolUse, find_markers_of_call, find_unanswered, is_reply, marker_kind
 from crow_core.models.usage import TURN_TOTALS
-from crow_core.output import TURN_NOTES
 from crow_core.react import STOP_REASONS, act, react
-from crow_core.session import Session
-from crow_core.store import KeyedOrigin
+from crow_core.session.output import TURN_NOTES
+from crow_core.session.session import Session
+from crow_core.session.store import KeyedOrigin
 
 COUNTED = ("calls", "prompt", "completion", "cached", "thought")
 """The totals of a turn that its marker keeps."""

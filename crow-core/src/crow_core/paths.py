@@ -4,7 +4,7 @@ import ntpath
 import re
 from urllib.parse import unquote
 
-import crow_core.system as system
+import crow_system as system
 
 DRIVE_IN_URI = re.compile(r"/([A-Za-z])[:|](?=/|$)")
 """The beginning of the path of a `file:` URI that names a drive."""

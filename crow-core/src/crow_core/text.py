@@ -9,6 +9,8 @@ CONTROL_CHARACTERS: dict[int, str | None] = {
 """Maps characters that a terminal or an editor might obey (C0, C1, line separators) to a space, and those that hide or
 reorder text (directions, Unicode tags) to nothing."""
 
+ESCAPED = {code: f"\\u{code:04x}" for code in CONTROL_CHARACTERS if chr(code) not in "\n\t"}
+"""A table for `str.translate` that makes control characters visible."""
 
 REPLACEMENT = "\ufffd".encode()
 CONTROL_IN_JSON = re.compile(  # each alternative begins with a literal, which makes the search many times faster
@@ -41,6 +43,11 @@ def to_clean(found: re.Match[bytes]) -> bytes:
             return b"" if at_end else rb"\n"
         case _:
             return REPLACEMENT
+
+
+def escape_controls(text: str) -> str:
+    """Replace the characters that control a terminal by `\\uXXXX`, so that they are harmless and visible."""
+    return text.translate(ESCAPED)
 
 
 def to_line(text: str) -> str:

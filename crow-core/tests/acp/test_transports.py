@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import crow_core.system as system
+import crow_system as system
 import pytest
 from anyio import wait_all_tasks_blocked
 from crow_core.acp.connection import Connection, ConnectionClosed

@@ -32,10 +32,10 @@ from crow_core.acp.schema import (
 )
 from crow_core.acp.transports import MAX_MESSAGE_BYTES, Transport
 from crow_core.acp.websocket import AccessPolicy, WebSocketServer, connect
-from crow_core.agent import AcpAgent
+from crow_core.agent.acp_agent import AcpAgent
 from crow_core.app import Crow
-from crow_core.session import Session
-from crow_core.store import Record
+from crow_core.session.session import Session
+from crow_core.session.store import Record
 from crow_core.testing import Editor, Reply, ScriptedModel
 from websockets.asyncio.client import ClientConnection
 from websockets.asyncio.client import connect as dial

@@ -19,7 +19,7 @@ def tools(env: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
     """Return the server's answer to `tools/list`, one dict per tool with MCP's keys, without importing FastMCP.
 
     With `env`, leave out `web_search` if these variables configure no provider. `_meta` has two more tables for
-    `crow_mcp_server.arguments`: `crow/arguments` and `crow/replaces`.
+    `crow_system.arguments`: `crow/arguments` and `crow/replaces`.
     """
     with open(os.path.join(os.path.dirname(__file__), "tools.json"), encoding="utf-8") as file:
         listed: list[dict[str, Any]] = json.load(file)

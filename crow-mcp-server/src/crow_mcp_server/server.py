@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import mcp_types
+from crow_system.arguments import fit_arguments, to_key
 from fastmcp import FastMCP
 from fastmcp.exceptions import NotFoundError, ValidationError
 from fastmcp.server.middleware import CallNext, Middleware, MiddlewareContext
@@ -14,7 +15,6 @@ from fastmcp.tools.base import ToolResult
 from pydantic import ValidationError as PydanticValidationError
 
 from crow_mcp_server import ask_user, plan, resources
-from crow_mcp_server.arguments import fit_arguments, to_key
 from crow_mcp_server.definitions import tools
 from crow_mcp_server.files import file_editor
 from crow_mcp_server.refusal import ToolRefusal

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 from crow_core.errors import StoreError
-from crow_core.messages import Message
+from crow_core.messages.message import Message
 from sqlalchemy import Connection, bindparam, func, insert, select
 
 from crow_persistence import audit_key, leases

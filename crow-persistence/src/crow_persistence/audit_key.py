@@ -14,7 +14,7 @@ from functools import cached_property, lru_cache
 from hashlib import sha256
 from pathlib import Path
 
-import crow_core.system as system
+import crow_system as system
 import msgspec
 from crow_core.errors import StoreError
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 from crow_core.errors import StoreError
-from crow_core.messages import Message
+from crow_core.messages.message import Message
 from sqlalchemy import Column, Connection, Row, Select, exists, func, select, text
 from sqlalchemy.exc import DBAPIError
 

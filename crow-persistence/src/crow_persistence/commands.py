@@ -12,8 +12,8 @@ import msgspec
 from crow_core.errors import PromptError, StoreError
 from crow_core.masking import mask
 from crow_core.models.chat import encode_json
-from crow_core.prompts import Prompt
-from crow_core.session import Command, Session
+from crow_core.session.prompts import Prompt
+from crow_core.session.session import Command, Session
 from crow_core.text import to_line
 
 from crow_persistence.commits import GroupCommit

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from crow_core.acp.connection import ConnectionClosed
 from crow_core.errors import StoreError
-from crow_core.session import Session
+from crow_core.session.session import Session
 
 from crow_persistence.writes import SessionWrite, is_stored
 

@@ -13,7 +13,7 @@ from threading import Lock
 from typing import Any, NoReturn
 from urllib.parse import quote
 
-import crow_core.system as system
+import crow_system as system
 from crow_core.errors import StoreError
 from sqlalchemy import (
     URL,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import msgspec
-from crow_core.messages import Message
+from crow_core.messages.message import Message
 
 MIN_BLOB_LENGTH = 1_000
 """Length, in characters, from which a string is stored as a blob."""

@@ -10,11 +10,11 @@ from crow_core.acp.connection import RpcError
 from crow_core.acp.schema import INTERNAL_ERROR, INVALID_PARAMS
 from crow_core.app import Crow
 from crow_core.errors import StoreError
-from crow_core.log import new_id
-from crow_core.messages import Message
+from crow_core.messages.message import Message
 from crow_core.models.chat import ModelCall
-from crow_core.session import Command, Session
-from crow_core.store import ArchiveFilter, Page, Record, SessionChange, Summary
+from crow_core.session.log import new_id
+from crow_core.session.session import Command, Session
+from crow_core.session.store import ArchiveFilter, Page, Record, SessionChange, Summary
 
 from crow_persistence import search_tool
 from crow_persistence.commands import make_commands

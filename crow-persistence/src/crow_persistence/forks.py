@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from crow_core.errors import SessionBusy
-from crow_core.store import Record
+from crow_core.session.store import Record
 from sqlalchemy import Connection, Row, Select, bindparam, insert, literal, or_, select, union, update
 from sqlalchemy import delete as deletion
 

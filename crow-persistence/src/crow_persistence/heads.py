@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import crow_core.system as system
+import crow_system as system
 import msgspec
 from crow_core.errors import StoreError
 

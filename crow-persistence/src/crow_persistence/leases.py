@@ -13,7 +13,7 @@ from secrets import token_hex
 from time import time
 from typing import Any
 
-import crow_core.system as system
+import crow_system as system
 from crow_core.errors import SessionBusy
 from sqlalchemy import BigInteger, Connection, Row, select, update
 from sqlalchemy.ext.compiler import compiles

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import msgspec
 from crow_core.errors import StoreError
-from crow_core.messages import Message, settle
-from crow_core.store import ArchiveFilter, Page, Record, Summary
+from crow_core.messages.message import Message, settle
+from crow_core.session.store import ArchiveFilter, Page, Record, Summary
 from sqlalchemy import Connection, Row, bindparam, func, not_, select, tuple_
 
 from crow_persistence import blobs, tables

@@ -8,8 +8,8 @@ from contextlib import suppress
 from typing import Any
 
 from crow_core.errors import StoreError
-from crow_core.messages import Message
-from crow_core.prompts import Prompt
+from crow_core.messages.message import Message
+from crow_core.session.prompts import Prompt
 from sqlalchemy import Connection, Row, func, insert, select
 from sqlalchemy import text as sql
 
@@ -79,7 +79,7 @@ def digest(template: str) -> str:
 
 def find_variables(template: str) -> list[str]:
     """Return the sorted names of the variables in a template; none if it is not a valid template."""
-    from jinja2 import TemplateSyntaxError  # slow to import, as in crow_core.prompts
+    from jinja2 import TemplateSyntaxError  # slow to import, as in crow_core.session.prompts
     from jinja2.meta import find_undeclared_variables
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 

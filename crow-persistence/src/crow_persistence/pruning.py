@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from crow_core.errors import SessionBusy
-from crow_core.store import Summary
+from crow_core.session.store import Summary
 from sqlalchemy import Connection, func, or_, select
 
 from crow_persistence import blobs, forks, tables

@@ -13,7 +13,7 @@ from pathlib import Path
 from threading import Thread
 from time import monotonic_ns
 
-import crow_core.system as system
+import crow_system as system
 
 from crow_persistence import leases
 

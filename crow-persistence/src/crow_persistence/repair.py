@@ -10,7 +10,7 @@ from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
-import crow_core.system as system
+import crow_system as system
 from crow_core.errors import StoreError
 from sqlalchemy import Column, Connection, Table, and_, delete, exists, func, insert, select, update
 

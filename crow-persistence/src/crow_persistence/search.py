@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, cast
 from unicodedata import normalize
 
 import msgspec
-from crow_core.messages import Message, ToolUse, parse_arguments
+from crow_core.messages.message import Message, ToolUse, parse_arguments
 from sqlalchemy import Connection, Row, TextClause, select, text
 from sqlalchemy.exc import DatabaseError
 

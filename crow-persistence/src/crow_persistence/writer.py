@@ -6,9 +6,9 @@ from typing import Any
 
 from crow_core.errors import SessionBusy
 from crow_core.masking import mask
-from crow_core.messages import Message
-from crow_core.session import Session
-from crow_core.store import SessionChange
+from crow_core.messages.message import Message
+from crow_core.session.session import Session
+from crow_core.session.store import SessionChange
 from sqlalchemy import Connection, Row, Text, bindparam, delete, func, insert, select, text, update
 
 from crow_persistence import audit, leases, loader, prompts, requests, search

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from crow_core.messages import Message, marker_kind
+from crow_core.messages.message import Message, marker_kind
 from crow_core.models.chat import ModelCall
-from crow_core.session import Session
+from crow_core.session.session import Session
 
 
 def is_stored(log: Sequence[Message]) -> bool:

@@ -17,11 +17,11 @@ from tempfile import TemporaryDirectory
 import crow_mcp_server
 from crow_core.acp.schema import DeleteSessionRequest, ForkSessionRequest, ImageBlock, TextBlock
 from crow_core.app import Crow
-from crow_core.extensions.permissions import permissions
-from crow_core.extensions.titles import titles
 from crow_core.mcp.server import Server
 from crow_core.testing import Reply, ScriptedCall, ScriptedModel, connect
-from crow_persistence import evaluations
+from crow_eval import tables as evaluations
+from crow_extensions.titles import titles
+from crow_permissions.extension import permissions
 from crow_persistence.database import Database
 from crow_persistence.extension import persistence
 from crow_persistence.tables import draft_parts, drafts, sessions

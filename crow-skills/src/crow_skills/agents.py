@@ -9,11 +9,11 @@ from pathlib import Path
 from crow_core.app import Crow
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.tool import ToolCall
-from crow_core.messages import Message
-from crow_core.prompts import Prompt
-from crow_core.session import Session
-from crow_core.settings.project_files import UnusableFile, is_inside
+from crow_core.messages.message import Message
+from crow_core.session.prompts import Prompt
+from crow_core.session.session import Session
 from crow_core.text import to_line
+from crow_system.files import UnusableFile, is_inside
 
 from crow_skills.entries import find_rendered
 from crow_skills.files import find_project_folders, read_text

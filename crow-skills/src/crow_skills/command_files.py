@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from crow_core.app import Crow
-from crow_core.messages import Message
-from crow_core.prompts import Prompt
-from crow_core.session import Command, Session
-from crow_core.settings.project_files import UnusableFile, is_inside
+from crow_core.messages.message import Message
+from crow_core.session.prompts import Prompt
+from crow_core.session.session import Command, Session
 from crow_core.text import to_line
+from crow_system.files import UnusableFile, is_inside
 
 from crow_skills.files import find_project_folders, read_text, split_frontmatter, trust_nothing
 

@@ -2,8 +2,8 @@
 
 from crow_core.acp.schema import TextBlock
 from crow_core.content import to_blocks
-from crow_core.messages import Message, marker_kind
-from crow_core.session import Session
+from crow_core.messages.message import Message, marker_kind
+from crow_core.session.session import Session
 
 
 def get_user_text(message: Message) -> str:

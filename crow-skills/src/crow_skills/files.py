@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
-import crow_core.system as system
-from crow_core.settings.project_files import UnusableFile, open_file
+import crow_system as system
+from crow_system.files import UnusableFile, open_file
 
 MAX_FRONTMATTER = 20_000
 """Characters that the frontmatter of a file may have."""

@@ -12,15 +12,15 @@ from pathlib import Path, PurePath
 from typing import Any
 from urllib.parse import quote
 
-import crow_core.system as system
+import crow_system as system
 from crow_core.acp.decoding import convert_leniently
 from crow_core.acp.schema import ContentBlock, ResourceBlock
+from crow_core.agent.client_files import ClientWorkspace
 from crow_core.app import Crow
 from crow_core.content import attach_blocks, path_from_uri, to_blocks
-from crow_core.editor import ClientWorkspace
 from crow_core.masking import mask
-from crow_core.messages import Message
-from crow_core.session import Session
+from crow_core.messages.message import Message
+from crow_core.session.session import Session
 
 from crow_skills.entries import get_user_text
 

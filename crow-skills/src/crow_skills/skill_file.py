@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from crow_core.mcp.server import Server
-from crow_core.settings.project_files import UnusableFile, is_inside
 from crow_core.text import to_line
+from crow_system.files import UnusableFile, is_inside
 
 from crow_skills.files import read_text, split_frontmatter
 

@@ -16,11 +16,11 @@ from crow_core.mcp.resources import list_several, read_blocks, to_read_call
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Server
 from crow_core.mcp.tool import ToolCall
-from crow_core.messages import Message
-from crow_core.prompts import Prompt
-from crow_core.session import Command, Session
-from crow_core.settings.project_files import UnusableFile
+from crow_core.messages.message import Message
+from crow_core.session.prompts import Prompt
+from crow_core.session.session import Command, Session
 from crow_core.text import to_line
+from crow_system.files import UnusableFile
 
 from crow_skills.entries import find_rendered, get_user_text
 from crow_skills.files import find_project_folders, split_frontmatter, trust_nothing

@@ -3,9 +3,9 @@
 import os
 from collections.abc import Awaitable, Callable, Sequence
 
-import crow_core.system as system
+import crow_system as system
+from crow_core.acp.agent_process import start_agent_process
 from crow_core.acp.transports import Transport
-from crow_core.agent_process import start_agent_process
 from msgspec import Struct
 
 

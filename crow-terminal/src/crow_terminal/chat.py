@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any
 
-import crow_core.system as system
+import crow_system as system
 from crow_core import __version__
 from crow_core.acp.connection import ConnectionClosed, RpcError
 from crow_core.acp.schema import (

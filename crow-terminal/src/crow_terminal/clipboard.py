@@ -6,7 +6,7 @@ import re
 import shutil
 from collections.abc import Sequence
 
-import crow_core.system as system
+import crow_system as system
 from crow_core.acp.schema import ImageBlock
 
 from crow_terminal.prompts import MAX_IMAGE_BYTES

@@ -6,7 +6,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-import crow_core.system as system
+import crow_system as system
 from prompt_toolkit.application import in_terminal
 
 DEFAULT_EDITOR = "notepad" if system.WINDOWS else "vi"

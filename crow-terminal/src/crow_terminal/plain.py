@@ -10,7 +10,7 @@ import sys
 import time
 from contextlib import suppress
 
-import crow_core.system as system
+import crow_system as system
 from crow_core.acp.connection import ConnectionClosed, RpcError
 from crow_core.acp.schema import LoadSessionRequest, SessionNotification
 

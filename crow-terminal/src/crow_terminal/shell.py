@@ -4,7 +4,7 @@ import asyncio
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Sequence
 
-import crow_core.system as system
+import crow_system as system
 
 from crow_terminal.text import escape_output
 

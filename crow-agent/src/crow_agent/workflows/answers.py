@@ -17,7 +17,7 @@ from crow_agent.workflows.errors import WorkflowError
 from crow_agent.workflows.location import find_url
 
 if TYPE_CHECKING:
-    from crow_core.session import Session
+    from crow_core.session.session import Session
 
 logger = logging.getLogger("crow_agent")
 POLL_INTERVAL = 1.0
@@ -98,9 +98,10 @@ def record_answer(waiting: WaitingApproval, given: Approval, by: str, env: Mappi
     import os
 
     from crow_core.errors import ConfigError, StoreError
-    from crow_core.settings.config import Home, get_database_url, load_config
     from crow_persistence.audit import record_decision
     from crow_persistence.database import Database
+
+    from crow_agent.settings.config import Home, get_database_url, load_config
 
     env = os.environ if env is None else env
     try:

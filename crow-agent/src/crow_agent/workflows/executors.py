@@ -4,7 +4,7 @@ import os
 from itertools import count
 from zlib import crc32
 
-import crow_core.system as system
+import crow_system as system
 
 from crow_agent.workflows.errors import WorkflowError
 

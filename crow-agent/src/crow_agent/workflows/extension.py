@@ -4,7 +4,7 @@ import asyncio
 import logging
 
 from crow_core.app import Crow
-from crow_core.session import Session
+from crow_core.session.session import Session
 
 from crow_agent.workflows.answers import show_waiting, through_client
 from crow_agent.workflows.errors import WorkflowError

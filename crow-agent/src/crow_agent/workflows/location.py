@@ -10,7 +10,7 @@ def find_url(env: Mapping[str, str] | None = None) -> tuple[str, str]:
     """
     import os
 
-    from crow_core.settings.config import Home, get_database_url, load_config, load_environment
+    from crow_agent.settings.config import Home, get_database_url, load_config, load_environment
 
     env = os.environ if env is None else env
     home = Home.find(env)

@@ -4,7 +4,7 @@ import re
 import sys
 from typing import Any, NamedTuple
 
-import crow_core.system as system
+import crow_system as system
 from crow_core.testing.script import Reply
 
 TESTS_COMMAND = [sys.executable, "-m", "unittest", "-q"]

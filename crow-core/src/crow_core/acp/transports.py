@@ -13,7 +13,7 @@ from io import FileIO
 from queue import SimpleQueue
 from typing import IO, Protocol, cast
 
-import crow_core.system as system
+import crow_system as system
 
 MAX_MESSAGE_BYTES = 50 * 1024 * 1024
 """Bytes that a line may have; longer lines are discarded as they arrive."""

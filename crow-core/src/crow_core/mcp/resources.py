@@ -16,7 +16,7 @@ from crow_core.masking import mask
 from crow_core.mcp.server import Server, describe_error, list_or_empty
 from crow_core.mcp.tool import ToolCall
 from crow_core.mcp.toolbox import Toolbox
-from crow_core.messages import ToolUse
+from crow_core.messages.message import ToolUse
 from crow_core.text import to_line
 
 NAME = "mcp_resources"

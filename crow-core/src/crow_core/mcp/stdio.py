@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import anyio
+import crow_system as system
 import msgspec
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from mcp import ClientSession
@@ -24,7 +25,6 @@ from mcp.shared.message import SessionMessage
 from mcp_types import INTERNAL_ERROR, ErrorData, JSONRPCError, JSONRPCRequest, JSONRPCResponse, jsonrpc_message_adapter
 from typing_extensions import Unpack
 
-import crow_core.system as system
 from crow_core.acp.transports import CHUNK_BYTES, ByteSource, ChildTransport, spawn
 from crow_core.mcp.sdk import ClientTransport, SessionKwargs, TransportOptions
 

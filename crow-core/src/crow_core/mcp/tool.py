@@ -9,12 +9,12 @@ from functools import cached_property
 from typing import Any, cast
 
 import msgspec
+from crow_system.arguments import fit_arguments, to_key
 
 from crow_core.acp.schema import ToolKind
-from crow_core.mcp.arguments import fit_arguments, to_key
 from crow_core.mcp.schemas import is_small
 from crow_core.mcp.server import Server
-from crow_core.messages import LEGAL_NAME, ToolUse, parse_arguments, rename, to_legal_name, unwrap_proxy_call
+from crow_core.messages.message import LEGAL_NAME, ToolUse, parse_arguments, rename, to_legal_name, unwrap_proxy_call
 from crow_core.text import clean_lines, to_line
 
 DESCRIPTION_LIMIT = 8_000

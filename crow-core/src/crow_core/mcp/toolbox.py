@@ -14,7 +14,7 @@ import msgspec
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Host, RunningCall, Server
 from crow_core.mcp.tool import Tool, ToolCall, name_tool_use, parse_tool_call
-from crow_core.messages import ToolUse, decode_json, make_unique, to_legal_name
+from crow_core.messages.message import ToolUse, decode_json, make_unique, to_legal_name
 
 NAMES_LIMIT = 100
 """Tool names that are listed to a model that called a tool that does not exist."""

@@ -3,7 +3,7 @@
 import os
 import subprocess
 
-import crow_core.system as system
+import crow_system as system
 
 MARK = "CROW_MCP_SERVER"
 """An environment variable. Each command gets a value of its own, by which all processes it starts are found."""

@@ -23,7 +23,7 @@ from msgspec import structs
 
 from crow_core.errors import ModelError
 from crow_core.masking import AUTH_SCHEME, MIN_SECRET_LENGTH, find_secrets, mask
-from crow_core.messages import Delta, Message
+from crow_core.messages.message import Delta, Message
 from crow_core.models.endpoint import CONNECT_TIMEOUT, HttpPool, is_local, join_url, share_http_pool, to_display_url
 from crow_core.models.failures import (
     MAX_PAGE_BYTES,

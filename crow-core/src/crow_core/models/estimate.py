@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from crow_core.messages import to_parts
+from crow_core.messages.message import to_parts
 
 WORD = re.compile(r"[^\W\d_]+")
 

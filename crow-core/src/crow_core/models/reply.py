@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from crow_core.messages import Delta, Function, Message, ToolUse, parse_arguments
+from crow_core.messages.message import Delta, Function, Message, ToolUse, parse_arguments
 
 BRACKET_OR_QUOTE = re.compile(r'["{}\[\]]')
 STRING_MARK = re.compile(r'["\\]')

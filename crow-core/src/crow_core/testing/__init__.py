@@ -1,13 +1,11 @@
 """Test doubles for models, endpoints, clients and MCP servers.
 
 `ScriptedModel` is a model in the same process, `ScriptedServer` a chat-completions endpoint over HTTP. `connect(crow)`
-connects an `Editor` with an agent over ACP in memory. `CHAOS` holds faults of endpoints:
-`ScriptedServer(CHAOS["missing ids"](script))`. `servers.py` has faulty MCP servers.
+connects an `Editor` with an agent over ACP in memory.
 """
 
 from typing import TYPE_CHECKING
 
-from crow_core.testing.chaos import CHAOS, Chaos
 from crow_core.testing.editor import Editor, connect
 from crow_core.testing.model import ScriptedModel
 from crow_core.testing.script import Failure, Raw, Reply, Script, ScriptedCall, ScriptEnded
@@ -16,8 +14,6 @@ if TYPE_CHECKING:
     from crow_core.testing.server import ScriptedServer
 
 __all__ = [
-    "CHAOS",
-    "Chaos",
     "Editor",
     "Failure",
     "Raw",

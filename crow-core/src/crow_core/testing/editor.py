@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from crow_core.acp.client import AcpClient
+from crow_core.acp.client_terminals import ClientTerminal, ClientTerminals
 from crow_core.acp.connection import Handler, RpcError
 from crow_core.acp.schema import (
     INTERNAL_ERROR,
@@ -36,9 +37,8 @@ from crow_core.acp.schema import (
     WriteTextFileRequest,
 )
 from crow_core.acp.transports import Transport, memory_pair
-from crow_core.agent import AcpAgent
+from crow_core.agent.acp_agent import AcpAgent
 from crow_core.app import Crow
-from crow_core.client_terminals import ClientTerminal, ClientTerminals
 
 T = TypeVar("T")
 

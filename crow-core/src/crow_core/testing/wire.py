@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from crow_core.acp.transports import MemoryTransport, memory_pair
-from crow_core.agent import AcpAgent, AppSource
+from crow_core.agent.acp_agent import AcpAgent, AppSource
 from crow_core.app import Crow
 
 INVALID_LINES = [

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import crow_core
-from crow_core.messages import Message, ToolUse, parse_arguments, to_parts
+from crow_core.messages.message import Message, ToolUse, parse_arguments, to_parts
 
 from crow_persistence.export.transcript import Transcript, decode_media, describe_media, find_url
 

@@ -22,7 +22,7 @@ def to_html(transcript: Transcript) -> str:
 @cache
 def load_template() -> Any:
     """Load the page's template."""
-    from jinja2 import Environment, StrictUndefined  # slow to import, as in crow_core.prompts
+    from jinja2 import Environment, StrictUndefined  # slow to import, as in crow_core.session.prompts
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["replace_invalid"] = replace_invalid

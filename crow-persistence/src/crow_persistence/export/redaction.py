@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 import msgspec
-from crow_core.messages import decode_json
+from crow_core.messages.message import decode_json
 
 MASK = "[redacted]"
 

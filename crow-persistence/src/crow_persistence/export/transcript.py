@@ -10,9 +10,9 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from crow_core.mcp.tool import make_title
-from crow_core.messages import Message, ToolUse, parse_arguments, to_parts
-from crow_core.store import Record, Summary
-from crow_core.worktree import find_recorded
+from crow_core.messages.message import Message, ToolUse, parse_arguments, to_parts
+from crow_core.messages.worktree import find_recorded
+from crow_core.session.store import Record, Summary
 from sqlalchemy import Connection, Row, select
 
 from crow_persistence import blobs, loader, requests

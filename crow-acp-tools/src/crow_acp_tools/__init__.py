@@ -1,0 +1,1 @@
+"""Check, record and replay any agent that speaks the Agent Client Protocol."""

@@ -1,0 +1,19 @@
+"""The command `crow-acp-tools`, for anyone who writes an ACP agent or client."""
+
+import click
+
+from crow_acp_tools.check.command import check
+from crow_acp_tools.recording.command import record, replay
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def main() -> None:
+    """Check, record and replay any agent that speaks the Agent Client Protocol."""
+
+
+main.add_command(check)
+main.add_command(record)
+main.add_command(replay)
+
+if __name__ == "__main__":
+    main()

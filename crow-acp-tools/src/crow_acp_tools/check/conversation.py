@@ -1,0 +1,515 @@
+"""A conversation with a new process of the agent. All its lines are kept, and general flaws are noted at once.
+
+The agent is not trusted: it may flood, hang, exit, print anything, start children and never read. Every answer has a
+timeout, everything that is kept has a limit, and at the end all processes that the agent started are killed.
+"""
+
+import asyncio
+import os
+import subprocess
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from io import FileIO
+from pathlib import Path
+from typing import Any, Literal, Self, cast
+from uuid import uuid4
+
+import crow_system as system
+import msgspec
+from crow_core.acp.schema import AUTH_REQUIRED, METHOD_NOT_FOUND, PROTOCOL_VERSION
+from crow_core.acp.transports import CHUNK_BYTES, ByteSource, open_source, open_streams
+from crow_core.mcp.watchdog import MARK, ProcessWatchdog
+
+from crow_acp_tools.check.validation import (
+    find_call_flaw,
+    find_envelope_flaw,
+    find_result_flaw,
+    find_unknown_keys,
+    get_path,
+    list_or_empty,
+    to_short_json,
+)
+
+MAX_BYTES = 16 * 1024 * 1024
+"""Bytes that an agent may write in one conversation, which asks it for a few sentences."""
+MAX_LINE_BYTES = 64 * 1024
+"""Bytes of a line that are kept for the report."""
+MAX_STDERR_BYTES = 4096
+"""Bytes at the end of standard error that are kept."""
+OUTPUT_GRACE = 5.0
+"""Seconds to wait for the rest of the output after the process has ended."""
+CAPABILITY_METHODS = {"fs": "CLIENTCAP-001", "terminal": "CLIENTCAP-002", "elicitation": "CLIENTCAP-003"}
+"""The requirement that a call breaks, by the beginning of its method. This client never has these capabilities."""
+TURN_UPDATES = {
+    "agent_message_chunk",
+    "agent_thought_chunk",
+    "user_message_chunk",
+    "tool_call",
+    "tool_call_update",
+    "plan",
+}
+"""The updates that belong to a turn. All others may come at any time."""
+
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class CheckOptions:
+    """The options of `crow acp check`."""
+
+    command: tuple[str, ...]
+    timeout: float = 60.0
+    """Seconds to wait for an answer."""
+    cancel_prompt: str = "Count from one to five hundred, in words, one number a line. Use no tool."
+    """A prompt that keeps the agent busy until it is cancelled."""
+    auth_method: str = ""
+    allow_logout: bool = False
+    """Test `logout`, after which the user may have to log in again."""
+    quiet: float = 1.5
+    """Seconds to wait for messages that must not come."""
+    grace: float = 10.0
+    """Seconds for the agent to end after its input was closed, and again after SIGTERM."""
+
+
+@dataclass(eq=False)
+class WireLine:
+    """One line that the client or the agent wrote, without its newline."""
+
+    at: float
+    """Seconds since the agent was started."""
+    sender: Literal["client", "agent"]
+    raw: bytes
+    """Its first MAX_LINE_BYTES bytes."""
+    message: Message | None = None
+    """None if the line is not a JSON-RPC message."""
+
+
+@dataclass(frozen=True)
+class Flaw:
+    """Something that is wrong in any conversation."""
+
+    id: str
+    """The id of the requirement that it breaks."""
+    why: str
+    line: WireLine | None
+
+
+@dataclass(eq=False)
+class CheckRequest:
+    """A request of this client, with its answer."""
+
+    method: str
+    params: Message
+    sent: WireLine
+    answer: WireLine | None = None
+    """The answer, if it came in time."""
+    late_answer: WireLine | None = None
+    """The answer, if it came after the timeout."""
+    no_answer_reason: str = ""
+    """The reason why there is no answer, or none in time."""
+    is_lost: bool = False
+    """True if there is no answer because the agent had ended, or was stopped for writing too much."""
+    interrupted: WireLine | None = None
+    """The line with which this client interrupted the turn."""
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def answer_message(self) -> Message:
+        """The answer; empty if there is none."""
+        return (self.answer and self.answer.message) or {}
+
+    @property
+    def error(self) -> Message | None:
+        """The error of an answer that came in time."""
+        error = self.answer_message.get("error")
+        return cast("Message", error) if isinstance(error, dict) else None
+
+    @property
+    def result(self) -> Any:
+        return self.answer_message.get("result")
+
+    def member(self, name: str) -> Any:
+        """Return a member of the result; None if it has no such member."""
+        return get_path(self.result, name)
+
+
+class CannotContinue(Exception):
+    """The conversation cannot go on; the message is the reason."""
+
+
+class Conversation:
+    """A client of the agent, which runs during an `async with`. It has no capabilities, and gives every permission.
+
+    Entering raises OSError if the agent cannot be started.
+    """
+
+    def __init__(self, options: CheckOptions, folder: Path) -> None:
+        self.options = options
+        self.folder = folder
+        """The folder of its sessions."""
+        self.lines: list[WireLine] = []
+        self.flaws: list[Flaw] = []
+        self.requests: list[CheckRequest] = []
+        self.stopped = ""
+        """Why the scenario did not finish; the empty text if it did."""
+        self.cancelled: set[str] = set()
+        """The sessions whose turn was cancelled: requests for permission there are answered `cancelled`."""
+        self.ended_by = ""
+        """`itself` if the process ended by itself, else the name of the signal that ended it."""
+        self.stderr: deque[int] = deque(maxlen=MAX_STDERR_BYTES)
+        self.stderr_size = 0
+        self._output_ended = ""
+        """Why no more output comes; the empty text while the agent runs."""
+        self._received = 0
+        self._pending: dict[int | str, CheckRequest] = {}
+        self._overdue: dict[int | str, CheckRequest] = {}
+        """The requests that were not answered within the timeout."""
+        self._changed = asyncio.Condition()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Self:
+        self._mark = uuid4().hex
+        self._began = time.monotonic()
+        program, *args = self.options.command
+        self._process = process = subprocess.Popen(  # noqa: ASYNC220, asyncio's own way blocks as long
+            [system.find_program(program, os.environ), *args],
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, MARK: self._mark},
+            start_new_session=True,
+            creationflags=system.NEW_GROUP,
+        )
+        self._watchdog = ProcessWatchdog(self._mark)
+        source, self._sink = await open_streams(cast("FileIO", process.stdout), cast("FileIO", process.stdin))
+        stderr = await open_source(cast("FileIO", process.stderr))
+        self._sources = [source, stderr]
+        self._tasks = [
+            asyncio.ensure_future(self._read_output(source)),
+            asyncio.ensure_future(self._read_stderr(stderr)),
+        ]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close the agent's input, wait, send SIGTERM, wait, and kill all processes that it started."""
+        ending = asyncio.ensure_future(self._end())
+        try:
+            await asyncio.shield(ending)
+        except asyncio.CancelledError:
+            await ending  # this takes a limited time
+            raise
+
+    async def _end(self) -> None:
+        ended = asyncio.create_task(asyncio.to_thread(self._process.wait))
+        try:
+            await self._sink.close()
+            for name, end in (("", None), ("SIGTERM", system.end_group), ("SIGKILL", system.kill_group)):
+                if end:
+                    end(self._process.pid)
+                await asyncio.wait({ended}, timeout=self.options.grace)
+                if ended.done():
+                    self.ended_by = name or "itself"
+                    break
+            system.kill_group(self._process.pid)
+            await asyncio.to_thread(self._watchdog.kill_marked)
+            await asyncio.wait(self._tasks, timeout=OUTPUT_GRACE)
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.wait(self._tasks)
+            for source in self._sources:
+                source.close()
+            await ended
+
+    # Sending
+
+    def begin(self, method: str, params: Message, *, id: int | str | None = None) -> CheckRequest:
+        """Send a request without waiting for its answer."""
+        id = len(self.requests) + 1 if id is None else id
+        line = self.send({"jsonrpc": "2.0", "id": id, "method": method, "params": params})
+        request = CheckRequest(method, params, line)
+        self.requests.append(request)
+        self._pending[id] = request
+        if self._output_ended:
+            self._mark_missing(request, f"{method} was not answered: {self._output_ended}", lost=True)
+        return request
+
+    async def finish(self, request: CheckRequest) -> CheckRequest:
+        """Wait for an answer. Raises CannotContinue if there is none."""
+        try:
+            async with asyncio.timeout(self.options.timeout):
+                await request.ended.wait()
+        except TimeoutError:
+            self._mark_overdue(request, f"within {self.options.timeout:g} s")
+        if request.answer is None:
+            raise CannotContinue(request.no_answer_reason)
+        return request
+
+    async def ask(self, method: str, params: Message, *, id: int | str | None = None) -> CheckRequest:
+        """Send a request and wait for its answer. Raises CannotContinue if there is none."""
+        return await self.finish(self.begin(method, params, id=id))
+
+    def notify(self, method: str, params: Message) -> WireLine:
+        return self.send({"jsonrpc": "2.0", "method": method, "params": params})
+
+    def send(self, message: Message) -> WireLine:
+        return self.write(msgspec.json.encode(message), message)
+
+    def write(self, raw: bytes, message: Message | None = None) -> WireLine:
+        """Send any bytes as a line."""
+        line = self._add_line("client", raw, message)
+        self._sink.write(raw + b"\n")
+        return line
+
+    # Common steps
+
+    async def initialize(self) -> CheckRequest:
+        """Initialize with version 1 and without capabilities. Raises CannotContinue if the agent does not agree."""
+        params = {
+            "protocolVersion": PROTOCOL_VERSION,
+            "clientCapabilities": {},
+            "clientInfo": {"name": "crow-check", "version": "1"},
+        }
+        request = await self.ask("initialize", params)
+        if request.error or request.member("protocolVersion") != PROTOCOL_VERSION:
+            raise CannotContinue("initialize did not agree on version 1 of the protocol; see INIT-001 and INIT-002")
+        if method := self.options.auth_method:
+            login = await self.ask("authenticate", {"methodId": method})
+            if login.error:
+                raise CannotContinue(f"authenticate with {method} was refused: {describe_error(login.error)}")
+        return request
+
+    async def open_session(self, **more: Any) -> str:
+        """Initialize, open a session, and return its id. Raises CannotContinue."""
+        await self.initialize()
+        return await self.open_another_session(**more)
+
+    async def open_another_session(self, **more: Any) -> str:
+        request = await self.ask("session/new", {"cwd": str(self.folder), "mcpServers": [], **more})
+        if wanted := self.login_needed(request):
+            raise CannotContinue(wanted)
+        if request.error or not isinstance(session := request.member("sessionId"), str):
+            raise CannotContinue("session/new gave no session; see SESSION-001")
+        return session
+
+    def login_needed(self, request: CheckRequest) -> str:
+        """Return what to do if a request was refused because the agent wants a login first; else the empty text."""
+        if not request.error or request.error.get("code") != AUTH_REQUIRED:
+            return ""
+        offered = next(
+            (request.member("authMethods") for request in self.requests if request.method == "initialize"), None
+        )
+        methods = ", ".join(to_short_json(get_path(method, "id")) for method in list_or_empty(offered))
+        return f"the agent wants a login first; give --auth-method with one of: {methods}" if methods else ""
+
+    async def prompt(self, session: str, text: str, *blocks: Message, **more: Any) -> CheckRequest:
+        """Send a prompt and wait for the end of the turn. Raises CannotContinue."""
+        return await self.finish(self.begin_prompt(session, text, *blocks, **more))
+
+    def begin_prompt(self, session: str, text: str, *blocks: Message, **more: Any) -> CheckRequest:
+        prompt = [{"type": "text", "text": text}, *blocks]
+        return self.begin("session/prompt", {"sessionId": session, "prompt": prompt, **more})
+
+    def cancel(self, session: str) -> WireLine:
+        self.cancelled.add(session)
+        return self.notify("session/cancel", {"sessionId": session})
+
+    async def wait_quietly(self) -> None:
+        """Wait for messages that must not come."""
+        await asyncio.sleep(self.options.quiet)
+
+    async def wait_until(self, condition: Callable[[], Any], seconds: float) -> None:
+        """Wait until a condition holds, at most `seconds` seconds. It is tested after every line of the agent."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds), self._changed:
+                await self._changed.wait_for(lambda: condition() or self._output_ended)
+
+    def updates(self, session: str, after: WireLine, before: WireLine | None = None) -> list[WireLine]:
+        """List the updates of a session between two lines, or from one line to the end."""
+        end = self.lines.index(before) if before else len(self.lines)
+        return [line for line in self.lines[self.lines.index(after) + 1 : end] if is_update(line, session)]
+
+    # Receiving
+
+    async def _read_output(self, source: ByteSource) -> None:
+        begun = bytearray()
+        while chunk := await read_chunk(source):
+            self._received += len(chunk)
+            begun += chunk
+            if b"\n" in chunk:
+                *whole, begun = begun.split(b"\n")
+                for raw in whole:
+                    self._handle_line(bytes(raw))
+            async with self._changed:
+                self._changed.notify_all()
+            if self._received > MAX_BYTES:
+                await self._end_output(f"the agent wrote more than {MAX_BYTES >> 20} MiB in one conversation")
+                return
+        if begun and self._process.poll() in (0, None):  # a process that is killed may leave an unfinished line
+            line = self._add_line("agent", bytes(begun))
+            self._add_flaw("TRANSPORT-001", "the last line has no newline", line)
+        with suppress(subprocess.TimeoutExpired):
+            await asyncio.to_thread(self._process.wait, OUTPUT_GRACE)
+        code = self._process.returncode
+        await self._end_output(
+            "the agent closed its output" + ("" if code is None else f" and ended with exit code {code}")
+        )
+
+    async def _read_stderr(self, source: ByteSource) -> None:
+        while chunk := await read_chunk(source):
+            self.stderr_size += len(chunk)
+            self.stderr.extend(chunk[-MAX_STDERR_BYTES:])
+
+    async def _end_output(self, why: str) -> None:
+        self._output_ended = why
+        for request in list(self._pending.values()):
+            self._mark_missing(request, f"{request.method} was not answered: {why}", lost=True)
+        async with self._changed:
+            self._changed.notify_all()
+
+    def give_up(self, why: str) -> None:
+        """Stop the conversation in the middle of a step."""
+        self.stopped = why
+        for request in list(self._pending.values()):
+            self._mark_overdue(request, f"before {why}")
+
+    def _mark_overdue(self, request: CheckRequest, when: str) -> None:
+        self._overdue |= {id: other for id, other in self._pending.items() if other is request}
+        self._mark_missing(request, f"{request.method} was not answered {when}")
+
+    def _mark_missing(self, request: CheckRequest, why: str, *, lost: bool = False) -> None:
+        self._pending = {id: other for id, other in self._pending.items() if other is not request}
+        request.no_answer_reason, request.is_lost = why, lost
+        request.ended.set()
+
+    def _add_line(self, sender: Literal["client", "agent"], raw: bytes, message: Message | None = None) -> WireLine:
+        line = WireLine(time.monotonic() - self._began, sender, raw[:MAX_LINE_BYTES], message)
+        self.lines.append(line)
+        return line
+
+    def _add_flaw(self, id: str, why: str, line: WireLine) -> None:
+        if why:
+            self.flaws.append(Flaw(id, why, line))
+
+    def _handle_line(self, raw: bytes) -> None:
+        line = self._add_line("agent", raw)
+        try:
+            text = raw.decode()
+        except UnicodeDecodeError as error:
+            self._add_flaw("TRANSPORT-002", f"not UTF-8: {error}", line)
+            text = raw.decode(errors="replace")
+        try:
+            message: Any = msgspec.json.decode(text)
+        except (ValueError, RecursionError) as error:
+            self._add_flaw("TRANSPORT-001", "an empty line" if not raw.strip() else f"not JSON: {error}", line)
+            return
+        if not isinstance(message, dict) or cast("Message", message).get("jsonrpc") != "2.0":
+            self._add_flaw(
+                "TRANSPORT-001", 'JSON, but not a message: it is not an object with `"jsonrpc": "2.0"`', line
+            )
+            return
+        line.message = message = cast("Message", message)
+        if "method" in message:
+            self._handle_call(line, message)
+        else:
+            self._handle_answer(line, message)
+
+    def _handle_answer(self, line: WireLine, message: Message) -> None:
+        why = find_envelope_flaw(message)
+        self._add_flaw("JSONRPC-002", why, line)
+        id: Any = message.get("id")
+        request = self._pending.pop(id, None) if type(id) in (int, str) else None
+        overdue = self._overdue.pop(id, None) if type(id) in (int, str) else None
+        if request is not None:
+            request.answer = line
+            request.ended.set()
+        elif overdue is not None:
+            request, seconds = overdue, line.at - overdue.sent.at
+            request.late_answer = line
+            why = f"{request.method} was too slow ({seconds:.1f} s; --timeout is {self.options.timeout:g} s)"
+            self.stopped = self.stopped and why
+            request.no_answer_reason = why
+        else:
+            if id is not None:  # null answers a message that the agent could not parse
+                self._add_flaw(
+                    "JSONRPC-001", f"an answer with the id {to_short_json(id)}, which no request waits for", line
+                )
+                if len(self._pending) == 1:  # then it is surely the answer to that request
+                    [waiting] = self._pending.values()
+                    self._mark_missing(
+                        waiting,
+                        f"{waiting.method} was not answered, but something with the id {to_short_json(id)} came",
+                    )
+            return
+        if not why and "result" in message and self.is_version_1(request):
+            why = find_result_flaw(request.method, message["result"])
+            self._add_flaw("SCHEMA-001", why, line)
+        if not why and self.is_version_1(request):
+            self._add_flaw("SCHEMA-002", ", ".join(find_unknown_keys(message, request.method)), line)
+        if isinstance(error := message.get("error"), dict):
+            text = cast("Message", error).get("message")
+            lines = text.split("\n") if isinstance(text, str) else []
+            unfit = "is empty" if lines == [""] else "has several lines" if len(lines) > 1 else ""
+            self._add_flaw("ERROR-001", unfit and f"the error's message {unfit}", line)
+
+    def is_version_1(self, request: CheckRequest) -> bool:
+        """Tell whether an answer follows version 1: an agent that was asked for a later version may answer in that."""
+        return request.method != "initialize" or request.member("protocolVersion") in (None, PROTOCOL_VERSION)
+
+    def _handle_call(self, line: WireLine, message: Message) -> None:
+        why = find_call_flaw(message)
+        self._add_flaw("SCHEMA-001", why, line)
+        method: object = message["method"]
+        if not isinstance(method, str) or type(message.get("id")) not in (int, str, type(None)):
+            return
+        if not why:
+            self._add_flaw("SCHEMA-002", ", ".join(find_unknown_keys(message, method)), line)
+        if "id" not in message:
+            return
+        if id := CAPABILITY_METHODS.get(method.partition("/")[0]):
+            self._add_flaw(id, f"{method} was called, and the client has no such capability", line)
+        reply: Message = {"jsonrpc": "2.0", "id": message["id"]}
+        if method == "session/request_permission" and not why:
+            self.send(reply | {"result": {"outcome": self._choose_permission(message["params"])}})
+        else:
+            self.send(reply | {"error": {"code": METHOD_NOT_FOUND, "message": f"Method not found: {method[:100]}"}})
+
+    def _choose_permission(self, params: Message) -> Message:
+        """Choose `allow_once` if it is offered, else the first option; `cancelled` in a turn that was cancelled."""
+        kinds = {option["kind"]: option["optionId"] for option in reversed(params["options"])}
+        if params["sessionId"] in self.cancelled or not kinds:
+            return {"outcome": "cancelled"}
+        return {"outcome": "selected", "optionId": kinds.get("allow_once", params["options"][0]["optionId"])}
+
+
+async def read_chunk(source: ByteSource) -> bytes:
+    """Read the next bytes. A connection that was reset counts as closed."""
+    try:
+        return await source.read(CHUNK_BYTES)
+    except OSError:
+        return b""
+
+
+def is_update(line: WireLine, session: str) -> bool:
+    """Tell whether a line is an update of this session."""
+    updates = line.sender == "agent" and get_path(line.message, "method") == "session/update"
+    return updates and get_path(line.message, "params", "sessionId") == session
+
+
+def update_kind(line: WireLine) -> str:
+    """Return the kind of the update in a line; the empty text if the line is no update."""
+    return str(get_path(line.message, "params", "update", "sessionUpdate") or "")
+
+
+def filter_turn_updates(lines: Sequence[WireLine]) -> list[WireLine]:
+    """Return the updates that belong to a turn."""
+    return [line for line in lines if update_kind(line) in TURN_UPDATES]
+
+
+def describe_error(error: Message) -> str:
+    """Format an error of an answer for a person."""
+    return f"{to_short_json(error.get('code'))} {to_short_json(error.get('message'))}"

@@ -1,0 +1,109 @@
+"""Format the report of a check as text and as JSON."""
+
+import base64
+from collections import Counter
+from typing import Any
+
+import click
+from crow_core.text import escape_controls
+
+from crow_acp_tools.check.conversation import WireLine
+from crow_acp_tools.check.requirements import Level
+from crow_acp_tools.check.runner import CheckReport, RequirementResult
+
+COLOURS = {"pass": "green", "fail": "red", "not tested": "yellow", "skipped": None}
+LEVELS: dict[Level, str] = {
+    "mandatory": "Mandatory",
+    "capability": "Capabilities, where they are advertised",
+    "advisory": "Advisory",
+    "informational": "Good to know",
+}
+MAX_LINE_CHARACTERS = 400
+"""Characters of a line that the text report shows."""
+
+
+def to_text(report: CheckReport) -> str:
+    """Format a report for a terminal, with colours. Output of the agent cannot control the terminal."""
+    parts = [f"{get_agent_name(report)}, checked as {escape_controls(' '.join(report.options.command))}"]
+    for level, title in LEVELS.items():
+        if found := [result for result in report.results if result.requirement.level == level]:
+            parts += ["", click.style(title, bold=True)]
+            for before, result in zip([None, *found], found, strict=False):
+                parts += result_to_text(result, repeated=before is not None and before.why == result.why)
+    counts = Counter((result.requirement.level, result.verdict) for result in report.results)
+    failed, untested = counts["mandatory", "fail"], counts["mandatory", "not tested"]
+    sum_up = f"{counts['mandatory', 'pass']} mandatory requirements passed, {failed} failed, {untested} not tested; "
+    sum_up += f"{counts['capability', 'fail']} advertised capabilities failed."
+    verdict = "Conformant" if report.is_conformant else "Not conformant"
+    parts += ["", click.style(verdict, bold=True, fg="green" if report.is_conformant else "red") + f": {sum_up}"]
+    return "\n".join(parts)
+
+
+def result_to_text(result: RequirementResult, *, repeated: bool) -> list[str]:
+    """Format a result as lines. With `repeated`, leave out a reason that the result before it has, too."""
+    word = click.style(f"{result.verdict:<10}", fg=COLOURS[result.verdict])
+    why = "" if repeated and result.verdict != "fail" else escape_controls(result.why)
+    remark = click.style(f" ({why})", dim=True) if why and result.verdict in ("pass", "skipped") else ""
+    lines = [f"  {word} {result.requirement.id:<23} {result.requirement.sentence}{remark}"]
+    indent = " " * 13
+    if why and not remark:
+        lines.append(indent + why)
+    for line in result.lines:
+        lines.append(
+            f"{indent}{'→' if line.sender == 'client' else '←'} {shorten_line(escape_controls(line_text(line)))}"
+        )
+    if result.stderr.strip():
+        lines += [
+            f"{indent}standard error: {escape_controls(text)}" for text in result.stderr.strip().splitlines()[-5:]
+        ]
+    return lines
+
+
+def get_agent_name(report: CheckReport) -> str:
+    info = report.facts.initialize.member("agentInfo") if report.facts.initialize else None
+    match info:
+        case {"name": str(name), "version": str(version)}:
+            return escape_controls(f"{name} {version}")
+        case _:
+            return "An agent without a name"
+
+
+def line_text(line: WireLine) -> str:
+    return line.raw.decode(errors="backslashreplace")
+
+
+def shorten_line(text: str) -> str:
+    return text if len(text) <= MAX_LINE_CHARACTERS else f"{text[: MAX_LINE_CHARACTERS - 100]} … {text[-80:]}"
+
+
+def to_json(report: CheckReport) -> dict[str, Any]:
+    """Convert a report to JSON. A line that is not UTF-8 is base64 under `bytes`."""
+    greeting = report.facts.initialize
+    return {
+        "conformant": report.is_conformant,
+        "protocolVersion": 1,
+        "command": list(report.options.command),
+        "agentInfo": greeting.member("agentInfo") if greeting else None,
+        "agentCapabilities": greeting.member("agentCapabilities") if greeting else None,
+        "requirements": [result_to_json(result) for result in report.results],
+    }
+
+
+def result_to_json(result: RequirementResult) -> dict[str, Any]:
+    return {
+        "id": result.requirement.id,
+        "level": result.requirement.level,
+        "sentence": result.requirement.sentence,
+        "verdict": result.verdict,
+        "why": result.why,
+        "lines": [line_to_json(line) for line in result.lines],
+        "stderr": result.stderr,
+    }
+
+
+def line_to_json(line: WireLine) -> dict[str, Any]:
+    entry: dict[str, Any] = {"at": round(line.at, 6), "from": line.sender}
+    try:
+        return {**entry, "line": line.raw.decode()}
+    except UnicodeDecodeError:
+        return {**entry, "bytes": base64.b64encode(line.raw).decode()}

@@ -1,0 +1,12 @@
+"""The message of a command that cannot do what it was asked to."""
+
+from typing import NoReturn
+
+import click
+from crow_core.text import escape_controls
+
+
+def fail(sentence: str) -> NoReturn:
+    """Print a sentence about wrong usage, and exit with code 2."""
+    click.secho(escape_controls(sentence), fg="red", err=True)
+    raise SystemExit(2)

@@ -1,0 +1,74 @@
+"""The command groups of `crow`: commands of other packages, and the list that `crow --help` shows."""
+
+from importlib.metadata import EntryPoint, entry_points
+
+import click
+
+from crow_cli.process import fail
+from crow_cli.run_command import to_run_arguments
+
+GROUP = "crow.commands"
+"""The entry points with which packages add commands: `eval`, or `acp.check` for a command of the group `acp`."""
+PACKAGES = {
+    **dict.fromkeys(("eval", "import", "reask"), "crow-eval"),
+    **dict.fromkeys(("acp.check", "acp.record", "acp.replay"), "crow-acp-tools"),
+}
+"""The packages of this repository that add commands, by the command's name."""
+SECTIONS = {
+    "Start": ("setup", "run", "chat", "demo"),
+    "Connect": ("acp", "serve", "mcp", "skills"),
+    "Look back": ("sessions", "calls", "prompts", "undo"),
+    "Settings and safety": ("config", "status", "doctor", "perms"),
+}
+"""The commands that `crow --help` describes; the others are only named."""
+
+
+def find_entry_points(prefix: str) -> dict[str, EntryPoint]:
+    """Return the commands that packages add to a group, by name. `prefix` is empty for `crow` itself, or `acp.`."""
+    found = {point.name: point for point in entry_points(group=GROUP) if point.name.startswith(prefix)}
+    return {name.removeprefix(prefix): point for name, point in found.items() if "." not in name.removeprefix(prefix)}
+
+
+class PackageGroup(click.Group):
+    """A group to which other packages add commands."""
+
+    prefix = ""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*super().list_commands(ctx), *find_entry_points(self.prefix)})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if (command := super().get_command(ctx, cmd_name)) is not None:
+            return command
+        if point := find_entry_points(self.prefix).get(cmd_name):
+            return point.load()
+        if (name := self.prefix + cmd_name) in PACKAGES:
+            command = f"crow {name.replace('.', ' ')}"
+            fail(
+                f"`{command}` comes with the package {PACKAGES[name]}: uv tool install crow-acp --with {PACKAGES[name]}"
+            )
+        return None
+
+
+class AcpGroup(PackageGroup):
+    """The commands of `crow acp`."""
+
+    prefix = "acp."
+
+
+class CrowGroup(PackageGroup):
+    """The commands of `crow`; `crow -p PROMPT` is `crow run PROMPT`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, to_run_arguments(args))
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Describe the everyday commands in sections, and name the others."""
+        for title, names in SECTIONS.items():
+            commands = [(name, self.get_command(ctx, name)) for name in names]
+            width = formatter.width - max(map(len, names)) - 6
+            with formatter.section(title):
+                formatter.write_dl([(name, command.get_short_help_str(width)) for name, command in commands if command])
+        described = {name for names in SECTIONS.values() for name in names}
+        with formatter.section("More"):
+            formatter.write_text(", ".join(name for name in self.list_commands(ctx) if name not in described))

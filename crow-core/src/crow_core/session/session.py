@@ -1,0 +1,723 @@
+"""A session, one conversation with its client, its tools and its log; and the hooks by which extensions join it."""
+
+import asyncio
+import platform
+import tempfile
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import date
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from msgspec import UNSET
+from msgspec.structs import asdict
+
+from crow_core.acp.schema import (
+    AgentMessageChunk,
+    AgentThoughtChunk,
+    AvailableCommand,
+    AvailableCommandInput,
+    AvailableCommandsUpdate,
+    ConfigOptionUpdate,
+    CurrentModeUpdate,
+    NoticeUpdate,
+    SessionInfoUpdate,
+    SessionNotification,
+    SessionUpdate,
+    StopReason,
+    TextBlock,
+    ToolCallUpdate,
+)
+from crow_core.content import to_announcement, to_early_announcement
+from crow_core.errors import ModelError
+from crow_core.hooks import Collect, First, Hook, Observe, Pipe, Unwind, call_function
+from crow_core.mcp.result import ToolResult
+from crow_core.mcp.server import Server
+from crow_core.mcp.tool import ToolCall
+from crow_core.mcp.toolbox import Toolbox
+from crow_core.messages.message import Delta, Message, find_markers_of_call, find_shell, settle
+from crow_core.messages.view import View
+from crow_core.models.chat import Model, ModelCall, ModelRequest
+from crow_core.models.reply import PartialCall
+from crow_core.models.usage import count_tokens, find_price
+from crow_core.session.log import SessionLog, new_id
+from crow_core.session.options import Option, SessionOptions
+from crow_core.session.prompts import Prompt, SessionPrompts
+from crow_core.session.store import ArchiveFilter, Page, Record, SessionChange, Summary
+from crow_core.session.user import Client, User
+from crow_core.trace import TRACE
+
+LONG_ARGUMENTS = 400
+"""Characters of a tool call's arguments from which on the call is announced while the rest still arrives."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A slash command. `run` receives the session and the text behind the command's name."""
+
+    name: str
+    description: str
+    run: "Callable[[Session, str], Awaitable[str | Message]]"
+    """Returns text, which ends the turn without a model call, or the user message to continue with."""
+    hint: str = ""
+    """A placeholder for the text behind the name, which clients show while the user types."""
+
+
+@dataclass
+class Folders:
+    """The folders of a session, all absolute."""
+
+    cwd: str
+    """The working directory."""
+    roots: list[str] = field(default_factory=list[str])
+    """The file tools may read and change what is in these; the first is `cwd`."""
+    readable: list[str] = field(default_factory=list[str])
+    """The file tools may read what is in these."""
+    current: str = ""
+    """The folder in which the next command starts, if the last one changed its directory; empty for `cwd`."""
+    starts: dict[str, str] = field(default_factory=dict[str, str])
+    """The folders in which the commands of open tool calls start, by the calls' ids."""
+    environments: dict[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
+    """Variables for the commands of open tool calls, by the calls' ids."""
+    _scratch: "tempfile.TemporaryDirectory[str] | None" = None
+
+    def scratch(self) -> Path:
+        """Return a temporary folder of the session, made at first use, for output that is too long for the model."""
+        self._scratch = self._scratch or tempfile.TemporaryDirectory(prefix="crow-")
+        return Path(self._scratch.name)
+
+    def for_tools(self) -> list[str]:
+        """List the folders in which the file tools may work: the roots, and the temporary folder."""
+        return [*self.roots, self._scratch.name] if self._scratch else [*self.roots]
+
+    def close(self) -> None:
+        """Remove the temporary folder."""
+        if self._scratch is not None:
+            with suppress(OSError):
+                self._scratch.cleanup()
+
+
+@dataclass
+class Turns:
+    """The turns of a session: one runs, others wait."""
+
+    max_requests: int = 200
+    """The most model calls that one turn may make."""
+    tasks: "list[asyncio.Task[StopReason]]" = field(default_factory=list["asyncio.Task[StopReason]"])
+    """The running turn and those that wait, in order; a turn that is ending is not in it and cannot be cancelled."""
+    cancelled: "set[asyncio.Task[StopReason]]" = field(default_factory=set["asyncio.Task[StopReason]"])
+    """Those that were cancelled. `Task.cancelling` does not tell: it counts the cancel scopes of libraries, too."""
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by the running turn until it has ended."""
+    is_first: bool = True
+    """Whether no turn has started since the session was opened."""
+    message: Message | None = None
+    """The user's message of the running turn, as it arrived; before that, of the turn before."""
+    key: str = ""
+    """The key of that turn, with which it can go on after it was interrupted; empty if it has none."""
+    has_keys: bool = False
+    """Whether the log has a turn with a key."""
+    running: "asyncio.Task[StopReason] | None" = None
+    """The running turn, which holds `lock`."""
+    id_known: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the client knows the session's id; it cannot understand an update before."""
+
+
+class Session:
+    """One conversation. Extensions receive it in every hook."""
+
+    def __init__(
+        self,
+        hooks: "Hooks",
+        client: Client,
+        id: str,
+        folders: Folders,
+        models: Mapping[str, Model],
+        prompts: Mapping[str, Prompt],
+        *,
+        max_requests: int = 200,
+        parent: "Session | None" = None,
+    ) -> None:
+        self.hooks = hooks
+        """The app; its extensions have registered their functions here."""
+        self.client = client
+        self.id = id
+        self.folders = folders
+        self.model = next(iter(models.values()))
+        """The model that is asked now."""
+        self.log = SessionLog(
+            on_message=partial(hooks.message.run, self) if hooks.message else None,
+            on_draft=partial(hooks.draft.run, self) if hooks.draft else None,
+            on_model_call=partial(hooks.model_call.run, self) if hooks.model_call else None,
+            on_flush=partial(hooks.flush.run, self) if hooks.flush else None,
+        )
+        self.view = View(self.log)
+        """The messages of the log for the next request, without the system prompt."""
+        self.prompts = SessionPrompts(dict(prompts), self.log)
+        self.toolbox = Toolbox()
+        self.options = SessionOptions(partial(hooks.options.run, self), self.log)
+        self.commands: dict[str, Command] = {}
+        """Slash commands, by name."""
+        self.user = User(client, id, self.log)
+        self.stream = ReplyStream(self)
+        self.turns = Turns(max_requests)
+        self.begun: set[str] = set()
+        """The ids of the last reply's tool calls that may have had effects."""
+        self.state: dict[str, Any] = {}
+        """Values of extensions for this session. An extension uses only its own keys; a store adds `Record.state`."""
+        self.parent = parent
+        """The session that this one works for, if it is a sub-agent's."""
+        self._models = models
+
+    @property
+    def cwd(self) -> str:
+        """The working directory, absolute."""
+        return self.folders.cwd
+
+    @property
+    def models(self) -> Mapping[str, Model]:
+        """The models by the name that the user chooses; the first is the default."""
+        return self._models
+
+    @property
+    def secrets(self) -> set[str]:
+        """All values that must be shown and stored nowhere."""
+        return self.toolbox.secrets
+
+    async def update(self, update: SessionUpdate) -> None:
+        """Send the client an update, after everything before it has been written."""
+        if self.log.is_writing:
+            await self.log.written()
+        await self.send(update)
+
+    async def send(self, update: SessionUpdate) -> None:
+        """Send the client an update without waiting for the log.
+
+        For the end of a tool call, which must be sent even when writing has failed, and for notices.
+        """
+        await self.client.notify("session/update", SessionNotification(session_id=self.id, update=update))
+
+    async def say(self, text: str) -> None:
+        """Send the client a message that is not the model's."""
+        await self.update(AgentMessageChunk(content=TextBlock(text=text), message_id=new_id()))
+
+    async def notice(self, title: str, severity: Literal["info", "warning", "error"] = "info") -> None:
+        """Tell the user something that is not part of the conversation. Does not wait for the log."""
+        wanted = self.client.capabilities.session
+        if wanted and wanted.notices:
+            await self.send(NoticeUpdate(severity=severity, title=title))
+        else:
+            await self.send(AgentThoughtChunk(content=TextBlock(text=f"{title}\n"), message_id=new_id()))
+
+    async def announce_options(self) -> None:
+        """Tell the client that an option was changed by something else than the client."""
+        if modes := self.options.to_modes():
+            await self.update(CurrentModeUpdate(current_mode_id=modes.current_mode_id))
+        await self.update(ConfigOptionUpdate(config_options=self.options.to_config_options(self.client.capabilities)))
+
+    async def announce_commands(self) -> None:
+        """Tell the client which slash commands there are."""
+        commands = [
+            AvailableCommand(
+                name=command.name,
+                description=command.description,
+                input=AvailableCommandInput(hint=command.hint) if command.hint else UNSET,
+            )
+            for command in self.commands.values()
+        ]
+        await self.update(AvailableCommandsUpdate(available_commands=commands))
+
+    async def ask_model(self, request: ModelRequest, purpose: str) -> ModelCall:
+        """Ask the model something beside the conversation.
+
+        The call is recorded; its answer is neither shown nor appended to the log. Raises ModelError.
+        """
+        model_call = ModelCall(self.model, request, purpose)
+        try:
+            await model_call.run(lambda delta: self.stream.report(delta, model_call))
+        finally:
+            self.log.record(model_call)
+        return model_call
+
+    async def request(self) -> ModelRequest:
+        """Make the next request to the model.
+
+        Its beginning never changes, so that servers can reuse their cache of it.
+        """
+        if self.prompts.system is None:
+            self.prompts.system = await self.render_system_prompt()
+        system: Message = {"role": "system", "content": self.prompts.system}
+        tools: ModelRequest = {"tools": self.toolbox.sent} if self.toolbox.sent else {}
+        request: ModelRequest = {**tools, "messages": [system, *self.view.messages()]}
+        return await self.hooks.before_model.run(request, self)
+
+    async def render_system_prompt(self) -> str:
+        """Render the system prompt from its template and the instructions of the client and of extensions."""
+        return self.prompts.render(
+            self.prompts.templates["system"],
+            "system",
+            cwd=self.cwd,
+            roots=[*self.folders.roots],
+            platform=f"{platform.system()} {platform.machine()}",
+            date=date.today().isoformat(),
+            tools=[tool["function"]["name"] for tool in self.toolbox.sent or ()],
+            instructions=[*self.prompts.instructions, *await self.hooks.instructions.run(self)],
+        )
+
+    async def set_title(self, title: str) -> None:
+        """Give the session a name."""
+        self.log.title = title
+        self.log.append({"crow": {"kind": "title", "title": title}})
+        await self.update(SessionInfoUpdate(title=title))
+
+    def rewind(self, to: str, last: str = "") -> None:
+        """Go to the entry with the id `to`, or to the start for "": the model no longer reads what follows it.
+
+        `last` is the id of the last entry that is dropped, if it may be restored later.
+        """
+        self.log.append({"crow": {"kind": "rewind", "to": to, **({"undone": last} if last else {})}})
+        if not any(entry.get("crow", {}).get("purpose") == "system" for entry in self.view.entries()):
+            self.prompts.system = None
+
+    def mark_started(self, tool_call: ToolCall) -> None:
+        """Note that a call may have effects from now on; if its turn has a key and it not only reads, by a marker."""
+        self.begun.add(tool_call.id)
+        if self.turns.key and tool_call.kind not in ("read", "search", "think"):
+            markers = find_markers_of_call(self.log, tool_call.id)
+            if not any(notes.get("kind") == "started" for notes in markers):
+                self.log.append({"crow": {"kind": "started", "call": tool_call.id}})
+
+    def mark_decided(self, tool_call: ToolCall) -> None:
+        """Append the marker of `mark_started` early if the log has the decision that the call may run, so that both are
+        written together."""
+        markers = find_markers_of_call(self.log, tool_call.id) if self.turns.key else []
+        if any(notes.get("kind") == "decision" and notes.get("is") == "allow" for notes in markers):
+            self.mark_started(tool_call)
+            self.begun.discard(tool_call.id)
+
+    async def decide(self, tool_call: ToolCall) -> ToolResult | None:
+        """Call the hooks that decide whether a tool call runs; a result that is returned stands in for the tool's.
+
+        Each function is called once, those that are in `permission`, too, before any that may do the work of the tool.
+        """
+        judges = self.hooks.permission.functions
+        functions = self.hooks.before_tool.functions
+        if tool_call.is_answered_by_hook:
+            functions = [*judges, *(function for function in functions if function not in judges)]
+        elif self.hooks.asks_last:
+            functions = sorted(functions, key=judges.__contains__)
+        for function in functions:
+            if function not in judges:
+                self.begun.add(tool_call.id)  # it may do anything
+                if self.turns.key and tool_call.is_answered_by_hook:
+                    self.mark_started(tool_call)
+                    await self.log.written()
+            if (result := await call_function(function, self, tool_call)) is not None:
+                return result
+            self.begun.discard(tool_call.id)
+        return None
+
+    def meta(self, tool_call: ToolCall, **more: Any) -> dict[str, Any]:
+        """Make the `_meta` of a request to a tool. Servers that are not built in are sent the trace context only."""
+        return {
+            **TRACE.get(),
+            "crow/session": self.id,
+            "crow/call": tool_call.id,
+            "crow/cwd": self.cwd,
+            "crow/roots": self.folders.for_tools(),
+            "crow/readable": self.folders.readable,
+            "crow/folder": self.folders.starts.get(tool_call.id, ""),
+            "crow/env": self.folders.environments.get(tool_call.id, {}),
+            **more,
+        }
+
+    def restore(self, record: Record) -> None:
+        """Continue from a stored session."""
+        self.log.entries += record.log
+        self.log.title, self.log.damage = record.title, record.damage
+        self.prompts.system = record.system
+        self.toolbox.restore(record.tools)
+        self.state |= record.state
+        self.folders.current = find_shell(record.log).get("folder", "")
+        self.stream.used_ids |= {use["id"] for entry in record.log for use in entry.get("tool_calls", ())}
+
+    async def close(self) -> None:
+        """Finish writing, disconnect the session's servers, and remove its temporary folder."""
+        await self.log.finish()
+        await self.toolbox.close()
+        self.folders.close()
+
+
+class ReplyStream:
+    """Shows the replies of a session's model and their tool calls to the client, and appends them to the log."""
+
+    def __init__(self, session: Session) -> None:
+        self.used_ids: set[str] = set()
+        """The ids of all tool calls of the session so far."""
+        self._session = session
+        self._announced: set[str] = set()
+        """The tool calls that the client was shown before all of their arguments had arrived."""
+        self._examined: PartialCall | None = None
+        """The last tool call with long arguments that `_announce_early` has seen."""
+
+    async def show(self, delta: Delta, model_call: ModelCall) -> None:
+        """Show a fragment of a reply, and let it be written soon."""
+        session = self._session
+        if "content" in delta or "reasoning_content" in delta:
+            session.log.schedule_draft(model_call)
+        if text := delta.get("reasoning_content"):
+            await session.update(AgentThoughtChunk(content=TextBlock(text=text), message_id=model_call.id))
+        if text := delta.get("content"):
+            await session.update(AgentMessageChunk(content=TextBlock(text=text), message_id=model_call.id))
+        if delta.get("tool_calls"):
+            await self._announce_early(model_call.arriving.calls)
+        await self.report(delta, model_call)
+
+    async def report(self, delta: Delta, model_call: ModelCall) -> None:
+        """Record that a request was sent, and show a notice about it; for any model call."""
+        if "sent" in delta:
+            self._session.log.record(model_call)
+        if text := delta.get("notice"):
+            await self._session.notice(text, "warning")
+
+    async def _announce_early(self, calls: Sequence[PartialCall]) -> None:
+        """Announce the last tool call of a reply if its arguments are long, and its id so far is one it can keep."""
+        call = calls[-1]
+        if call.length < LONG_ARGUMENTS or not call.id or call is self._examined:
+            return
+        self._examined = call
+        ids = {call.id for call in calls}
+        keeps_id = len(ids) == len(calls) and "" not in ids and self.used_ids.isdisjoint(ids)
+        if keeps_id and not (tool_call := self._session.toolbox.parse(call.build())).is_valid:
+            await self._session.log.written()
+            self._announced.add(call.id)
+            await self._session.send(to_early_announcement(tool_call))
+
+    async def announce(self, tool_call: ToolCall) -> None:
+        """Show a tool call that is about to run."""
+        announcement = to_announcement(tool_call, self._session.cwd)
+        if tool_call.id in self._announced:
+            self._announced.discard(tool_call.id)
+            await self._session.send(ToolCallUpdate(**asdict(announcement)))
+        else:
+            await self._session.send(announcement)
+
+    async def fail_announced(self) -> None:
+        """Tell the client that the tool calls it was shown early will not run."""
+        self.used_ids |= self._announced
+        while self._announced:
+            await self._session.send(ToolCallUpdate(tool_call_id=self._announced.pop(), status="failed"))
+
+    def append(self, model_call: ModelCall, *, whole: bool) -> None:
+        """Append a reply to the log, unless it is empty. Its tool calls are kept only if it arrived `whole`."""
+        log = self._session.log
+        log.cancel_draft()
+        notes: dict[str, Any] = {"id": model_call.id}
+        if not whole:
+            notes["cut"] = model_call.error or model_call.finish_reason
+        reply = settle(model_call.reply, used=self.used_ids, whole=whole)
+        if called := self._session.toolbox.find_called(reply.get("tool_calls", [])):
+            notes["called"] = called
+        if self._session.turns.key:
+            price = find_price(model_call)
+            notes["spent"] = {**count_tokens(model_call), "money": price[0] if price else 0}
+        if any(reply.get(key) for key in ("content", "reasoning_content", "tool_calls")):
+            reply["crow"] = reply.get("crow", {}) | notes
+            log.append(reply)
+        log.record(model_call)
+
+
+class Hooks:
+    """Every hook of an app, with its contract and an example. `help(Crow.before_tool)` shows one of them."""
+
+    asks_last = False
+    """True if `before_tool` calls the functions that are also in `permission` last; if false, in the order of use."""
+
+    session_start: Observe[[Session]] = Observe("""
+        Called when a session has opened, while its MCP servers are starting.
+
+            @crow.session_start
+            def begin(session: Session) -> None:
+                session.state["turns"] = 0
+        """)
+
+    session_end: Unwind[[Session]] = Unwind("""
+        Called when a session closes.
+
+            @crow.session_end
+            async def finish(session: Session) -> None:
+                session.state.pop("turns")
+        """)
+
+    app_end: Unwind[[]] = Unwind("""
+        Called when the app shuts down, after its last session has closed.
+
+            @crow.app_end
+            async def disconnect() -> None: ...
+        """)
+
+    mcp_servers: Collect[[Session], Sequence[Server]] = Collect("""
+        Returns MCP servers to connect for a session.
+
+            @crow.mcp_servers
+            def weather(session: Session) -> list[Server]:
+                return [Server("weather", lambda: "http://localhost:9000/mcp")]
+        """)
+
+    tools: Pipe[list[dict[str, Any]], [Session]] = Pipe("""
+        Receives the list of tools for a turn, at its start, as it will be sent; may return another.
+
+        Tools that were sent once should stay, since a changed list makes the server process the whole prompt again.
+
+            @crow.tools
+            def leave_out(schemas: list[dict], session: Session) -> list[dict]:
+                return [schema for schema in schemas if schema["function"]["name"] != "terminal"]
+        """)
+
+    instructions: Collect[[Session], str] = Collect("""
+        Returns text for the system prompt; called once a session.
+
+            @crow.instructions
+            def style(session: Session) -> str:
+                return "Answer in British English."
+        """)
+
+    before_prompt: Pipe[Message, [Session]] = Pipe("""
+        Receives the user's message before it is appended to the log; may return another, or raise EndTurn.
+
+        A message that joins a running turn has the note `steer` (`message["crow"]["steer"]`).
+
+            @crow.before_prompt
+            def greet(message: Message, session: Session) -> None:
+                if message.get("content") == "ping":
+                    raise EndTurn("end_turn", "pong")
+        """)
+
+    turn_resume: Observe[[Session, Sequence[Message]]] = Observe("""
+        Called instead of `before_prompt` when an interrupted turn goes on, with the entries of the turn so far.
+
+        An extension derives from them what it counts in a turn, since another process may have begun it.
+
+            @crow.turn_resume
+            def count(session: Session, entries: list[Message]) -> None:
+                session.state["replies"] = sum(entry.get("role") == "assistant" for entry in entries)
+        """)
+
+    before_model: Pipe[ModelRequest, [Session]] = Pipe("""
+        Receives the request to the model before it is sent; may return another, or raise EndTurn.
+
+            @crow.before_model
+            def cool_down(request: ModelRequest, session: Session) -> ModelRequest:
+                return {"temperature": 0, **request}
+        """)
+
+    after_model: Observe[[Session, ModelCall]] = Observe("""
+        Called when a reply is complete and its tool calls, if it has any, are answered. May raise EndTurn.
+
+            @crow.after_model
+            def count(session: Session, model_call: ModelCall) -> None:
+                print(model_call.usage)
+        """)
+
+    before_announcement: Observe[[Session, ToolCall]] = Observe("""
+        Called with each tool call of a complete reply, before the client is shown the call.
+
+        An entry that is appended to the log here is stored at once with the reply. The hook must not wait for anybody.
+
+            @crow.before_announcement
+            def note(session: Session, tool_call: ToolCall) -> None:
+                session.log.append({"crow": {"kind": "note", "tool": tool_call.name}})
+        """)
+
+    before_tool: First[[Session, ToolCall], ToolResult] = First("""
+        Called before a tool runs; a result that is returned here stands in for the tool's.
+
+        In an app of crow-agent, the user is asked for a permission afterwards: a call that is refused here is not asked
+        about. A function that does itself what another server's tool does has to ask first; the refusal is what
+        `session.hooks.permission.run(session, tool_call)` returns. For a tool that has a definition and no server,
+        functions that are in `permission`, too, are called first.
+
+            @crow.before_tool
+            async def refuse(session: Session, tool_call: ToolCall) -> ToolResult | None:
+                return ToolResult.error("Reading only.") if tool_call.kind != "read" else None
+        """)
+
+    permission: First[[Session, ToolCall], ToolResult] = First("""
+        Called before a tool of crow's own asks an MCP server for the model; a result that is returned refuses it.
+
+        The tool call is the one that the server is asked: of its own tools, or of `SERVER_mcp_resources`. `before_tool`
+        is called for the call that the model made, before. A function that is in `before_tool`, too, decides only, and
+        never does the work of a tool.
+
+            @crow.permission
+            def refuse(session: Session, tool_call: ToolCall) -> ToolResult | None:
+                return ToolResult.error("No servers today.") if tool_call.kind == "fetch" else None
+        """)
+
+    must_ask: Collect[[Session, ToolCall], str] = Collect("""
+        Returns why the user must be asked about a tool call, whatever allows it; the question shows the text.
+
+        `permissions` calls it for each call that it does not deny, in every mode but yolo, and asks one question with
+        all texts. It may be called more than once for a call, and must not wait for anybody.
+
+            @crow.must_ask
+            def guard(session: Session, tool_call: ToolCall) -> str | None:
+                return "It is late." if tool_call.name == "deploy" else None
+        """)
+
+    after_tool: Pipe[ToolResult, [Session, ToolCall]] = Pipe("""
+        Receives the result of a tool call before the client and the model do; may return another.
+
+            @crow.after_tool
+            def shorten(result: ToolResult, session: Session, tool_call: ToolCall) -> ToolResult:
+                return ToolResult(result.content[:1], result.is_error, result.meta)
+        """)
+
+    message: Observe[[Session, Message]] = Observe("""
+        Called for each entry that was appended to the log, a message or a marker, in order.
+
+        The client is shown what follows only when all functions have returned: this is where a store writes.
+
+            @crow.message
+            async def write(session: Session, entry: Message) -> None:
+                print(session.id, entry.get("role", "marker"))
+        """)
+
+    draft: Observe[[Session, Message]] = Observe("""
+        Called with the text of a streaming reply that has arrived since the last call, under the id of the reply.
+
+        Called at most once in `crow_core.session.log.DRAFT_INTERVAL` seconds, so that a killed process loses little.
+        `reply["crow"]["part"]` counts the calls for a reply: 0 replaces all earlier parts, any other continues them.
+
+            @crow.draft
+            async def write(session: Session, reply: Message) -> None: ...
+        """)
+
+    model_call: Observe[[Session, ModelCall]] = Observe("""
+        Called when a request to a model has been sent, and again when it has ended (`model_call.ended`) or failed.
+
+        Unlike `after_model`, it is also called for requests beside the conversation, such as a summary.
+
+            @crow.model_call
+            def log_call(session: Session, model_call: ModelCall) -> None:
+                print(model_call.purpose, model_call.error or model_call.finish_reason)
+        """)
+
+    flush: Observe[[Session]] = Observe("""
+        Called before the client is shown what follows from the log, and at the end of a turn.
+
+        Returns when all that the hooks `message`, `draft` and `model_call` received is stored, so that these may gather
+        what they receive. Raises StoreError if it cannot be stored.
+
+            @crow.flush
+            async def commit(session: Session) -> None: ...
+        """)
+
+    model_error: First[[Session, ModelError], bool] = First("""
+        Called when a request of a turn failed; True makes the request again and sends it.
+
+            @crow.model_error
+            async def shorten(session: Session, error: ModelError) -> bool | None:
+                return True if error.too_long else None
+        """)
+
+    before_end: First[[Session, StopReason], Message] = First("""
+        Called when the model is done; a user message that is returned here makes the turn go on.
+
+            @crow.before_end
+            def remind(session: Session, stop_reason: StopReason) -> Message | None:
+                return {"role": "user", "content": "Run the tests."} if not session.state.pop("tested", True) else None
+        """)
+
+    turn_end: Unwind[[Session, StopReason | Exception]] = Unwind("""
+        Called when a turn has ended, with its stop reason or with the exception that ended it.
+
+            @crow.turn_end
+            def report(session: Session, outcome: StopReason | Exception) -> None:
+                print("the turn ended:", outcome)
+        """)
+
+    commands: Collect[[Session], Sequence[Command]] = Collect("""
+        Returns slash commands of a session.
+
+            @crow.commands
+            def hello(session: Session) -> list[Command]:
+                async def run(session: Session, words: str) -> str:
+                    return f"Hello, {words}."
+
+                return [Command("hello", "Say hello", run, hint="[name]")]
+        """)
+
+    options: Collect[[Session], Option] = Collect("""
+        Returns a setting of a session that its user can change; the most important first.
+
+            @crow.options
+            def loudness(session: Session) -> Option:
+                def get() -> str:
+                    return session.state.get("loudness", "off")
+
+                def choose(value: str) -> None:
+                    session.state["loudness"] = value
+
+                return Option("loud", "Loud", "_loud", ON_OFF, get, choose, is_switch=True)
+        """)
+
+    load_session: First[[str], Record] = First("""
+        Returns the stored session with this id, which belongs to this process from now on; None if there is none.
+
+        Raises StoreError; SessionBusy if another process has the session open.
+
+            @crow.load_session
+            async def load(id: str) -> Record | None: ...
+        """)
+
+    fork_session: First[[str, str, str], Record] = First("""
+        Returns a new session, with the second id, that continues the stored session with the first id.
+
+        It continues at the entry whose id is the third argument, or at the end for "". None if there is no such
+        session. Raises StoreError.
+
+            @crow.fork_session
+            async def fork(id: str, new_id: str, at: str) -> Record | None: ...
+        """)
+
+    list_sessions: First[[str, str, int, ArchiveFilter], Page] = First("""
+        Returns a page of stored sessions. Receives a folder ("" for all), a cursor ("" for the start) and a limit.
+
+        The last argument says which of the archived sessions are wanted. Raises StoreError; ValueError for an unknown
+        cursor.
+
+            @crow.list_sessions
+            async def page(cwd: str, cursor: str, limit: int, archived: ArchiveFilter) -> Page | None: ...
+        """)
+
+    find_session: First[[str], Summary] = First("""
+        Returns a stored session as a list shows it; None if there is none. Raises StoreError.
+
+            @crow.find_session
+            async def find(id: str) -> Summary | None: ...
+        """)
+
+    change_session: First[[str, SessionChange], Summary] = First("""
+        Changes a stored session's title or whether it is archived. Returns the session, None if there is none.
+
+        Raises StoreError; SessionBusy if it cannot be archived, or brought back, because another process has it open.
+
+            @crow.change_session
+            async def change(id: str, change: SessionChange) -> Summary | None: ...
+        """)
+
+    delete_session: Observe[[str]] = Observe("""
+        Deletes a stored session; does nothing for an unknown id. Raises StoreError.
+
+            @crow.delete_session
+            async def delete(id: str) -> None: ...
+        """)
+
+    def seal(self) -> None:
+        """Refuse further registrations: a function that is registered now has missed calls."""
+        for name, hook in vars(Hooks).items():
+            if isinstance(hook, Hook):
+                getattr(self, name).closed = True

@@ -1,0 +1,245 @@
+"""The client of a session, and its user, who can be asked."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from msgspec import UNSET, Struct
+from msgspec.structs import asdict
+
+from crow_core.acp.connection import ConnectionClosed, RpcError
+from crow_core.acp.decoding import decode, encode
+from crow_core.acp.schema import (
+    CancelledOutcome,
+    ClientCapabilities,
+    CompleteElicitationNotification,
+    CreateElicitationRequest,
+    CreateElicitationResponse,
+    ElicitationSchema,
+    PermissionOption,
+    RequestPermissionRequest,
+    RequestPermissionResponse,
+    SelectedOutcome,
+    SessionNotification,
+    SessionUpdate,
+    StringPropertySchema,
+    ToolCall,
+    ToolCallFields,
+    ToolCallUpdate,
+)
+from crow_core.elicitation import FormAnswer, can_ask, check_form, check_page, check_values
+from crow_core.errors import ElicitationError, EndTurn
+from crow_core.session.log import SessionLog, new_id
+from crow_core.text import clean_json, clean_lines
+
+NOBODY_THERE = "it needs a permission, and nobody is there to give it"
+"""The reason of a denial where the user could not be asked."""
+
+
+class Client(Protocol):
+    """The client's side of an ACP connection: an editor, a terminal, a program."""
+
+    capabilities: ClientCapabilities
+
+    async def request(self, method: str, params: Struct) -> Any:
+        """Send a request and return its result. Raises RpcError, ConnectionClosed."""
+        ...
+
+    async def notify(self, method: str, params: Struct) -> None:
+        """Send a notification; returns when the client has room for more."""
+        ...
+
+
+REASON_LIMIT = 2_000
+"""Characters of a user's reason that are passed on."""
+COMMAND_LIMIT = 100_000
+"""Characters of a command that the user has changed."""
+
+
+@dataclass(frozen=True)
+class PermissionChoice:
+    """The option that the user chose, and what a client may add to it in `_meta.crow` of its answer."""
+
+    option_id: str
+    """"" for an unknown outcome."""
+    reason: str = ""
+    """The user's words."""
+    command: str = ""
+    """The command as the user changed it."""
+
+
+@dataclass(frozen=True)
+class PermissionAnswer:
+    """The answer to a question whether something is allowed."""
+
+    allowed: bool
+    reason: str
+    """The person or the rule that decided, in words that complete "denied: …"."""
+    lasts: bool = False
+    """Whether it holds for longer than this question."""
+    choice: PermissionChoice = PermissionChoice("")
+
+
+class User:
+    """The person at the client of a session. A question waits until everything before it has been written."""
+
+    def __init__(self, client: Client, session_id: str, log: SessionLog) -> None:
+        self._client = client
+        self._session_id = session_id
+        self._log = log
+        self._permission_lock = asyncio.Lock()
+        """Held while a permission is asked for: one at a time."""
+
+    async def elicit(
+        self, message: str, *, form: ElicitationSchema | None = None, url: str = "", tool_call_id: str = ""
+    ) -> FormAnswer:
+        """Ask the user to fill in a form, or to visit a page (ACP, elicitation).
+
+        `tool_call_id` names the tool call that the question is for. Waits without a limit; cancelling withdraws the
+        question. Raises ElicitationError if the client cannot ask, or its answer does not fit the form.
+        """
+        if not can_ask(self._client.capabilities, "form" if form else "url"):
+            raise ElicitationError(f"The client cannot {'show forms' if form else 'send a person to a page'}.")
+        id = "" if form else new_id()
+        if form:
+            # The client answers with the names and choices that it was shown.
+            form = decode(clean_json(encode(form)), ElicitationSchema)
+            check_form(message, form)
+        else:
+            check_page(url)
+        request = CreateElicitationRequest(
+            message=message,
+            mode="form" if form else "url",
+            session_id=self._session_id,
+            tool_call_id=tool_call_id or UNSET,
+            requested_schema=form or UNSET,
+            url=url or UNSET,
+            elicitation_id=id or UNSET,
+        )
+        await self._log.written()
+        try:
+            response: CreateElicitationResponse = await self._client.request("elicitation/create", request)
+        except (RpcError, ConnectionClosed) as error:
+            raise ElicitationError(f"The client did not ask: {error}") from error
+        match response.action:
+            case "accept":
+                return FormAnswer("accept", check_values(response.content or {}, form) if form else {}, id)
+            case "decline":
+                return FormAnswer("decline")
+            case _:
+                return FormAnswer("cancel")
+
+    async def complete(self, elicitation_id: str) -> None:
+        """Tell the client that the user is done with a page; the id is that of the `FormAnswer`."""
+        done = CompleteElicitationNotification(elicitation_id=elicitation_id)
+        await self._client.notify("elicitation/complete", done)
+
+    async def ask_permission(self, about: ToolCallFields, options: Sequence[PermissionOption]) -> PermissionChoice:
+        """Ask the user to choose one of these options.
+
+        Raises ElicitationError if the client does not ask, EndTurn if it answers that the turn is cancelled.
+        """
+        request = RequestPermissionRequest(session_id=self._session_id, tool_call=about, options=[*options])
+        try:
+            async with self._permission_lock:
+                await self._log.written()
+                response: RequestPermissionResponse = await self._client.request("session/request_permission", request)
+        except (RpcError, ConnectionClosed) as error:
+            raise ElicitationError(f"the client did not ask: {error}") from error
+        match response.outcome:
+            case CancelledOutcome():
+                raise EndTurn("cancelled")
+            case SelectedOutcome(option_id=id, meta=meta):
+                return to_choice(id, meta if isinstance(meta, dict) and "crow" in meta else response.meta)
+            case _:
+                return PermissionChoice("")
+
+    async def ask_allowed(self, about: ToolCallFields, lasting: Sequence[PermissionOption] = ()) -> PermissionAnswer:
+        """Ask the user whether something is allowed; without an answer it is denied.
+
+        `lasting` are options for longer than once, of the kinds `allow_always` and `reject_always`. Raises EndTurn if
+        the client answers that the turn is cancelled.
+        """
+        options = [
+            PermissionOption(option_id="allow", name="Allow", kind="allow_once"),
+            *(option for option in lasting if option.kind == "allow_always"),
+            PermissionOption(option_id="reject", name="Reject", kind="reject_once"),
+            *(option for option in lasting if option.kind == "reject_always"),
+        ]
+        try:
+            choice = await self.ask_permission(about, options)
+        except ElicitationError:
+            return PermissionAnswer(False, NOBODY_THERE)
+        kind = next((option.kind for option in options if option.option_id == choice.option_id), "")
+        allowed, lasts = kind.startswith("allow"), kind.endswith("_always")
+        rejection = f"the user rejected it: {choice.reason}" if choice.reason else "the user rejected it"
+        return PermissionAnswer(allowed, "the user" if allowed else rejection, lasts, choice)
+
+    async def confirm(self, question: str, yes: str = "Go on", no: str = "Stop") -> bool:
+        """Ask a question that no tool call is about, by any means the client has; no answer means no.
+
+        Raises EndTurn if the client answers that the turn is cancelled.
+        """
+        try:
+            if can_ask(self._client.capabilities, "form"):
+                choice = StringPropertySchema(title="Answer", enum=[yes, no])
+                form = ElicitationSchema(properties={"answer": choice}, required=["answer"])
+                answer = await self.elicit(question, form=form)
+                return answer.content.get("answer") == yes
+            return await self._confirm_by_permission(question, yes, no)
+        except ElicitationError:
+            return False
+
+    async def _confirm_by_permission(self, question: str, yes: str, no: str) -> bool:
+        """Ask for a permission, which needs a tool call to be about: one is shown for the question alone."""
+        start = ToolCall(tool_call_id=new_id(), title=question, kind="think", status="pending")
+        options = [
+            PermissionOption(option_id="yes", name=yes, kind="allow_once"),
+            PermissionOption(option_id="no", name=no, kind="reject_once"),
+        ]
+        await self._log.written()
+        await self._send(start)
+        try:
+            return (await self.ask_permission(ToolCallFields(**asdict(start)), options)).option_id == "yes"
+        finally:
+            await self._send(ToolCallUpdate(tool_call_id=start.tool_call_id, status="completed"))
+
+    async def _send(self, update: SessionUpdate) -> None:
+        notification = SessionNotification(session_id=self._session_id, update=update)
+        await self._client.notify("session/update", notification)
+
+    async def ask_choice(self, about: ToolCallFields, choices: Sequence[str]) -> int | None:
+        """Ask for one of these choices through a client that knows only permissions.
+
+        Returns the index of the choice, or None. Raises as `ask_permission` does.
+        """
+        options = [PermissionOption(option_id=str(n), name=name, kind="allow_once") for n, name in enumerate(choices)]
+        options.append(PermissionOption(option_id="none", name="None of these", kind="reject_once"))
+        id = (await self.ask_permission(about, options)).option_id
+        return int(id) if id.isdecimal() and int(id) < len(choices) else None
+
+
+def to_choice(option_id: str, meta: Any) -> PermissionChoice:
+    """Convert the answer to a permission question, with the `_meta` of the answer or of its outcome.
+
+    What is no text in it counts as not given.
+    """
+    match meta:
+        case {"crow": {**given}}:
+            reason, command = given.get("reason"), given.get("command")
+        case _:
+            reason = command = None
+    return PermissionChoice(
+        option_id,
+        clean_lines(reason).strip()[:REASON_LIMIT] if isinstance(reason, str) else "",
+        command if isinstance(command, str) and command.strip() and len(command) <= COMMAND_LIMIT else "",
+    )
+
+
+def offer_for_session(what: str) -> list[PermissionOption]:
+    """Make the options that answer for the rest of the session."""
+    return [
+        PermissionOption(option_id="allow-session", name=f"Allow for this session: {what}", kind="allow_always"),
+        PermissionOption(option_id="reject-session", name=f"Reject for this session: {what}", kind="reject_always"),
+    ]

@@ -1,0 +1,125 @@
+"""Cells: one run of one task by one variant, which is a version of a prompt and a model."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from crow_eval.checks import CheckResult
+from crow_eval.prompts import PromptVersion
+
+State = Literal["passed", "failed", "error"]
+"""The outcomes of a cell. An `error` says nothing about the prompt and the model, and counts in no rate."""
+LIMIT = "limit"
+"""The kind of the result of a limit that was reached, beside those of checks."""
+
+
+class TaskName(Struct):
+    """A task of an evaluation."""
+
+    id: str
+    digest: str
+
+
+class EvaluationSettings(Struct, kw_only=True):
+    """The tasks, prompts and models of an evaluation."""
+
+    tasks: list[TaskName]
+    prompts: list[PromptVersion]
+    models: list[str]
+    """As they were asked for; empty for the configured one."""
+    names: list[str]
+    """The names of the models at their endpoints, in the same order."""
+    repeat: int
+    mode: str
+    judge: str = ""
+    """The model that judges."""
+    crow: str = ""
+    """The version of crow."""
+    imported: str = ""
+    """The program that has run it, if that was not crow."""
+
+    @property
+    def variants(self) -> "list[Variant]":
+        """The combinations of prompts and models, in order."""
+        pairs = [(prompt, at) for prompt in self.prompts for at in range(len(self.models))]
+        return [Variant(number, prompt, self.models[at], self.names[at]) for number, (prompt, at) in enumerate(pairs)]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A version of a prompt and a model."""
+
+    number: int
+    prompt: PromptVersion
+    model: str
+    """As it was asked for."""
+    name: str
+    """The name of the model, for people."""
+
+    @property
+    def label(self) -> str:
+        """The prompt and the model."""
+        return f"{self.prompt.label} · {self.name}"
+
+
+class CellOutcome(Struct, kw_only=True):
+    """The texts of a cell: the answer, errors, denied tool calls."""
+
+    checks: list[CheckResult] = msgspec.field(default_factory=list[CheckResult])
+    answer: str = ""
+    """The agent's last message."""
+    stop_reason: str = ""
+    error: str = ""
+    """Why the cell could not be run or checked."""
+    denied: list[str] = msgspec.field(default_factory=list[str])
+    """The titles of the tool calls that were denied a permission."""
+    tool_calls: int = 0
+
+
+class Cell(Struct, kw_only=True):
+    """One run of one task by one variant, with its outcome."""
+
+    task: str
+    variant: int
+    repetition: int
+    session: str = ""
+    state: State = "error"
+    started: int = 0
+    """Milliseconds since 1970, as `ended`."""
+    ended: int = 0
+    outcome: CellOutcome = msgspec.field(default_factory=CellOutcome)
+    requests: int = 0
+    input: int = 0
+    """Tokens."""
+    output: int = 0
+    cached: int = 0
+    cost: float | None = None
+    currency: str | None = None
+    first: float | None = None
+    """Milliseconds until the first delta of the first model call."""
+    total: float | None = None
+    """Milliseconds of the turn."""
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """The key of the cell within its evaluation."""
+        return self.task, self.variant, self.repetition
+
+    @property
+    def failed_checks(self) -> list[CheckResult]:
+        """The checks that have failed."""
+        return [check for check in self.outcome.checks if not check.passed]
+
+
+def to_row(cell: Cell) -> dict[str, Any]:
+    """Convert a cell to a row of the table."""
+    row = msgspec.structs.asdict(cell)
+    return {**row, "outcome": msgspec.json.encode(cell.outcome).decode()}
+
+
+def to_cell(row: Any) -> Cell:
+    """Convert a row of the table to a cell."""
+    values = {name: getattr(row, name) for name in Cell.__struct_fields__ if name != "outcome"}
+    return Cell(**values, outcome=msgspec.json.decode(row.outcome, type=CellOutcome))

@@ -1,0 +1,1 @@
+"""The commands `crow eval`, `crow reask` and `crow import`."""

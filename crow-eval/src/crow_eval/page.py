@@ -1,0 +1,130 @@
+"""The report of an evaluation as one HTML file, without scripts and without anything from elsewhere."""
+
+from datetime import datetime
+from importlib.resources import files
+
+from jinja2 import Environment, StrictUndefined
+
+from crow_eval.cells import Cell
+from crow_eval.plots import Dots, Estimate, plot_dots, plot_intervals
+from crow_eval.report import Comparison, EvaluationReport, VariantReport
+
+
+def to_page(report: EvaluationReport) -> str:
+    """Make the page of a report."""
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment.filters |= {
+        "percent": format_percent,
+        "seconds": format_seconds,
+        "number": format_number,
+        "points": format_points,
+        "time": format_time,
+        "p": format_p,
+    }
+    template = environment.from_string((files("crow_eval") / "templates" / "page.html.j2").read_text("utf-8"))
+    evaluation = report.evaluation
+    variants = evaluation.settings.variants
+    grid = {(cell.task, cell.variant, cell.repetition): cell for cell in report.cells}
+    return template.render(
+        report=report,
+        evaluation=evaluation,
+        settings=evaluation.settings,
+        variants=variants,
+        grid=grid,
+        repetitions=range(1, evaluation.settings.repeat + 1),
+        describe=describe_cell,
+        compare=describe_comparison,
+        rates=plot_rates(report.variants),
+        differences=plot_differences(report.comparisons),
+        times=plot_cells(report, "times"),
+        tokens=plot_cells(report, "tokens"),
+    )
+
+
+def plot_rates(variants: list[VariantReport]) -> str:
+    """Plot the pass rate of each variant with its interval."""
+    rows = [
+        Estimate(each.label, each.rate, each.interval.low, each.interval.high, f"{each.passed} of {each.runs}")
+        for each in variants
+    ]
+    return plot_intervals(rows, 0.0, 1.0, title="Pass rates with 95 % intervals")
+
+
+def plot_differences(comparisons: list[Comparison]) -> str:
+    """Plot the difference of each comparison with its interval."""
+    if not comparisons:
+        return ""
+    rows: list[Estimate] = []
+    for each in comparisons:
+        pairs = each.pairs
+        style = "good" if pairs.interval.low > 0 else "bad" if pairs.interval.high < 0 else ""
+        note = f"p {format_p(pairs.p_value)}"
+        rows.append(
+            Estimate(describe_pair(each), pairs.difference, pairs.interval.low, pairs.interval.high, note, style)
+        )
+    most = max(max(abs(row.low), abs(row.high)) for row in rows)
+    reach = next(each for each in (0.1, 0.25, 0.5, 1.0) if each >= most - 1e-9)
+    return plot_intervals(rows, -reach, reach, title="Differences of pass rates with 95 % intervals", signed=True)
+
+
+def describe_pair(comparison: Comparison) -> str:
+    """Name what a comparison compares, and once what its two variants have in common."""
+    (old, old_model), (new, new_model) = (label.split(" · ", 1) for label in (comparison.first, comparison.second))
+    if old_model == new_model:
+        return f"{new} − {old} · {new_model}"
+    return f"{new_model} − {old_model} · {new}" if old == new else f"{comparison.second} − {comparison.first}"
+
+
+def plot_cells(report: EvaluationReport, what: str) -> str:
+    """Plot the seconds or the tokens of each cell."""
+    rows: list[Dots] = []
+    for variant in report.evaluation.settings.variants:
+        values: list[tuple[float, str, str]] = []
+        for cell in report.cells:
+            value = (cell.total or 0) / 1000 if what == "times" else cell.input + cell.output
+            if cell.variant == variant.number and cell.state != "error" and value:
+                said = f"{cell.task} #{cell.repetition}: {value:,.3g}, {cell.state}"
+                values.append((value, "good" if cell.state == "passed" else "bad", said))
+        rows.append(Dots(variant.label, values))
+    title = "Seconds of each run" if what == "times" else "Tokens of each run"
+    return plot_dots(rows, title=title, unit="s" if what == "times" else "tokens")
+
+
+def describe_cell(cell: Cell) -> str:
+    """Describe a cell for the tip of its square."""
+    failed = "; ".join(check.name for check in cell.failed_checks)
+    return f"{cell.state} — {failed or cell.outcome.error or 'all checks'} — session {cell.session or 'none'}"
+
+
+def describe_comparison(comparison: Comparison) -> str:
+    """Say in a sentence what a comparison shows."""
+    pairs = comparison.pairs
+    if not pairs.pairs:
+        return "There are no pairs to compare yet."
+    if pairs.interval.low <= 0 <= pairs.interval.high:
+        return "No difference is shown: the interval contains zero."
+    return f"{comparison.second if pairs.difference > 0 else comparison.first} passes more often."
+
+
+def format_percent(share: float) -> str:
+    return f"{share * 100:.0f} %" if share in (0, 1) or not 0.005 < share < 0.995 else f"{share * 100:.1f} %"
+
+
+def format_points(difference: float) -> str:
+    return f"{difference * 100:+.1f}"
+
+
+def format_seconds(milliseconds: float | None) -> str:
+    return "–" if milliseconds is None else f"{milliseconds / 1000:,.2f} s"
+
+
+def format_number(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.4g}" if isinstance(value, float) else f"{value:,}"
+
+
+def format_p(value: float) -> str:
+    return "< 0.001" if value < 0.001 else f"= {value:.3f}"
+
+
+def format_time(at: int | None) -> str:
+    return "not yet" if at is None else f"{datetime.fromtimestamp(at / 1000):%Y-%m-%d %H:%M}"

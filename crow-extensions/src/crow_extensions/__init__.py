@@ -1,0 +1,1 @@
+"""The small extensions that ship with crow. They use the hooks of `Crow`, never each other."""

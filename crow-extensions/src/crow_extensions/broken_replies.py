@@ -1,0 +1,34 @@
+"""Ask a model to continue a reply whose connection broke; the text that the user has seen stays."""
+
+from crow_core.acp.schema import StopReason
+from crow_core.app import Crow
+from crow_core.messages.message import Message
+from crow_core.models.chat import ModelCall
+from crow_core.session.session import Session
+
+REQUEST = (
+    "The connection broke in the middle of your last reply; the user has seen what you said until then. "
+    "Go on exactly where it stopped, without repeating anything. "
+    "Tool calls that you had begun were not run: make them again."
+)
+
+
+def broken_replies(crow: Crow, *, times: int = 2) -> None:
+    """Ask the model to continue a reply that broke off, at most `times` times in a row."""
+
+    @crow.after_model
+    def count(session: Session, model_call: ModelCall) -> None:
+        session.state["broken_replies"] = session.state.get("broken_replies", 0) + 1 if model_call.interruption else 0
+        session.state["interruption"] = str(model_call.interruption or "")
+
+    @crow.before_end
+    async def go_on(session: Session, stop_reason: StopReason) -> Message | None:
+        if not 0 < session.state.get("broken_replies", 0) <= times:
+            return None
+        await session.notice(f"{session.state['interruption']} Asking the model to go on.", "warning")
+        return {"role": "user", "content": REQUEST, "crow": {"hidden": True}}
+
+    @crow.turn_end
+    def forget(session: Session, outcome: StopReason | Exception) -> None:
+        session.state.pop("broken_replies", None)
+        session.state.pop("interruption", None)

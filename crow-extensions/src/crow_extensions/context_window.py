@@ -1,0 +1,55 @@
+"""Ask servers for the context windows of their models, beside the first requests."""
+
+import asyncio
+from dataclasses import dataclass
+
+from crow_core.app import Crow
+from crow_core.models.chat import ChatModel, ModelCall, ModelRequest
+from crow_core.models.window import find_window
+from crow_core.session.session import Session
+
+TRIES_LIMIT = 3
+"""Times that a server is asked: some know the window only once the model is loaded."""
+
+
+@dataclass
+class WindowSearch:
+    """The state of the search for one model's window."""
+
+    task: asyncio.Task[None]
+    tries: int = 1
+    found: bool = False
+
+
+def context_window(crow: Crow) -> None:
+    """Set the window of each model to what its server reports, but never to more than is configured."""
+    searches: dict[int, WindowSearch] = {}
+
+    async def ask(model: ChatModel) -> None:
+        if found := await find_window(model):
+            model.window = min(found, model.window or found)
+            searches[id(model)].found = True
+
+    def search(model: ChatModel) -> None:
+        before = searches.get(id(model))
+        if before is None:
+            searches[id(model)] = WindowSearch(asyncio.ensure_future(ask(model)))
+        elif before.task.done() and not before.found and before.tries < TRIES_LIMIT:
+            searches[id(model)] = WindowSearch(asyncio.ensure_future(ask(model)), before.tries + 1)
+
+    @crow.before_model
+    def before(request: ModelRequest, session: Session) -> None:
+        if isinstance(session.model, ChatModel):
+            search(session.model)
+
+    @crow.after_model
+    def after(session: Session, model_call: ModelCall) -> None:
+        if isinstance(session.model, ChatModel):
+            search(session.model)
+
+    @crow.session_end
+    async def stop(session: Session) -> None:
+        if not crow.sessions:
+            for one in searches.values():
+                one.task.cancel()
+            await asyncio.gather(*(one.task for one in searches.values()), return_exceptions=True)

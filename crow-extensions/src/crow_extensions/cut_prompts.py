@@ -1,0 +1,76 @@
+"""Warn about prompts that the server cut: some local servers drop the beginning of a long prompt without an error."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from crow_core.acp.schema import StopReason
+from crow_core.app import Crow
+from crow_core.models.chat import ChatModel, ModelCall, get_window
+from crow_core.models.estimate import count_min_tokens, count_text_characters
+from crow_core.models.usage import count_cached_tokens, to_count
+from crow_core.session.session import Session
+
+COMPARE_ABOVE = 8_000
+"""Characters of text up to which a prompt is not compared."""
+
+
+@dataclass
+class PromptSize:
+    """The last request of a session that caused no warning."""
+
+    messages: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    tokens: int = 0
+    """The number of prompt tokens that the request has at least."""
+
+
+def cut_prompts(crow: Crow) -> None:
+    """Warn the user, once a turn, when the server counts fewer than 80 % of the prompt tokens that there are at least.
+
+    The lower bound needs no tokenizer: a token is hardly ever longer than a word, and a request that continues the one
+    before has at least as many tokens as that one.
+    """
+
+    @crow.after_model
+    async def compare(session: Session, model_call: ModelCall) -> None:
+        counted = to_count(model_call.usage.get("prompt_tokens"))
+        cached = count_cached_tokens(model_call.usage)
+        counted += cached if cached > counted else 0  # some gateways count the new tokens only
+        if not counted or model_call.purpose != "turn":
+            return
+        before = session.state.setdefault("cut_prompts", PromptSize())
+        messages: list[dict[str, Any]] = model_call.request["messages"]
+        if continues(messages, before) and not sends_reasoning(model_call):
+            expected = before.tokens + count_min_tokens(messages[len(before.messages) :])  # only the new messages
+        else:
+            expected = count_min_tokens(messages)
+        if counted >= 0.8 * expected or count_text_characters(messages) <= COMPARE_ABOVE:
+            session.state["cut_prompts"] = PromptSize(
+                messages, counted if sends_reasoning(model_call) else max(counted, expected)
+            )
+        elif not session.state.get("cut_prompts_warned"):
+            session.state["cut_prompts_warned"] = True
+            await session.notice(describe_cut(session, counted, expected), "error")
+
+    @crow.turn_end
+    def forget(session: Session, outcome: StopReason | Exception) -> None:
+        session.state.pop("cut_prompts_warned", None)
+
+
+def describe_cut(session: Session, counted: int, expected: int) -> str:
+    """Make the sentence that tells the user what was cut, and what to do."""
+    window = get_window(session.model)
+    size = f" Its window seems to be about {counted:,} tokens." if not window or counted < window else ""
+    return (
+        f"The server read only {counted:,} of at least {expected:,} prompt tokens: it cut the beginning, with the "
+        f"instructions.{size} Give it a larger context (Ollama: num_ctx, llama.cpp: -c), or start anew."
+    )
+
+
+def continues(messages: list[dict[str, Any]], before: PromptSize) -> bool:
+    """Whether a request begins with all messages of the one before."""
+    return bool(before.messages) and messages[: len(before.messages)] == before.messages
+
+
+def sends_reasoning(model_call: ModelCall) -> bool:
+    """Whether earlier reasoning is sent: chat templates drop it after the next user message, so a prompt may shrink."""
+    return isinstance(model_call.model, ChatModel) and model_call.model.quirks.echo != "never"

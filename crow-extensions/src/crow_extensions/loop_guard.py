@@ -1,0 +1,83 @@
+"""Stop a model that repeats a tool call without progress: tell the model first, then ask the user."""
+
+from collections import Counter
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import Any
+
+import msgspec
+from crow_core.acp.schema import StopReason
+from crow_core.app import Crow
+from crow_core.content import to_content
+from crow_core.errors import EndTurn
+from crow_core.mcp.result import ToolResult
+from crow_core.mcp.tool import ToolCall
+from crow_core.messages.message import Message, to_parts
+from crow_core.models.chat import ModelCall
+from crow_core.session.session import Session
+
+REMARK = (
+    "[You made this very call {} times, and it gave the same each time. Try something else, or say what is missing.]"
+)
+
+
+def loop_guard(crow: Crow, *, tell: int = 3, ask: int = 5) -> None:
+    """Tell the model after `tell` equal calls with equal results, and ask the user after `ask` of them.
+
+    A call or a result that is new in the turn is progress: the count starts again. Use this before extensions that
+    write the name of a new file into results, since no two of these results are equal.
+    """
+
+    @crow.turn_resume
+    def count_again(session: Session, entries: Sequence[Message]) -> None:
+        get_counts(session).clear()
+        uses = {use["id"]: use for entry in entries for use in entry.get("tool_calls", ())}
+        for entry in entries:
+            if use := uses.get(entry.get("tool_call_id", "")):
+                add_call(session, session.toolbox.parse(use), drop_remark(entry.get("content")))
+
+    @crow.after_tool
+    def count(result: ToolResult, session: Session, tool_call: ToolCall) -> ToolResult | None:
+        if (times := add_call(session, tool_call, to_content(result))) < tell:
+            return None
+        remark = {"type": "text", "text": REMARK.format(times)}
+        return ToolResult([*result.content, remark], result.is_error, result.meta)
+
+    @crow.after_model
+    async def pause(session: Session, model_call: ModelCall) -> None:
+        for (name, _), times in get_counts(session).most_common(1):
+            if times < ask:
+                return
+            said = f"The model called {name} {times} times and it gave the same each time."
+            if not await session.user.confirm(f"{said} Go on?"):
+                raise EndTurn("end_turn", f"{said} You stopped it.")
+            get_counts(session).clear()
+
+    @crow.turn_end
+    def forget(session: Session, outcome: StopReason | Exception) -> None:
+        get_counts(session).clear()
+
+
+def add_call(session: Session, tool_call: ToolCall, content: Any) -> int:
+    """Count a call by its tool, its arguments and the content of its answer; return how often it was made."""
+    counts = get_counts(session)
+    digest = sha256(msgspec.json.encode([tool_call.arguments, content], order="sorted")).digest()
+    key = tool_call.name, digest
+    if key not in counts:
+        for other in counts:
+            counts[other] = 1
+    counts[key] += 1
+    return counts[key]
+
+
+def drop_remark(content: Any) -> Any:
+    """Return the content of an answer without the remark that was added to it."""
+    start = REMARK.partition("{")[0]
+    if isinstance(content, str):
+        return content.partition(start)[0].removesuffix("\n\n") or "(no output)"
+    return [part for part in to_parts(content) if not str(part.get("text", "")).startswith(start)]
+
+
+def get_counts(session: Session) -> "Counter[tuple[str, bytes]]":
+    """Return how often each call gave the same result: (tool, digest of arguments and result) to a number."""
+    return session.state.setdefault("loop_guard", Counter())

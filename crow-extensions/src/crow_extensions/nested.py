@@ -1,0 +1,122 @@
+"""The client of an agent that works for a tool call: a sub-agent of the session, or another program."""
+
+from typing import Any, TypeVar
+
+from crow_core.acp.connection import RpcError
+from crow_core.acp.decoding import convert_leniently
+from crow_core.acp.schema import (
+    INTERNAL_ERROR,
+    AgentMessageChunk,
+    BlockContent,
+    CancelledOutcome,
+    ClientSessionCapabilities,
+    CreateElicitationRequest,
+    NoticeCapabilities,
+    NoticeUpdate,
+    RequestPermissionRequest,
+    RequestPermissionResponse,
+    SelectedOutcome,
+    SessionNotification,
+    SessionUpdate,
+    TextBlock,
+    ToolCall,
+    ToolCallUpdate,
+)
+from crow_core.errors import ElicitationError, EndTurn
+from crow_core.masking import drop_partial_secret, mask
+from crow_core.session.session import Session
+from msgspec import UNSET, Struct, to_builtins
+from msgspec.structs import replace
+
+S = TypeVar("S", bound=Struct)
+
+TEXT_LIMIT = 4_000
+"""Characters of the end of the agent's text that the client is shown, and that stand in for a missing report."""
+UPDATE_INTERVAL = 400
+"""Characters of new text after which the client is sent an update."""
+
+
+class NestedClient:
+    """The client of an agent that works for a tool call: it passes on to the session's client what that may see.
+
+    The ids of the agent's tool calls begin with the id of the call. Requests are sent in the name of the session, and
+    permissions are asked for one at a time. The secrets of the session are masked in all that the client shows.
+    """
+
+    def __init__(self, parent: Session, tool_call_id: str) -> None:
+        self.parent, self.tool_call_id = parent, tool_call_id
+        notices = ClientSessionCapabilities(notices=NoticeCapabilities())  # `Session.notice` of the parent shows them
+        self.capabilities = replace(parent.client.capabilities, session=notices)
+        self._text = ""
+        """The end of the agent's text, longer than it is shown: where it is cut, there may be a part of a secret."""
+        self.unseen = 0
+        """Characters of it that the client was not sent."""
+
+    @property
+    def text(self) -> str:
+        """The end of the agent's text."""
+        secrets = self.parent.secrets
+        return str(mask(drop_partial_secret(self._text, secrets), secrets))[-TEXT_LIMIT:]
+
+    def mask(self, shown: S) -> S:
+        """Mask the secrets of the session in what its client will show."""
+        secrets = self.parent.secrets
+        return convert_leniently(mask(to_builtins(shown), secrets), type(shown)) if secrets else shown
+
+    async def request(self, method: str, params: Any) -> Any:
+        if isinstance(params, RequestPermissionRequest):
+            return await self.ask_permission(params)
+        if isinstance(params, CreateElicitationRequest):
+            params = self.mask(params)
+        return await self.parent.client.request(method, self.to_parent_request(params))
+
+    async def ask_permission(self, question: RequestPermissionRequest) -> RequestPermissionResponse:
+        """Ask the user in the name of the session. Raises RpcError if its client does not ask."""
+        about = replace(question.tool_call, tool_call_id=self.to_parent_id(question.tool_call.tool_call_id))
+        options = [replace(option, name=mask(option.name, self.parent.secrets)) for option in question.options]
+        try:
+            choice = await self.parent.user.ask_permission(self.mask(about), options)
+        except EndTurn:
+            return RequestPermissionResponse(outcome=CancelledOutcome())
+        except ElicitationError as error:
+            raise RpcError(INTERNAL_ERROR, str(error)) from error
+        own = {name: text for name in ("reason", "command") if (text := getattr(choice, name))}
+        return RequestPermissionResponse(
+            outcome=SelectedOutcome(option_id=choice.option_id), meta={"crow": own} if own else UNSET
+        )
+
+    async def notify(self, method: str, params: Any) -> None:
+        match params:
+            case SessionNotification(update=NoticeUpdate(title=title, severity="info" | "warning" | "error" as kind)):
+                await self.parent.notice(mask(title, self.parent.secrets), kind)
+            case SessionNotification(update=update):
+                if (shown := self.to_parent_update(update)) is not None:
+                    await self.parent.send(shown)
+            case _:
+                await self.parent.client.notify(method, self.to_parent_request(params))
+
+    def to_parent_request(self, params: Any) -> Any:
+        """Convert the params of the agent's request to those of the session's."""
+        if isinstance(id := getattr(params, "tool_call_id", None), str):
+            params = replace(params, tool_call_id=self.to_parent_id(id))
+        return replace(params, session_id=self.parent.id) if hasattr(params, "session_id") else params
+
+    def to_parent_update(self, update: SessionUpdate) -> SessionUpdate | None:
+        """Convert an update of the agent to one of the session; None for what the client is not shown."""
+        match update:
+            case ToolCall() | ToolCallUpdate():
+                return self.mask(replace(update, tool_call_id=self.to_parent_id(update.tool_call_id)))
+            case AgentMessageChunk(content=TextBlock(text=text)):
+                self._text = (self._text + text)[-2 * TEXT_LIMIT :]
+                self.unseen += len(text)
+                if self.unseen < UPDATE_INTERVAL:
+                    return None
+                self.unseen = 0
+                content = BlockContent(content=TextBlock(text=self.text))
+                return ToolCallUpdate(tool_call_id=self.tool_call_id, content=[content])
+            case _:
+                return None
+
+    def to_parent_id(self, id: str) -> str:
+        """Convert the id of a tool call of the agent."""
+        return f"{self.tool_call_id}/{id}"

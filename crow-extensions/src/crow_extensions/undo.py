@@ -1,0 +1,375 @@
+"""Undo turns: restore the files that they changed, and rewind the session.
+
+No version control is needed, since the log holds the text before each edit. If one of the files was changed by somebody
+else since then, no file is restored.
+"""
+
+import asyncio
+import hashlib
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from secrets import token_hex
+from typing import Any
+
+import crow_system as system
+from crow_core.acp.connection import RpcError
+from crow_core.acp.schema import INVALID_PARAMS, INVALID_REQUEST, StopReason, TextBlock
+from crow_core.app import Crow
+from crow_core.content import find_first_text, to_blocks
+from crow_core.errors import StoreError
+from crow_core.masking import MASK
+from crow_core.mcp.tool import make_title
+from crow_core.messages.message import (
+    INTERRUPTED,
+    Message,
+    drop_rewound,
+    find_entry,
+    find_turns,
+    marker_kind,
+    name_tool_uses,
+    parse_arguments,
+)
+from crow_core.session.session import Command, Session
+from crow_core.text import to_line
+
+Change = dict[str, Any]
+"""An edit as the log has it: `path`; the texts `old` and `new`; their digests `before` and `after`; and, where they are
+not UTF-8 without a byte order mark, `encoding` and `mark`."""
+HARMLESS_KINDS = ("read", "search", "think")
+"""The kinds of tool calls that change nothing."""
+
+
+class UndoError(Exception):
+    """A turn cannot be undone; the text tells the user why, and for which file."""
+
+
+@dataclass(frozen=True)
+class ChangedFile:
+    """A file to restore."""
+
+    path: str
+    data: bytes | None
+    """The content before; None if there was no file."""
+    lines: tuple[int, int]
+    """The number of lines that come back, and of those that go."""
+    disturbed: bool
+    """Whether something else changed the file, too, between two edits of one turn."""
+
+
+@dataclass(frozen=True)
+class UndoPlan:
+    """The changes that undo some turns."""
+
+    prompt: str
+    """The start of the prompt of the first of them."""
+    turns: int
+    to: str
+    """The id of the last log entry that stays; "" for none."""
+    files: Sequence[ChangedFile]
+    stays: Sequence[str]
+    """The titles of tool calls whose effects cannot be undone."""
+
+    def __str__(self) -> str:
+        """Describe the plan to the user, in Markdown."""
+        what = "the last turn," if self.turns == 1 else f"the last {self.turns} turns, from"
+        lines = [f"To take back {what} “{self.prompt}”:", "", *map(describe_file, self.files)]
+        if not self.files:
+            lines.append("- No file changes: only the conversation goes back.")
+        if self.stays:
+            lines += ["", "What these did stays, as only edits can be taken back:"]
+            lines += [f"- `{title}`" for title in self.stays]
+        return "\n".join(lines)
+
+
+def undo(crow: Crow) -> None:
+    """Add the command /undo, which shows what would be undone; `/undo yes` does it, and /redo reverses it.
+
+    Also adds the method `_crow/undo`, with the parameters `turns` and `confirm`, or `list`: `true` lists the turns.
+    """
+    crow.methods["_crow/undo"] = answer_undo
+
+    @crow.commands
+    def command(session: Session) -> list[Command]:
+        return [
+            Command("undo", "Take back the last turn: its edits, and what was said", run_undo, hint="[turns] [yes]"),
+            Command("redo", "Bring back what /undo has just taken back", run_redo),
+        ]
+
+    # The two hooks below let the parent undo what a sub-agent did.
+
+    @crow.message
+    async def copy_changes(session: Session, entry: Message) -> None:
+        if (parent := session.parent) and (changes := entry.get("crow", {}).get("changes")):
+            parent.log.append({"crow": {"kind": "changes", "session": session.id, "changes": changes}})
+            await parent.log.written()
+
+    @crow.turn_end
+    def list_effects(session: Session, outcome: StopReason | Exception) -> None:
+        if (parent := session.parent) and (stays := [*find_lasting(session.log)]):
+            parent.log.append({"crow": {"kind": "stays", "session": session.id, "calls": stays}})
+
+
+async def run_undo(session: Session, words: str) -> str:
+    """Run the command /undo: describe the plan, or, with `yes`, carry it out."""
+    wanted = re.fullmatch(r"([1-9][0-9]{0,8})? *(yes)?", words)
+    if wanted is None:
+        return f"/undo {words} is not understood. `/undo` or `/undo 2` tells what would change, `/undo 2 yes` does it."
+    turns = int(wanted[1] or 1)
+    try:
+        if wanted[2]:
+            return await take_back(session, turns)
+        planned = await asyncio.to_thread(plan_undo, session.log, turns)
+    except UndoError as error:
+        return str(error)
+    return f"{planned}\n\n`/undo {f'{turns} ' if turns > 1 else ''}yes` does it."
+
+
+async def run_redo(session: Session, words: str) -> str:
+    """Run the command /redo: reverse the last undo, unless something was said or changed since."""
+    if words:
+        return f"/redo {words} is not understood. `/redo` brings back what the last /undo took back."
+    try:
+        to, undone = find_undone(session.log)
+        files = await asyncio.to_thread(
+            plan_files, [(0, invert(change)) for change in [*iterate_changes(undone)][::-1]]
+        )
+        await asyncio.to_thread(restore_files, files)
+    except UndoError as error:
+        return str(error)
+    session.rewind(to)
+    await session.log.written()
+    count = len(files)
+    brought = f"{count} file{'' if count == 1 else 's'} as after it" if count else "no file had to change"
+    return f"Brought back, {brought}. The model remembers it again."
+
+
+def find_undone(log: Sequence[Message]) -> tuple[str, Sequence[Message]]:
+    """Return the id of the last entry that the last undo took back, and all entries that it took back. Raises UndoError
+    if the conversation has gone on since, or the entries are not loaded."""
+    kept = drop_rewound(log)
+    marker = next(
+        (entry for entry in reversed(kept) if "role" in entry or "undone" in entry.get("crow", {})), Message()
+    )
+    last = str(marker.get("crow", {}).get("undone", ""))
+    before = drop_rewound(log[: find_entry(log, last)])
+    undone = before[find_entry(before, marker.get("crow", {}).get("to")) :]
+    if "role" in marker or not any("role" in entry for entry in undone):
+        raise UndoError(
+            "There is nothing to bring back: only an undo that nothing follows, in an open session, can be."
+        )
+    return last, undone
+
+
+def invert(change: Change) -> Change:
+    """Return the change that reverses another one."""
+    swapped = {"old": "new", "new": "old", "before": "after", "after": "before"}
+    return {swapped.get(key, key): value for key, value in change.items()}
+
+
+async def answer_undo(session: Session, params: dict[str, Any]) -> dict[str, Any]:
+    """Answer the method `_crow/undo`: describe the plan, and with `confirm` carry it out; or list the turns.
+
+    Raises RpcError.
+    """
+    if params.get("list") is True:
+        return {"turns": list_turns(session.log)}
+    turns, confirm = params.get("turns", 1), params.get("confirm", False)
+    if type(turns) is not int or type(confirm) is not bool:
+        raise RpcError(INVALID_PARAMS, "Invalid params", details="turns is a whole number, confirm is true or false.")
+    if session.turns.lock.locked() or session.turns.tasks:
+        raise RpcError(INVALID_REQUEST, "A turn is running", details="Cancel it, or wait for its end.")
+    try:
+        async with session.turns.lock:
+            planned = await asyncio.to_thread(plan_undo, session.log, turns)
+            if confirm:
+                await take_back(session, turns)
+    except (UndoError, StoreError) as error:
+        raise RpcError(INVALID_REQUEST, "Nothing was taken back", details=str(error)) from error
+    files = [{"path": file.path, "removed": file.data is None} for file in planned.files]
+    return {"done": confirm, "turns": planned.turns, "prompt": planned.prompt, "files": files, "stays": planned.stays}
+
+
+def list_turns(log: Sequence[Message], limit: int = 50) -> list[dict[str, Any]]:
+    """List the last turns, the newest first, each with the texts of its prompt."""
+    entries = drop_rewound(log)
+    starts = find_turns(entries)[-limit:]
+    return [
+        {"texts": [block.text for block in to_blocks(entries[start]) if isinstance(block, TextBlock)]}
+        for start in reversed(starts)
+    ]
+
+
+async def take_back(session: Session, turns: int = 1) -> str:
+    """Restore the files and rewind the session; return a sentence for the user.
+
+    Raises UndoError if it cannot be done, StoreError if it is done but cannot be stored.
+    """
+    planned = await asyncio.to_thread(plan_undo, session.log, turns)
+    await asyncio.to_thread(restore_files, planned.files)
+    session.rewind(planned.to, last=str(session.log[-1].get("crow", {}).get("id", "")))
+    await session.log.written()
+    count = len(planned.files)
+    files = f"{count} file{'' if count == 1 else 's'} as before" if count else "no file had to change"
+    return f"Taken back, {files}. The model has forgotten “{planned.prompt}” and what followed."
+
+
+def plan_undo(log: Sequence[Message], turns: int = 1) -> UndoPlan:
+    """Plan how to go back to before the last turns; change nothing. Raises UndoError if it cannot be done."""
+    entries = drop_rewound(log)
+    starts = find_turns(entries)
+    if not 0 < turns <= len(starts):
+        there = "is only 1 turn" if len(starts) == 1 else f"are {f'only {len(starts)}' if starts else 'no'} turns"
+        raise UndoError(f"There {there} to take back.")
+    ends = [*starts[1:], len(entries)]
+    wanted = [entries[start:end] for start, end in zip(starts, ends, strict=True)][-turns:]
+    first = starts[-turns]
+    return UndoPlan(
+        prompt=shorten(find_first_text(entries[first])),
+        turns=turns,
+        to=str(entries[first - 1].get("crow", {}).get("id", "")) if first else "",
+        files=plan_files([(n, change) for n, turn in enumerate(wanted) for change in iterate_changes(turn)]),
+        stays=[title for turn in wanted for title in find_lasting(turn)],
+    )
+
+
+def plan_files(changes: Sequence[tuple[int, Change]]) -> list[ChangedFile]:
+    """Find the files to restore, from the last change back to the first; each has the number of its turn. Raises
+    UndoError."""
+    newest: dict[str, Change] = {}
+    oldest: dict[str, tuple[int, Change]] = {}
+    disturbed: set[str] = set()
+    for n, change in reversed(changes):
+        path = change["path"]
+        newest.setdefault(path, change)
+        later, after = oldest.get(path, (n, None))
+        if after and after["before"] != change["after"]:
+            if later != n:
+                raise UndoError(f"{path} was changed by somebody else between these turns. Take back fewer turns.")
+            disturbed.add(path)
+        oldest[path] = n, change
+    files = [plan_file(newest[path], oldest[path][1], path in disturbed) for path in sorted(oldest)]
+    return [file for file in files if file]
+
+
+def iterate_changes(turn: Sequence[Message]) -> Iterator[Change]:
+    """Iterate over the edits of a turn, in order. Raises UndoError for one whose texts were not recorded."""
+    for entry in turn:
+        changes: list[Change] = entry.get("crow", {}).get("changes", [])
+        for change in changes:
+            if not {"path", "old", "new", "before", "after"} <= change.keys():
+                raise UndoError(f"What {change.get('path')} held before is not known.")
+            yield change
+
+
+def plan_file(newest: Change, oldest: Change, disturbed: bool) -> ChangedFile | None:
+    """Plan how to restore one file; None if it is as before. Raises UndoError if somebody else changed it."""
+    path = newest["path"]
+    now = compute_digest(path)
+    if now == oldest["before"]:
+        return None  # for example after an undo that was interrupted
+    if now != newest["after"]:
+        raise UndoError(f"{path} has been changed by somebody else since. Nothing was taken back.")
+    data = read_old_bytes(oldest)
+    old, new = (Counter((change or "").splitlines()) for change in (oldest["old"], newest["new"]))
+    return ChangedFile(path, data, ((old - new).total(), (new - old).total()), disturbed)
+
+
+def compute_digest(path: str) -> str | None:
+    """Compute the SHA-256 of a file; None if there is no file. Raises UndoError."""
+    if os.path.realpath(path) != path:
+        raise UndoError(f"{path} leads elsewhere now, to {os.path.realpath(path)}. Nothing was taken back.")
+    if not os.path.lexists(path):
+        return None
+    try:
+        if not os.path.isfile(path):
+            return "no file"
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise UndoError(f"{path} cannot be read ({error.strerror}). Nothing was taken back.") from error
+
+
+def read_old_bytes(change: Change) -> bytes | None:
+    """Return the content of a file before a change. Raises UndoError if the log does not have it whole."""
+    path, text = change["path"], change["old"]
+    if text is None:
+        return None
+    try:
+        data = (("\ufeff" if change.get("mark") else "") + text).encode(change.get("encoding", "utf-8"))
+    except (LookupError, UnicodeEncodeError):
+        data = b""
+    if hashlib.sha256(data).hexdigest() != change["before"]:
+        why = "a secret in it was masked" if MASK in text else "the log is damaged"
+        raise UndoError(f"What {path} held before was not kept whole: {why}. Nothing was taken back.")
+    return data
+
+
+def restore_files(files: Sequence[ChangedFile]) -> None:
+    """Restore files, each in one step. Raises UndoError with the number of files that are restored."""
+    for done, file in enumerate(files):
+        try:
+            restore_file(file)
+        except OSError as error:
+            raise UndoError(
+                f"{file.path} cannot be put back ({error.strerror}); {done} of {len(files)} files are as before. "
+                "When that is mended, undo again: it goes on where it stopped."
+            ) from error
+
+
+def restore_file(file: ChangedFile) -> None:
+    """Restore a file; its mode and its owner stay. Raises OSError."""
+    if file.data is None:
+        os.unlink(file.path)
+        return
+    folder = os.path.dirname(file.path)
+    os.makedirs(folder, exist_ok=True)
+    new = os.path.join(folder, f".{token_hex(8)}.tmp")
+    try:
+        with open(new, "xb") as opened:
+            opened.write(file.data)
+            with suppress(FileNotFoundError):
+                status = os.stat(file.path)
+                system.keep_owner(opened.fileno(), status)
+        system.replace_file(new, file.path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(new)
+        raise
+
+
+def find_lasting(turn: Sequence[Message]) -> Iterator[str]:
+    """Iterate over the titles of tool calls that may have had effects other than edits, also those of sub-agents."""
+    for entry in turn:
+        if marker_kind(entry) == "stays":
+            yield from entry.get("crow", {})["calls"]
+    answers = {entry.get("tool_call_id"): entry for entry in turn if entry.get("role") == "tool"}
+    denied = {notes.get("call") for entry in turn if (notes := entry.get("crow", {})).get("is") == "deny"}
+    for use in [use for entry in turn for use in name_tool_uses(entry)]:
+        answer = answers.get(use["id"], Message())
+        notes = answer.get("crow", {})
+        kind = notes.get("shown", {}).get("kind", "other")
+        cut = answer.get("content", INTERRUPTED) == INTERRUPTED
+        harmless = kind in HARMLESS_KINDS or (kind != "execute" and notes.get("failed")) or notes.get("changes")
+        if use["id"] not in denied and (cut or not harmless):
+            yield make_title(use["function"]["name"], parse_arguments(use) or {})
+
+
+def describe_file(file: ChangedFile) -> str:
+    """Describe a file in one line of a Markdown list."""
+    back, gone = file.lines
+    if file.data is None:
+        what = "will be removed"
+    else:
+        what = f"{back} {'line comes' if back == 1 else 'lines come'} back, {gone} {'goes' if gone == 1 else 'go'}"
+    also = "; something else changed it during the turn, which goes too" if file.disturbed else ""
+    return f"- `{to_line(file.path)}`: {what}{also}"
+
+
+def shorten(text: str) -> str:
+    """Return the first 60 characters of a text, on one line."""
+    words = to_line(" ".join(text.split()))
+    return words if len(words) <= 60 else f"{words[:59].rstrip()}…"

@@ -1,0 +1,195 @@
+"""The loop guard and budgets stop a model that does not stop by itself."""
+
+from typing import Any
+
+import pytest
+from crow_core.acp.schema import (
+    ClientCapabilities,
+    CreateElicitationResponse,
+    ElicitationCapabilities,
+    ElicitationFormCapabilities,
+    LoadSessionRequest,
+)
+from crow_core.app import Crow
+from crow_core.mcp.server import Server
+from crow_core.messages.message import Message
+from crow_core.models.chat import ChatModel, Prices
+from crow_core.session.session import Session
+from crow_core.session.store import Record
+from crow_core.testing import Editor, Reply, ScriptedModel, ScriptedServer, connect
+from crow_core.testing.script import ScriptedCall as Use
+from crow_extensions.budgets import budgets
+from crow_extensions.loop_guard import loop_guard
+from fastmcp import FastMCP
+
+pytestmark = pytest.mark.anyio
+
+FORMS = ClientCapabilities(elicitation=ElicitationCapabilities(form=ElicitationFormCapabilities()))
+LOOK: Use = {"name": "box_look", "arguments": {"at": "a"}}
+
+
+def box(answers: list[str] | None = None) -> Server:
+    """Make a server with a tool that returns these answers in turn, or always the same."""
+    server = FastMCP("box")
+    answers = answers or []
+
+    @server.tool
+    def look(at: str) -> str:
+        return answers.pop(0) if answers else f"empty: {at}"
+
+    return Server("box", lambda: server, shared=True)
+
+
+def results(model: ScriptedModel) -> list[str]:
+    """Return the tool results in the last request to the model."""
+    return [message["content"] for message in model.requests[-1]["messages"] if message["role"] == "tool"]
+
+
+def make_model(*, until: int) -> ScriptedModel:
+    """Make a model that makes the same tool call several times."""
+    return ScriptedModel([*[Reply(tool_calls=[LOOK]) for _ in range(until)], Reply("I give up.")])
+
+
+async def test_a_model_that_repeats_a_call_is_told_after_three_times():
+    model = make_model(until=4)
+    async with connect(Crow(model, servers=[box()]).use(loop_guard)) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "go")
+    assert [("this very call" in result) for result in results(model)] == [False, False, True, True]
+    assert "this very call 3 times" in results(model)[2]
+    assert editor.questions == []
+
+
+@pytest.mark.parametrize(("permit", "ends"), [("allow_once", "I give up."), ("reject_once", "You stopped it.")])
+async def test_the_user_is_asked_after_five_equal_calls(permit: str, ends: str):
+    model = make_model(until=6)
+    async with connect(Crow(model, servers=[box()]).use(loop_guard), permit=permit) as editor:
+        session = await editor.new_session("/")
+        answer = await editor.prompt(session.session_id, "go")
+    (question,) = editor.questions
+    assert question.tool_call.title == "The model called box_look 5 times and it gave the same each time. Go on?"
+    assert answer.stop_reason == "end_turn"
+    assert editor.text.endswith(ends)
+    assert all(states[-1] == "completed" for states in editor.calls().values())
+
+
+async def test_two_alternating_calls_are_a_loop():
+    other: Use = {"name": "box_look", "arguments": {"at": "b"}}
+    model = ScriptedModel([*[Reply(tool_calls=[use]) for use in [LOOK, other] * 3], Reply("Done.")])
+    async with connect(Crow(model, servers=[box()]).use(loop_guard)) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "go")
+    assert [("this very call" in result) for result in results(model)] == [False] * 4 + [True] * 2
+
+
+async def test_a_changed_result_starts_the_count_again():
+    model = make_model(until=9)
+    answers = [f"{number}%" for number in range(9)]
+    async with connect(Crow(model, servers=[box(answers)]).use(loop_guard)) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "wait for it")
+    assert results(model) == [f"{number}%" for number in range(9)]
+    assert editor.questions == []
+
+
+async def test_each_turn_starts_the_count_again():
+    model = ScriptedModel([Reply(tool_calls=[LOOK]), Reply(tool_calls=[LOOK]), Reply("Empty.")] * 3)
+    async with connect(Crow(model, servers=[box()]).use(loop_guard)) as editor:
+        session = await editor.new_session("/")
+        for _ in range(3):
+            await editor.prompt(session.session_id, "look")
+    assert not any("this very call" in result for result in results(model))
+
+
+async def spend(
+    model: Any, *, permit: str = "reject_once", prompts: int = 1, **limits: Any
+) -> tuple[Editor, list[str]]:
+    crow = Crow(model, servers=[box()]).use(budgets, **limits)
+    async with connect(crow, permit=permit) as editor:
+        session = await editor.new_session("/")
+        reasons = [(await editor.prompt(session.session_id, "go")).stop_reason for _ in range(prompts)]
+    return editor, reasons
+
+
+async def test_a_turn_ends_if_the_user_refuses_more_budget():
+    model = make_model(until=9)
+    editor, reasons = await spend(model, requests=3)
+    assert len(model.requests) == 3
+    assert reasons == ["max_turn_requests"]
+    assert editor.text == "The budget is used up: 3 of 3 requests. [extensions.budgets] sets it."
+    assert [message["role"] for message in model.requests[-1]["messages"]][-2:] == ["assistant", "tool"]
+
+
+async def test_going_on_grants_the_same_budget_again():
+    model = make_model(until=8)
+    editor, reasons = await spend(model, permit="allow_once", requests=3)
+    assert reasons == ["end_turn"]
+    assert [question.tool_call.title for question in editor.questions] == [
+        "The budget is used up: 3 of 3 requests. Go on, with as much again?",
+        "The budget is used up: 6 of 6 requests. Go on, with as much again?",
+    ]
+
+
+async def test_a_budget_holds_for_the_session_so_the_next_prompt_asks_again():
+    model = make_model(until=9)
+    editor, reasons = await spend(model, prompts=3, requests=2)
+    assert reasons == ["max_turn_requests"] * 3
+    assert len(model.requests) == 2
+    assert len(editor.questions) == 3
+
+
+async def test_input_and_output_tokens_count():
+    counts = {"prompt_tokens": 900, "completion_tokens": 100}
+    model = ScriptedModel([Reply(tool_calls=[LOOK], usage=counts)] * 3)
+    editor, _ = await spend(model, tokens=2000)
+    assert "2,000 of 2,000 tokens" in editor.text
+
+
+async def test_minutes_of_turns_count():
+    editor, reasons = await spend(ScriptedModel([]), minutes=1e-9)
+    assert reasons == ["max_turn_requests"]
+    assert "minutes" in editor.text
+
+
+async def test_money_counts_if_the_model_has_prices():
+    usage = {"prompt_tokens": 1_000_000, "completion_tokens": 0}
+    async with ScriptedServer([Reply(tool_calls=[LOOK], usage=usage)] * 2) as server:
+        model = ChatModel(name="scripted", base_url=server.url, prices=Prices(input=3, output=9))
+        editor, reasons = await spend(model, money=5)
+    assert reasons == ["max_turn_requests"]
+    assert "6 of 5 money" in editor.text
+
+
+async def test_a_loaded_session_knows_what_it_has_used():
+    crow, log = Crow(make_model(until=9), servers=[box()]).use(budgets, requests=2), list[Message]()
+
+    @crow.session_end
+    def keep(session: Session) -> None:
+        log.extend(session.log)
+
+    async with connect(crow, permit="reject_once") as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "go")
+    later = Crow(model := ScriptedModel([]), servers=[box()]).use(budgets, requests=2)
+
+    @later.load_session
+    def load(id: str) -> Record:
+        return Record(id, log)
+
+    async with connect(later, permit="reject_once") as editor:
+        await editor.request("session/load", LoadSessionRequest(session_id="s", cwd="/", mcp_servers=[]))
+        answer = await editor.prompt("s", "go on")
+    assert answer.stop_reason == "max_turn_requests"
+    assert model.requests == []
+
+
+@pytest.mark.parametrize(("said", "requests"), [("Go on", 4), ("Stop", 2)])
+async def test_a_client_with_forms_is_asked_by_a_form(said: str, requests: int):
+    model = make_model(until=3)
+    async with connect(Crow(model, servers=[box()]).use(budgets, requests=2), capabilities=FORMS) as editor:
+        editor.answer = CreateElicitationResponse(action="accept", content={"answer": said})
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "go")
+    assert len(model.requests) == requests
+    assert editor.questions == []
+    assert editor.forms[0].message.startswith("The budget is used up: 2 of 2 requests.")

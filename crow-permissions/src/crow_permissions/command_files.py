@@ -1,0 +1,106 @@
+"""The files that a command line writes, changes or reads, as far as its text tells.
+
+Rules, protection and modes hold for them as for the files of edits.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+
+from crow_core.paths import to_subject
+from crow_core.session.session import Session
+from crow_core.text import to_line
+
+from crow_permissions.compositions import Composition
+from crow_permissions.protected import find_protection
+from crow_permissions.rules import Rule, Rules, Verdict
+from crow_permissions.simple_commands import UNKNOWN, CommandLine
+from crow_permissions.subjects import EDITOR, expand_user, is_inside, path_from_root, spell_path
+
+FOLDERS_LIMIT = 8
+"""Folders into which a command line changes that are followed; with more, its files are not known."""
+PATHS_LIMIT = 200
+"""Files that are compared with the rules; with more, they are not known."""
+
+
+def list_files(line: CommandLine, start: str) -> Iterator[tuple[str, bool]]:
+    """Yield the files of a command line that starts in a folder, and whether it fills them; UNKNOWN stands in some."""
+    folders = [start]
+    for move in line.moves[:FOLDERS_LIMIT]:
+        folders.append(os.path.join(folders[-1], expand_user(move)))
+    if len(line.moves) > FOLDERS_LIMIT:
+        folders.append(UNKNOWN)
+    kinds = ((line.writes, True), (line.changes, False), (line.reads, False))
+    count = 0
+    for paths, writes in kinds:
+        for path in sorted(paths):
+            for folder in dict.fromkeys(folders):
+                count += 1
+                if count > PATHS_LIMIT:
+                    yield UNKNOWN, True
+                    return
+                yield os.path.join(folder, expand_user(path)), writes
+
+
+def find_rule_for_files(session: Session, rules: Rules, line: CommandLine, start: str) -> tuple[Verdict, Rule] | None:
+    """Find the rule that denies or asks about a file of a command line; deny beats ask."""
+    asks: tuple[Verdict, Rule] | None = None
+    if not (rules.deny or rules.ask):
+        return None
+    for path, writes in list_files(line, start):
+        if UNKNOWN not in path and (found := rules.find_for_file(EDITOR, spell_path(session, path), writes=writes)):
+            if found[0] == "deny":
+                return found
+            asks = asks or found
+    return asks
+
+
+def find_rule_for_unknown_files(rules: Rules, line: CommandLine, start: str) -> Rule | None:
+    """Find a rule that denies or asks about files and may be about one whose name cannot be known."""
+    strict = [rule for rule in (*rules.deny, *rules.ask) if rule.covers(EDITOR) and rule.pattern is not None]
+    for path, _ in list_files(line, start) if strict else ():
+        if UNKNOWN in path:
+            for rule in strict:
+                if may_be_about(rule.pattern or "", path, start):
+                    return rule
+    return None
+
+
+def may_be_about(pattern: str, path: str, start: str) -> bool:
+    """Test whether a path of which parts are not known may match a pattern."""
+    path, start = to_subject(path), to_subject(start)
+    ends = path.rpartition(UNKNOWN)[2]
+    if not set(ends) & set("]},"):
+        last = max(pattern.rfind(char) for char in "*?[]")
+        known = pattern[last + 1 :].rstrip("/")
+        if not (known.endswith(ends) or ends.endswith(known)):
+            return False
+    begins = path.partition(UNKNOWN)[0]
+    first = min((pattern.find(char) for char in "*?[" if char in pattern), default=len(pattern))
+    starts = (begins, to_subject(os.path.relpath(begins, start)) if begins.startswith(start + "/") else begins)
+    plain = begins.removeprefix(start).lstrip("/")
+    return any(text.startswith(pattern[:first]) or pattern[:first].startswith(text) for text in (*starts, plain))
+
+
+def find_protection_of_files(
+    session: Session, line: CommandLine, start: str, own_folders: Sequence[str], protected: Sequence[str]
+) -> str:
+    """Find a reason why the user is asked about a file that a command line writes; "" if there is none."""
+    for path, writes in list_files(line, start):
+        if not writes or UNKNOWN in path or os.path.isdir(path):
+            continue
+        if is_inside(session, path, own_folders, ignore_case=True):
+            return f"This writes {to_line(path)}, one of crow's own files."
+        if protection := find_protection(path_from_root(session, path), protected):
+            return f"This writes {to_line(path)}. {to_line(protection.pattern)}: {protection.reason}."
+    return ""
+
+
+def may_write(session: Session, rules: Rules, composition: Composition, *, accept_edits: bool) -> bool:
+    """Test whether all files to which redirections write may be edited without a question."""
+    for path in composition.writes:
+        full = os.path.join(session.cwd, path)
+        relative = spell_path(session, full)[0]
+        in_roots = accept_edits and is_inside(session, full, session.folders.roots)
+        if not in_roots and not any(rule.matches(EDITOR, relative) for rule in rules.allow):
+            return False
+    return True

@@ -1,0 +1,189 @@
+"""Exits: the tool calls, and the commands, by which data can leave this machine, as far as they can be seen.
+
+exits.toml lists commands, each with a reason. A command of which it is not known what it runs counts as an exit, and so
+does code that is given to an interpreter in the command line. A program of the folder (`make`, `./run.sh`) is none
+here; `CommandLine.find_project_runner` finds it.
+"""
+
+import re
+import tomllib
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cache
+from importlib.resources import files
+
+import msgspec
+from crow_core.mcp.tool import ToolCall
+
+from crow_permissions.command_patterns import CommandPatterns
+from crow_permissions.protected import PatternGroup
+from crow_permissions.simple_commands import LENGTH_LIMIT, SHELLS, UNKNOWN, CommandLine, read_command_line
+from crow_permissions.subjects import SHELL_QUOTES, is_for_terminal_session, only_polls_terminal
+
+ADDRESS = re.compile(r"(?!file:)\b[a-z][a-z0-9+.-]*://|\b[\w.+-]+@[\w.-]+:", re.IGNORECASE)
+"""The beginning of a URL, or of a place on another machine (`user@host:path`)."""
+HIDDEN = re.compile(r"\$\{[^}]*`")
+"""A substitution inside an expansion, which the parser does not show."""
+REDIRECTION = re.compile(r"[<>]&?\s*[^\s;|&()<>]*[$`*?]")
+"""A redirection to or from something that only the shell knows."""
+INPUT = {"/dev/stdin", "/dev/fd/0", "/proc/self/fd/0"}
+WORDS_LIMIT = 20
+"""Words of a command in which another is looked for."""
+NAMES_FILE = {"-r", "--requirement", "-c", "--constraint", "-e", "--editable", "--prefix", "-C", "--group", "--extra"}
+"""Options of package managers whose value is no package."""
+ASKS_NOTHING = {"--version", "-V", "--help", "-h", "-v"}
+
+
+class CommandTexts(msgspec.Struct, forbid_unknown_fields=True):
+    """Programs whose words may hold commands."""
+
+    network: list[str]
+    programs: list[str]
+
+
+class ExitTable(msgspec.Struct, forbid_unknown_fields=True):
+    """The content of exits.toml, where each field is explained."""
+
+    quiet: list[str]
+    packages: list[str]
+    running: list[str]
+    addresses: list[str]
+    texts: CommandTexts
+    local: dict[str, list[str]]
+    interpreters: dict[str, list[str]]
+    commands: list[PatternGroup]
+
+
+@dataclass(frozen=True)
+class ExitPatterns:
+    """The table in the form in which it is compared."""
+
+    quiet: CommandPatterns
+    packages: CommandPatterns
+    running: CommandPatterns
+    addresses: tuple[str, ...]
+    texts: CommandPatterns
+    inner: re.Pattern[str]
+    """Finds a command in a word of those that `texts` describes."""
+    local: dict[str, frozenset[str]]
+    interpreters: dict[str, list[str]]
+    commands: CommandPatterns
+
+
+@cache
+def load_exits() -> ExitPatterns:
+    """Read the table."""
+    text = (files("crow_permissions") / "exits.toml").read_text("utf-8")
+    table = msgspec.convert(tomllib.loads(text), ExitTable)
+    return ExitPatterns(
+        CommandPatterns(dict.fromkeys(table.quiet, "")),
+        CommandPatterns({pattern: pattern for pattern in table.packages}),
+        CommandPatterns(dict.fromkeys(table.running, "")),
+        tuple(table.addresses),
+        CommandPatterns(dict.fromkeys(table.texts.programs, "")),
+        re.compile(rf"(?<![\w.-])(?:{'|'.join(map(re.escape, table.texts.network))})(?![\w.-])|\|\s*\S|\||[`]|\$\("),
+        {program: frozenset(known) for program, known in table.local.items()},
+        table.interpreters,
+        CommandPatterns({pattern: group.reason for group in table.commands for pattern in group.patterns}),
+    )
+
+
+def find_exit(tool_call: ToolCall) -> str:
+    """Find the reason why a tool call may send data away; "" if it is no exit. Another program's text is one."""
+    kind, arguments, tool = tool_call.kind, tool_call.arguments, tool_call.tool
+    given = any(value not in (None, "", [], {}) for value in arguments.values())
+    if kind == "execute" and (command := arguments.get("command")):
+        return find_exit_command(str(command))
+    if kind == "execute" and is_for_terminal_session(tool_call):
+        return "" if only_polls_terminal(tool_call) else "a running program reads it"
+    if not given or tool is None:
+        return ""
+    if kind == "fetch":
+        return "the address that it asks for leaves this machine" if "url" in arguments else "it asks others"
+    if tool.server is None or not tool.server.built_in:
+        return "another program gets the arguments"
+    if kind == "execute":
+        return "it gives the text to another agent"
+    return "it gives the arguments to a program" if kind == "other" else ""
+
+
+def find_exit_command(command: str) -> str:
+    """Find the reason why a command line may send data away; "" if it is no exit."""
+    if len(command) > LENGTH_LIMIT:
+        return "it is too long to be read"
+    plain, table = SHELL_QUOTES.sub("", command), load_exits()
+    if any(address in plain for address in table.addresses):
+        return "it opens a connection"
+    line = read_command_line(command)
+    if any(" " not in start for start in line.unclear):
+        return "what it runs cannot be known"
+    if REDIRECTION.search(plain) or HIDDEN.search(command):
+        return "what it reads or writes cannot be known"
+    reasons = (find_exit_simple(spelling.split(" "), plain) for spelling in sorted(line.commands))
+    return next(filter(None, reasons), "") or find_unknown(line)
+
+
+def find_exit_simple(words: list[str], text: str) -> str:
+    """Find the reason why a simple command of a text may send data away."""
+    table = load_exits()
+    if UNKNOWN in words[0]:
+        return "what it runs cannot be known"
+    if (reason := table.commands.find(words)) is not None:
+        return reason
+    if (known := table.packages.find(words)) and names_package(words[len(known.split()) :]):
+        return "it asks a registry for names"
+    if runs_inline_code(words):
+        return "the code in it may send anything"
+    if (known := table.local.get(words[0])) and len(words) > 1 and words[1].partition("=")[0] not in known:
+        return "it may be a name for another command"
+    if INPUT & set(words) and table.quiet.find(words) is None:
+        return "it may run what it reads"
+    if words[0].rpartition("/")[2] in {*SHELLS, "source", "."} and UNKNOWN in " ".join(words):
+        return "what it runs cannot be known"
+    if table.running.find(words) is not None:
+        inner = (find_exit_simple(words[at:], "") for at in range(1, min(len(words), WORDS_LIMIT)))
+        if reason := next(filter(None, inner), ""):
+            return reason
+    if table.texts.find(words) is not None and any(table.inner.search(word) for word in words[1:]):
+        return "a command in its words may send anything"
+    if ADDRESS.search(text) and table.quiet.find(words) is None:
+        return "it names an address"
+    return ""
+
+
+def find_unknown(line: CommandLine) -> str:
+    """Find out whether a command of which only the beginning is known may be an exit."""
+    for start in line.unclear:
+        *words, _ = start.split(" ")  # the last may go on
+        if words and load_exits().commands.may_follow(words):
+            return "what it does cannot be known"
+    return ""
+
+
+def names_package(words: list[str]) -> bool:
+    """Whether one of these words names a package, rather than a file or a folder."""
+    previous = ""
+    for word in words:
+        if not word.startswith(("-", "./", "../", "/")) and word != "." and previous not in NAMES_FILE:
+            return True
+        previous = word
+    return False
+
+
+def runs_inline_code(words: list[str]) -> bool:
+    """Whether an interpreter runs code that stands in the command line, or that it reads from its input."""
+    for program, options in load_exits().interpreters.items():
+        if not fnmatchcase(words[0].rpartition("/")[2], program):
+            continue
+        for word in words[1:]:
+            if word == "-" or UNKNOWN in word:
+                return True
+            if not word.startswith("-"):
+                return False
+            if word in ASKS_NOTHING or word == "-m":
+                return False
+            short = not word.startswith("--")
+            if any(word.partition("=")[0] == option or (short and option in word) for option in options):
+                return True
+        return True  # without a file it reads its input
+    return False

@@ -1,0 +1,328 @@
+"""Permissions: whether a tool call runs, is asked about, or is denied, by mode, rules and the user's answers.
+
+An extension like any other: `crow.use(permissions, mode="ask", allow=["terminal:git status"], deny=["terminal:rm *"])`.
+
+`crow_permissions` decides: `rules` says what a rule is, `subjects` what it is compared with, `judgement` in which
+order rules, mode and answers count.
+
+`*:PATH` that denies or asks covers every tool that names that path, or the folder it describes (`*:secrets/*`). It does
+not see what a command does with files, nor what a search from a folder above finds.
+
+Permissions guard against accidents. They are not a sandbox: a command that the user allows can do whatever the user
+can.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import takewhile
+from pathlib import Path
+from typing import cast
+
+import msgspec
+from crow_core.acp.schema import BlockContent, TextBlock, ToolCallContent, ToolCallFields, ToolCallUpdate
+from crow_core.app import Crow
+from crow_core.content import to_announcement, to_update
+from crow_core.errors import ConfigError
+from crow_core.mcp.result import ToolResult
+from crow_core.mcp.tool import ToolCall
+from crow_core.messages.message import Message
+from crow_core.session.options import Option
+from crow_core.session.session import Session
+from crow_core.text import to_line
+from crow_system.git import find_foreign_settings, find_git_options, make_git_environment
+
+from crow_permissions.judgement import (
+    MODES,
+    Judgement,
+    Mode,
+    SessionPermissions,
+    find_composition,
+    find_permissions,
+    judge,
+    set_permissions,
+)
+from crow_permissions.kept_answers import KeptAnswer, KeptAnswers
+from crow_permissions.lasting import get_folder, list_offers
+from crow_permissions.rules import Rules, parse_rules, suggest_tool
+from crow_permissions.subjects import find_subject
+
+COMMAND_SHOWN = 1_000
+"""Characters of a command that the user has changed, in the record of the decision."""
+
+
+def permissions(
+    crow: Crow,
+    *,
+    mode: Mode = "ask",
+    allow: Sequence[str] = (),
+    ask: Sequence[str] = (),
+    deny: Sequence[str] = (),
+    own: Sequence[str] = (),
+    protected: Sequence[str] = (),
+    project: Callable[[str], tuple[Sequence[str], Sequence[str]]] | None = None,
+    trusted: Callable[[Path], bool] = lambda folder: False,
+    answers: KeptAnswers | None = None,
+) -> None:
+    """Ask before tools act.
+
+    `own` are the folders of crow's own settings and data, in which each change is asked about, as are changes of files
+    that run later or instruct an agent; `protected` are patterns of further such files. `project` returns the `ask` and
+    `deny` rules of a trusted folder, which can only tighten. In a folder that is not `trusted`, git runs no
+    programs of the folder when a rule allows it. `answers` keeps the user's answers for longer than a session; without
+    it, none can be given. Raises ValueError for an invalid rule.
+    """
+    allowed, asked, denied = parse_rules(allow, allows=True), parse_rules(ask), parse_rules(deny)
+
+    def get_permissions(session: Session) -> SessionPermissions:
+        if session.parent:
+            return get_permissions(session.parent)  # a sub-agent shares the mode, the rules and the answers
+        known = find_permissions(session)
+        if known is None:
+            more_ask, more_deny = project(session.cwd) if project else ((), ())
+            rules = Rules(allowed, [*asked, *parse_rules(more_ask)], [*denied, *parse_rules(more_deny)])
+            known = SessionPermissions(mode, rules, own, protected)
+            set_permissions(session, known)
+            known.kept = answers
+            notes = [entry.get("crow", {}) for entry in session.log]
+            known.has_edits = any(note.get("changes") or note.get("writes") for note in notes)
+        return known
+
+    @crow.before_prompt
+    async def warn_of_misspelt_rules(message: Message, session: Session) -> None:
+        if session.parent or session.state.setdefault("rules_are_checked", False):
+            return
+        session.state["rules_are_checked"] = True
+        tools = {str(each["name"]) for server in session.toolbox.servers for each in server.definitions or ()}
+        rules = get_permissions(session).rules
+        for rule in (*rules.allow, *rules.ask, *rules.deny):
+            if meant := suggest_tool(rule, tools):
+                text = f"The permission rule {str(rule)!r} never matches: no tool has this name. Is {meant} meant?"
+                await session.notice(to_line(text), "warning")
+
+    @crow.options
+    def mode_option(session: Session) -> Option:
+        def choose(value: str) -> None:
+            get_permissions(session).mode = cast(Mode, value)
+
+        return Option("mode", "Mode", "mode", MODES, lambda: get_permissions(session).mode, choose)
+
+    @crow.before_announcement
+    async def decide_at_once(session: Session, tool_call: ToolCall) -> None:
+        """Record a decision that needs neither git nor the user, so that it is stored together with the reply."""
+        if session.toolbox.reject(tool_call) is None:
+            keep_start(session, tool_call)
+            judgement = await collect_reasons(session, tool_call, judge(session, get_permissions(session), tool_call))
+            if judgement.verdict != "ask" and not may_run_git(session, tool_call, judgement):
+                record(session, tool_call, judgement)
+                get_permissions(session).has_edits |= judgement.writes
+
+    @crow.before_tool
+    @crow.permission
+    async def decide(session: Session, tool_call: ToolCall) -> ToolResult | None:
+        keep_start(session, tool_call)
+        judgement = await judge_with_git(session, tool_call)
+        if tool_call.id in get_permissions(session).changed:
+            judgement = to_changed(judgement, find_subject(session, tool_call))
+        if judgement.verdict == "ask":
+            async with get_permissions(session).queue:
+                # The answer to the call before may have settled this one, or the mode may have changed.
+                judgement = await judge_with_git(session, tool_call)
+                if judgement.verdict == "ask":
+                    because = judgement.because
+                    judgement = await ask_user(session, get_permissions(session), tool_call, judgement)
+                    if because and judgement.verdict == "deny":
+                        judgement = replace(judgement, reason=f"{judgement.reason}. {because.rstrip('.')}")
+        if judgement.command:
+            return await decide_changed(session, tool_call, judgement.command)
+        record(session, tool_call, judgement)
+        get_permissions(session).has_edits |= judgement.writes
+        if judgement.verdict == "deny":
+            advice = "" if judgement.advises else " Do not try to reach the same by another way; ask."
+            refusal = f"This was not run: {judgement.reason.rstrip('.')}.{advice}"
+            return replace(ToolResult.error(refusal), meta={"crow/denied": judgement.reason})
+        return None
+
+    async def decide_changed(session: Session, tool_call: ToolCall, command: str) -> ToolResult | None:
+        """Give a tool call the command that the user wrote in place of the model's, and judge it anew.
+
+        The user is not asked again. What denies still denies it: a rule, the mode, a hook.
+        """
+        tool_call.change_arguments(command=command)
+        get_permissions(session).changed.add(tool_call.id)
+        update = ToolCallUpdate(tool_call_id=tool_call.id, title=tool_call.title, raw_input=tool_call.raw_input)
+        await session.update(update)
+        if tool_call.is_answered_by_hook:
+            return await session.hooks.permission.run(session, tool_call)
+        return await session.decide(tool_call)
+
+    async def judge_with_git(session: Session, tool_call: ToolCall) -> Judgement:
+        judgement = judge(session, get_permissions(session), tool_call)
+        if may_run_git(session, tool_call, judgement):
+            judgement = await judge_git(session, tool_call, judgement)
+        return await collect_reasons(session, tool_call, judgement)
+
+    async def collect_reasons(session: Session, tool_call: ToolCall, judgement: Judgement) -> Judgement:
+        """Ask where an extension says so, whatever allows the call; the answer holds once."""
+        if judgement.verdict == "deny" or get_permissions(session).mode == "yolo":
+            return judgement
+        if not (reasons := await crow.must_ask.run(session, tool_call)):
+            return judgement
+        remark = "\n\n".join(filter(None, [judgement.remark, *reasons]))
+        because = reasons[0].partition("\n")[0]
+        return replace(judgement, verdict="ask", rules=(), answer=None, remark=remark, because=because)
+
+    def may_run_git(session: Session, tool_call: ToolCall, judgement: Judgement) -> bool:
+        """Test whether a rule allows a command that may be a git command, in a folder that is not trusted."""
+        return judgement.by_pattern and tool_call.kind == "execute" and not trusted(Path(session.cwd))
+
+    @crow.after_tool
+    def follow_folder(result: ToolResult, session: Session, tool_call: ToolCall) -> ToolResult | None:
+        session.folders.starts.pop(tool_call.id, None)
+        session.folders.environments.pop(tool_call.id, None)
+        if folder := result.meta.get("crow/folder"):
+            session.folders.current = folder
+        if result.meta.get("crow/changes"):
+            get_permissions(session).has_edits = True
+        if tool_call.id in get_permissions(session).changed:
+            get_permissions(session).changed.discard(tool_call.id)
+            note = ToolResult.text(f"The user changed the command. It was: {tool_call.arguments['command']}")
+            return replace(result, content=[*note.content, *result.content])
+        return None
+
+    @crow.before_prompt
+    async def warn(message: Message, session: Session) -> None:
+        """Say once that kept answers cannot be read."""
+        if answers and not session.parent:
+            answers.list_all()
+            if answers.fault and session.state.get("answers_fault") != answers.fault:
+                session.state["answers_fault"] = answers.fault
+                await session.notice(answers.fault, "warning")
+
+
+def to_changed(judgement: Judgement, command: str) -> Judgement:
+    """Convert the judgement about a command that the user wrote and allowed."""
+    if judgement.verdict == "deny":
+        return judgement
+    return Judgement("allow", f"the user, who changed the command to: {to_line(command[:COMMAND_SHOWN])}")
+
+
+def keep_start(session: Session, tool_call: ToolCall) -> None:
+    """Keep the folder in which a command starts: it is judged for this folder, so it runs there."""
+    session.folders.starts.setdefault(tool_call.id, session.folders.current or session.cwd)
+
+
+def record(session: Session, tool_call: ToolCall, judgement: Judgement) -> None:
+    """Append a decision to the log, unless the last one on this call since the reply is the same."""
+    scope = to_scope(judgement.answer) if judgement.answer else "once"
+    named = {"kind": "decision", "is": judgement.verdict, "by": judgement.reason, "scope": scope}
+    decision = {**named, **identify(tool_call), **({"writes": True} if judgement.writes else {})}
+    since_reply = takewhile(lambda entry: entry.get("role") != "assistant", reversed(session.log))
+    notes = (entry.get("crow", {}) for entry in since_reply)
+    last = next((note for note in notes if (note.get("kind"), note.get("call")) == ("decision", tool_call.id)), None)
+    if last is None or not decision.items() <= last.items():
+        session.log.append({"crow": decision})
+
+
+async def judge_git(session: Session, tool_call: ToolCall, judgement: Judgement) -> Judgement:
+    """Judge a command that a rule allows, in a folder that is not trusted: git must not run the folder's programs.
+
+    Those that can be switched off are; if the settings of the repository may name others, the user is asked.
+    """
+    composition = find_composition(session, tool_call)
+    commands = composition.commands if composition else ()
+    words = [command.words for command in commands] or [find_subject(session, tool_call).split()]
+    found = [option for each in words if (option := find_git_options(each)) is not None]
+    if not found:
+        return judgement
+    options = next(filter(None, found), "")
+    session.folders.environments[tool_call.id] = make_git_environment()
+    try:
+        foreign = await asyncio.to_thread(find_foreign_settings, session.cwd)
+        reason = f"its settings may run programs: {', '.join(foreign[:5])}" if foreign else ""
+    except OSError as error:
+        reason = f"its settings cannot be read: {error}"
+    if options:
+        reason = f"{options} may choose another repository, or programs"
+    if len(commands) > 1 and not all(command.is_data_command for command in commands):
+        reason = reason or "another command in the same line may change its settings"
+    if not reason:
+        return judgement
+    reasons = f"the answer {str(judgement.answer)!r}" if judgement.answer else judgement.reason
+    remark = f"{reasons} allows this, but the repository is not trusted, and {to_line(reason[:500])}."
+    return Judgement("ask", remark=remark[:1].upper() + remark[1:])
+
+
+async def ask_user(
+    session: Session, permissions: SessionPermissions, tool_call: ToolCall, judgement: Judgement
+) -> Judgement:
+    """Ask the user about a tool call; without an answer it is denied.
+
+    Raises EndTurn if the client answers that the turn is cancelled.
+    """
+    announcement = to_announcement(tool_call, session.cwd)
+    subject = find_subject(session, tool_call)
+    moves = tool_call.kind == "execute" and subject.startswith("cd ")
+    about = ToolCallFields(
+        tool_call_id=tool_call.id,
+        title=to_line(subject[:200]) if moves else announcement.title,
+        name=announcement.name,
+        kind=tool_call.kind,
+        status="pending",
+        locations=announcement.locations,
+        raw_input=announcement.raw_input,
+        content=await preview(session, tool_call) if tool_call.kind == "edit" else msgspec.UNSET,
+    )
+    if judgement.remark:
+        shown = [] if isinstance(about.content, msgspec.UnsetType) else about.content or []
+        about.content = [BlockContent(content=TextBlock(text=judgement.remark)), *shown]
+    offers = list_offers(judgement.rules, get_folder(session), kept=permissions.kept is not None)
+    answer = await session.user.ask_allowed(about, [offer.to_option() for offer in offers])
+    permissions.runs_edits |= judgement.runs_edits and answer.allowed
+    if answer.allowed and answer.choice.command and can_change(tool_call):
+        return Judgement("allow", answer.reason, command=answer.choice.command)
+    chosen = next((offer.answer for offer in offers if offer.option_id == answer.choice.option_id), None)
+    if chosen:
+        await keep(session, permissions, chosen)
+    verdict = "allow" if answer.allowed else "deny"
+    return Judgement(verdict, answer.reason, answer=chosen, advises=bool(answer.choice.reason) and not answer.allowed)
+
+
+def can_change(tool_call: ToolCall) -> bool:
+    """Test whether a client may send another command with its answer."""
+    return tool_call.kind == "execute" and isinstance(tool_call.arguments.get("command"), str)
+
+
+async def keep(session: Session, permissions: SessionPermissions, answer: KeptAnswer) -> None:
+    """Keep an answer, for the session at least."""
+    if answer.scope != "session" and permissions.kept:
+        try:
+            await asyncio.to_thread(permissions.kept.add, answer)
+            return
+        except (ConfigError, OSError) as error:
+            await session.notice(f"The answer holds for this session only: {error}", "warning")
+    permissions.answers = [*(each for each in permissions.answers if each.rule != answer.rule), answer]
+
+
+def to_scope(answer: KeptAnswer) -> str:
+    """Convert an answer to the scope of a decision in the log."""
+    place = f"folder {to_line(answer.folder)}" if answer.scope == "folder" else answer.scope
+    return f"{place}: {answer.rule.describe()}"
+
+
+async def preview(session: Session, tool_call: ToolCall) -> "list[ToolCallContent] | msgspec.UnsetType":
+    """Let the tool make the diff of an edit without writing it; UNSET if the edit cannot succeed."""
+    result = await session.toolbox.call(tool_call, session.meta(tool_call, **{"crow/dry_run": True}))
+    content = to_update(result.mask(session.secrets), tool_call).content
+    return msgspec.UNSET if result.is_error or content is None else content
+
+
+def identify(tool_call: ToolCall) -> dict[str, str]:
+    """Identify a tool call in a decision: its id, its tool, and a digest of its arguments, as they run."""
+    use = tool_call.use
+    name, arguments = use["function"]["name"], use["function"]["arguments"]
+    if tool_call.is_changed:
+        arguments = msgspec.json.encode(tool_call.arguments).decode()
+    digest = hashlib.sha256(arguments.encode(errors="surrogatepass")).hexdigest()
+    return {"call": use["id"], "tool": name, "arguments": digest}

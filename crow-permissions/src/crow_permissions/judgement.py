@@ -1,0 +1,341 @@
+"""The decision about a tool call, by the mode, the rules and the answers that hold for the session."""
+
+import asyncio
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from crow_core.mcp.tool import ToolCall
+from crow_core.session.options import Choice
+from crow_core.session.session import Session
+from crow_core.text import to_line
+
+from crow_permissions.command_files import (
+    find_protection_of_files,
+    find_rule_for_files,
+    find_rule_for_unknown_files,
+    may_write,
+)
+from crow_permissions.compositions import Composition, read_composition
+from crow_permissions.kept_answers import AnswerRule, KeptAnswer, KeptAnswers, find_answer
+from crow_permissions.lasting import get_folder, list_covering_rules
+from crow_permissions.protected import find_protection
+from crow_permissions.rules import COMMAND_TOOL, Rule, Rules, Verdict
+from crow_permissions.simple_commands import PLAIN_COMMAND, CommandLine, read_command_line
+from crow_permissions.subjects import (
+    find_spellings,
+    find_subject,
+    has_posix_shell,
+    is_for_terminal_session,
+    is_inside,
+    only_polls_terminal,
+    path_from_root,
+    resolve,
+    spell_paths,
+)
+
+Mode = Literal["ask", "accept-edits", "plan", "yolo"]
+
+TEXT_LIMIT = 100_000
+"""Characters of a command, or of the text of another call that runs something, that are compared with rules."""
+
+MODES = (
+    Choice("ask", "Ask", "Reads freely; asks before it changes a file or runs a command"),
+    Choice(
+        "accept-edits", "Accept edits", "Changes files in the project without asking; asks before it runs a command"
+    ),
+    Choice("plan", "Plan", "Only reads: changes nothing and runs nothing"),
+    Choice("yolo", "Yolo", "Asks nothing", fleeting=True),
+)
+
+
+PLAN_MODE = "plan mode only reads. Describe the change instead"
+STRICTNESS: dict[Verdict, int] = {"deny": 0, "ask": 1, "allow": 2}
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The decision about one tool call, by rules, mode and earlier answers, or by the user."""
+
+    verdict: Verdict
+    reason: str = ""
+    """The source of the decision, as a text that completes "This was not run: …"; not used with the verdict "ask"."""
+    rules: Sequence[AnswerRule] = ()
+    """With the verdict "ask": the rules that an answer for longer may store, the narrowest first."""
+    answer: KeptAnswer | None = None
+    """The answer for longer than once that decided."""
+    by_pattern: bool = False
+    """Whether a rule with a pattern allows it."""
+    command: str = ""
+    """The command that the user wrote in place of the model's, and allowed."""
+    advises: bool = False
+    """With the verdict "deny": whether the user said why."""
+    remark: str = ""
+    """With the verdict "ask": a text that the question shows."""
+    because: str = ""
+    """With the verdict "ask": a sentence that a denial adds to its reason."""
+    runs_edits: bool = False
+    """With the verdict "ask": whether it is about a command that runs code which the session may have changed."""
+    writes: bool = False
+    """With the verdict "allow": whether it is about a command that is known to write files."""
+
+
+@dataclass
+class SessionPermissions:
+    """The permissions of one session."""
+
+    mode: Mode
+    rules: Rules
+    own_folders: Sequence[str] = ()
+    """Absolute folders of crow's own settings and data; each change in them is asked about."""
+    protected: Sequence[str] = ()
+    """Patterns of files whose changes are asked about, beside those of protected.toml."""
+    has_edits: bool = False
+    """Whether the session has changed files."""
+    runs_edits: bool = False
+    """Whether the user has allowed a command that runs the folder's code after such a change."""
+    answers: list[KeptAnswer] = field(default_factory=list[KeptAnswer])
+    """Answers for the rest of the session."""
+    kept: KeptAnswers | None = None
+    """Answers for longer; None if there are none."""
+    changed: set[str] = field(default_factory=set[str])
+    """The ids of the tool calls whose command the user has changed and allowed."""
+    queue: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while a call is asked about: one at a time, in the order of the calls."""
+
+    def find_answer(self, rules: Sequence[AnswerRule], folder: str) -> KeptAnswer | None:
+        """Find the answer that decides a call which these rules cover; a rejection beats a permission."""
+        if not rules:
+            return None
+        return find_answer([*self.answers, *(self.kept.list_all() if self.kept else ())], rules, folder)
+
+
+def find_permissions(session: Session) -> SessionPermissions | None:
+    """Find the permissions of a session, which its sub-agents share; None before they are set."""
+    while session.parent:
+        session = session.parent
+    return session.state.get("permissions")
+
+
+def set_permissions(session: Session, permissions: SessionPermissions) -> None:
+    """Set the permissions of a session."""
+    session.state["permissions"] = permissions
+
+
+@dataclass(frozen=True)
+class JudgedCall:
+    """A tool call and what the steps of its judgement need to know of it."""
+
+    session: Session
+    permissions: SessionPermissions
+    tool_call: ToolCall
+    subject: str
+    start: str
+    """The folder in which a command starts."""
+    line: CommandLine
+    """The commands of a command line; none for another tool."""
+    match: tuple[Verdict, Rule] | None
+    """The strictest rule about the call or about a file that its command writes."""
+    covering: list[AnswerRule]
+    """The rules that an answer for longer than once may have, the narrowest first."""
+    answer: KeptAnswer | None
+    """The answer for longer than once that covers the call."""
+    to_terminal: bool
+    """True for input to a running terminal session."""
+    may_compose: bool
+    """True for a command line of a POSIX shell that is more than one plain command."""
+
+
+def read_call(session: Session, permissions: SessionPermissions, tool_call: ToolCall) -> JudgedCall:
+    """Read a tool call for its judgement."""
+    subject, kind, rules = find_subject(session, tool_call), tool_call.kind, permissions.rules
+    start = find_start(session, tool_call)
+    to_terminal = kind == "execute" and is_for_terminal_session(tool_call)
+    one_line = kind == "execute" and not to_terminal and has_posix_shell(tool_call)
+    simple = kind != "execute" or (one_line and PLAIN_COMMAND.fullmatch(subject) is not None)
+    spellings = find_spellings(session, tool_call, subject)
+    line = read_command_line(spell_paths(tool_call, subject)) if kind == "execute" else CommandLine()
+    match = rules.find(tool_call.name, subject, [*spellings, *line.commands], simple=simple)
+    about_file = find_rule_for_files(session, rules, line, start)
+    match = min(filter(None, (match, about_file)), key=lambda found: STRICTNESS[found[0]], default=None)
+    covering = list_covering_rules(session, tool_call)
+    answer = permissions.find_answer(covering, get_folder(session))
+    may_compose = one_line and not simple
+    return JudgedCall(
+        session, permissions, tool_call, subject, start, line, match, covering, answer, to_terminal, may_compose
+    )
+
+
+def judge(session: Session, permissions: SessionPermissions, tool_call: ToolCall) -> Judgement:
+    """Judge a tool call by the rules, the mode and the answers that hold for the session.
+
+    The first step that decides is the judgement; if none does, the user is asked.
+    """
+    if tool_call.kind == "execute" and len(find_subject(session, tool_call)) > TEXT_LIMIT:
+        return judge_too_long(permissions, tool_call)
+    call = read_call(session, permissions, tool_call)
+    steps = (judge_by_strict_rules, judge_by_mode, judge_by_protection, judge_by_allowing_rules, judge_by_answer)
+    decided = (step(call) for step in (*steps, judge_by_kind))
+    return next(filter(None, decided), Judgement("ask", rules=call.covering))
+
+
+def judge_too_long(permissions: SessionPermissions, tool_call: ToolCall) -> Judgement:
+    """Judge a call whose text is too long to be compared with rules; an answer holds once."""
+    denying = [rule for rule in permissions.rules.deny if rule.covers(tool_call.name)]
+    length = f"it is longer than {TEXT_LIMIT:,} characters"
+    if rule := next((rule for rule in denying if rule.pattern is None), None):
+        return Judgement("deny", f"the rule {str(rule)!r} says deny")
+    if permissions.mode == "plan":
+        return Judgement("deny", PLAN_MODE)
+    if permissions.mode != "yolo":
+        return Judgement("ask", remark=f"This is not compared with the rules, as {length}.")
+    if denying:
+        return Judgement("deny", f"{length}, so it cannot be compared with the rule {str(denying[0])!r}")
+    return Judgement("allow", "mode yolo")
+
+
+def judge_by_strict_rules(call: JudgedCall) -> Judgement | None:
+    """Deny what a rule or an answer denies, and ask about what a rule asks about."""
+    match, answer = call.match, call.answer
+    if answer and not answer.allows and not (match and match[0] == "deny"):
+        return to_judgement(answer)
+    if match and match[0] != "allow":
+        return Judgement(match[0], f"the rule {str(match[1])!r} says {match[0]}")
+    return None
+
+
+def judge_by_mode(call: JudgedCall) -> Judgement | None:
+    """Decide what the modes `plan` and `yolo` decide, whatever allows a call or asks about it."""
+    kind, mode = call.tool_call.kind, call.permissions.mode
+    if kind == "execute" and only_polls_terminal(call.tool_call):
+        return Judgement("allow", "it only looks at what was started, or ends it")
+    if mode == "plan" and kind not in ("read", "search", "think", "fetch"):
+        return Judgement("deny", PLAN_MODE)
+    return Judgement("allow", "mode yolo") if mode == "yolo" else None
+
+
+def judge_by_protection(call: JudgedCall) -> Judgement | None:
+    """Ask about what cannot be known and a strict rule may be about, about crow's own files and protected files."""
+    session, permissions, line, start = call.session, call.permissions, call.line, call.start
+    own_folders, protected, kind = permissions.own_folders, permissions.protected, call.tool_call.kind
+    if remark := find_doubt(permissions.rules, call.tool_call.name, line, start):
+        return Judgement("ask", remark=remark)
+    if kind == "edit" and is_inside(session, call.subject, own_folders, ignore_case=True):
+        return Judgement("ask", remark="These are crow's own files.")
+    if kind == "edit" and (protection := find_protection(path_from_root(session, call.subject), protected)):
+        paths = [rule for rule in call.covering if rule.kind == "path"]
+        if found := permissions.find_answer(paths, get_folder(session)):
+            return to_judgement(found)
+        return Judgement("ask", remark=f"{to_line(protection.pattern)}: {protection.reason}.", rules=paths)
+    remark = find_protection_of_files(session, line, start, own_folders, protected)
+    return Judgement("ask", remark=remark) if remark else None
+
+
+def judge_by_allowing_rules(call: JudgedCall) -> Judgement | None:
+    """Allow what rules allow, unless it is the first command that runs the folder's code after edits."""
+    allowing = [call.match[1]] if call.match else []
+    if not allowing and call.may_compose and (composition := find_composition(call.session, call.tool_call)):
+        allowing = find_allowing(call.session, call.permissions, call.tool_call.name, composition)
+    if not allowing:
+        return None
+    if program := find_runner_after_edits(call.permissions, call.tool_call, call.line):
+        return ask_about_runner(program)
+    if "" in call.line.unclear and (rule := next(filter(is_open, allowing), None)):
+        return Judgement(
+            "ask", remark=f"What this runs cannot be known, and the rule {str(rule)!r} only says how it begins."
+        )
+    names = " and ".join(repr(str(rule)) for rule in allowing)
+    reason = f"the rule {names}" if len(allowing) == 1 else f"the rules {names}"
+    by_pattern = any(rule.pattern is not None for rule in allowing)
+    return Judgement("allow", reason, by_pattern=by_pattern, writes=bool(call.line.writes))
+
+
+def is_open(rule: Rule) -> bool:
+    """Test whether a rule has a pattern for more than one text."""
+    return rule.pattern is not None and not set("*?[").isdisjoint(rule.pattern)
+
+
+def judge_by_answer(call: JudgedCall) -> Judgement | None:
+    """Allow what an answer for longer than once allows, but no tool that destroys and no terminal input."""
+    answer, permissions, tool = call.answer, call.permissions, call.tool_call.tool
+    if tool and tool.destroys:
+        return Judgement("ask")
+    if call.to_terminal:  # what a running terminal session makes of it depends on what happened there
+        return Judgement("ask")
+    if answer is None or (answer.scope != "session" and permissions.mode == "plan"):
+        return None
+    if answer.scope != "session" and (program := find_runner_after_edits(permissions, call.tool_call, call.line)):
+        return ask_about_runner(program)
+    return replace(to_judgement(answer), writes=answer.allows and bool(call.line.writes))
+
+
+def judge_by_kind(call: JudgedCall) -> Judgement | None:
+    """Allow reading, and edits below the roots in the mode `accept-edits`."""
+    kind = call.tool_call.kind
+    if kind in ("read", "search", "think"):
+        return Judgement("allow", "reading is allowed")
+    if kind == "edit" and call.permissions.mode == "accept-edits":
+        in_roots = is_inside(call.session, call.subject, call.session.folders.roots)
+        return Judgement("allow", "mode accept-edits") if in_roots else None
+    return None
+
+
+def find_doubt(rules: Rules, tool: str, line: CommandLine, start: str) -> str:
+    """Find the sentence about a rule that may be about a part of a command that is not known; "" if there is none."""
+    strict = [rule for rule in (*rules.deny, *rules.ask) if rule.covers(tool)]
+    if rule := next((rule for rule in strict if line.may_match(rule.pattern)), None):
+        return f"What this runs cannot be known, and the rule {str(rule)!r} may be about it."
+    if rule := find_rule_for_unknown_files(rules, line, start):
+        return f"Which files this changes cannot be known, and the rule {str(rule)!r} may be about them."
+    return ""
+
+
+def find_start(session: Session, tool_call: ToolCall) -> str:
+    """Find the folder in which a command starts."""
+    start = str(tool_call.arguments.get("cwd") or session.folders.starts.get(tool_call.id, session.cwd))
+    return os.path.join(session.cwd, os.path.expanduser(start.replace("\0", "?")))
+
+
+def find_composition(session: Session, tool_call: ToolCall) -> Composition | None:
+    """Read a command as a composition of simple ones, if it starts in the working directory and stays there."""
+    command, cwd = tool_call.arguments.get("command"), os.path.realpath(session.cwd)
+    if tool_call.name != COMMAND_TOOL or not isinstance(command, str):
+        return None
+    if os.path.realpath(find_start(session, tool_call)) != cwd:
+        return None
+    composition = read_composition(command)
+    if composition is None or (composition.folder and resolve(session, composition.folder) != cwd):
+        return None
+    return composition
+
+
+def find_allowing(session: Session, permissions: SessionPermissions, tool: str, composition: Composition) -> list[Rule]:
+    """Find the rules that together allow a composition, with the files that it writes; none if they do not."""
+    rules = permissions.rules.find_for_composition(tool, composition)
+    accept_edits = permissions.mode == "accept-edits"
+    return rules if rules and may_write(session, permissions.rules, composition, accept_edits=accept_edits) else []
+
+
+def find_runner_after_edits(permissions: SessionPermissions, tool_call: ToolCall, line: CommandLine) -> str:
+    """Find the program in an allowed command that runs the folder's code, in a session that has changed files without a
+    question and was not asked about that yet; "" if there is none."""
+    if tool_call.kind != "execute" or permissions.mode != "accept-edits":
+        return ""
+    if not (permissions.has_edits or line.writes) or permissions.runs_edits:
+        return ""
+    return line.find_project_runner()
+
+
+def ask_about_runner(program: str) -> Judgement:
+    """Ask about a program that runs code which the session may have changed."""
+    why = f"{to_line(program)} runs code of this folder, where this session has changed files."
+    return Judgement("ask", remark=f"{why} This is asked once in a session.", runs_edits=True)
+
+
+def to_judgement(answer: KeptAnswer) -> Judgement:
+    """Convert an answer for longer than once to a judgement. A command that it allows in every session runs git without
+    the programs of the folder, as one that a rule allows."""
+    reason = f"the user answered so {answer.place}"
+    by_pattern = answer.allows and answer.scope != "session"
+    return Judgement("allow" if answer.allows else "deny", reason, answer=answer, by_pattern=by_pattern)

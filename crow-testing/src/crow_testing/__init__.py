@@ -1,0 +1,1 @@
+"""Endpoints, MCP servers and agents that misbehave, for the tests of crow."""

@@ -1,0 +1,309 @@
+"""The structure of the workspace: which module imports which, what importing does (nothing), what is loaded when."""
+
+import ast
+import asyncio
+import importlib
+import importlib.util
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from crow_core.acp.client import AcpClient
+from crow_core.acp.schema import ClientCapabilities
+from crow_core.acp.transports import spawn
+from crow_core.testing import Reply, ScriptedServer
+
+HEAVY_AT_INITIALIZE = {
+    *("fastmcp", "mcp", "pydantic", "httpx2", "openai", "jinja2", "click", "starlette", "uvicorn", "jsonschema"),
+    *("sqlalchemy", "alembic", "psycopg", "psutil"),
+}
+HEAVY_AT_REQUEST = {
+    *("fastmcp", "mcp", "pydantic", "openai", "starlette", "uvicorn", "click", "jsonschema"),
+    *("sqlalchemy", "alembic", "psycopg", "psutil"),
+}
+
+
+def folder_of(package: str) -> Path:
+    found = importlib.util.find_spec(package)
+    assert found is not None
+    assert found.origin is not None
+    return Path(found.origin).parent
+
+
+def modules_of(package: str) -> dict[str, Path]:
+    """Every module of a package with its file."""
+    folder = folder_of(package)
+    found: dict[str, Path] = {}
+    for path in sorted(folder.rglob("*.py")):
+        inside = path.relative_to(folder.parent).with_suffix("")
+        if not {"project", "suites"} & {*inside.parts}:  # a demo's project and the suites of tasks are data
+            found[".".join(inside.parts).removesuffix(".__init__")] = path
+    return found
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    """Every module that a file imports, at its top or later, but not what only the type checker reads."""
+    todo: list[ast.AST] = [ast.parse(path.read_text("utf-8"))]
+    while todo:
+        node = todo.pop()
+        match node:
+            case ast.If(test=ast.Name(id="TYPE_CHECKING")):
+                continue
+            case ast.Import(names=names):
+                yield from (name.name for name in names)
+            case ast.ImportFrom(module=module, names=names, level=level):
+                assert level == 0, f"{path} imports relatively"
+                yield from (f"{module}.{name.name}" for name in names)
+            case _:
+                pass
+        todo += ast.iter_child_nodes(node)
+
+
+def ours(path: Path, modules: dict[str, Path]) -> set[str]:
+    """The modules of the same package that a file imports: `a.b` of `from a.b import c`, unless `a.b.c` is one."""
+    return {
+        name if name in modules else name.rpartition(".")[0]
+        for name in imports_of(path)
+        if name in modules or name.rpartition(".")[0] in modules
+    }
+
+
+@pytest.mark.parametrize(
+    ("package", "forbidden"),
+    [
+        ("crow_mcp_server", {"crow_core", "crow_persistence", "crow_agent", "crow_terminal", "crow_cli"}),
+        ("crow_core", {"crow_mcp_server", "crow_persistence", "crow_compact", "crow_skills", "crow_agent", "crow_cli"}),
+        ("crow_persistence", {"crow_mcp_server", "crow_compact", "crow_skills", "crow_agent", "crow_cli"}),
+        ("crow_compact", {"crow_mcp_server", "crow_persistence", "crow_skills", "crow_agent", "crow_cli"}),
+        ("crow_skills", {"crow_mcp_server", "crow_persistence", "crow_compact", "crow_agent", "crow_cli"}),
+        ("crow_agent", {"crow_terminal", "crow_cli"}),
+        (
+            "crow_terminal",
+            {"crow_mcp_server", "crow_persistence", "crow_compact", "crow_skills", "crow_agent", "crow_cli"},
+        ),
+    ],
+)
+def test_nobody_imports_upwards(package: str, forbidden: set[str]):
+    for name, path in modules_of(package).items():
+        assert not {imported.partition(".")[0] for imported in imports_of(path)} & forbidden, name
+
+
+def test_the_wire_imports_nothing_else_of_the_core():
+    modules = modules_of("crow_core")
+    for name, path in modules.items():
+        if name.startswith("crow_core.acp"):
+            ours_of = ("crow_core.acp", "crow_system")  # the latter says how the system reads a pipe
+            assert all(imported.startswith(ours_of) for imported in ours(path, modules)), name
+
+
+def test_the_core_does_not_need_its_test_doubles():
+    modules = modules_of("crow_core")
+    for name, path in modules.items():
+        if not name.startswith("crow_core.testing"):
+            assert not {imported for imported in ours(path, modules) if "testing" in imported}, name
+
+
+@pytest.mark.parametrize(
+    "package",
+    [
+        "crow_core",
+        "crow_mcp_server",
+        "crow_persistence",
+        "crow_compact",
+        "crow_skills",
+        "crow_agent",
+        "crow_terminal",
+        "crow_cli",
+    ],
+)
+def test_imports_run_one_way(package: str):
+    """Also those inside functions: files can be read in one order."""
+    modules = modules_of(package)
+    graph = {name: ours(path, modules) - {name} for name, path in modules.items()}
+    while leaves := {name for name, imported in graph.items() if not imported & graph.keys()}:
+        graph = {name: imported for name, imported in graph.items() if name not in leaves}
+    assert not graph, f"import knots among {sorted(graph)}"
+
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = [path.name for path in sorted(ROOT.glob("crow-*/src/*")) if path.is_dir() and path.name.startswith("crow_")]
+
+
+def test_the_map_in_agents_md_lists_every_module_in_import_order():
+    modules = modules_of("crow_core")
+    _, _, text = (ROOT / "AGENTS.md").read_text("utf-8").partition("\n`crow-core/src/crow_core/`")
+    rows = text.partition("\n|---|---|\n")[2].split("\n\n")[0].splitlines()
+    row_of: dict[str, int] = {}
+    for number, row in enumerate(rows):
+        for name in re.findall(r"`([\w/]+)(?:\.py)?`", row.split("|")[1]):
+            row_of["crow_core." + name.strip("/").replace("/", ".")] = number
+
+    def find_row(module: str) -> int:
+        while module not in row_of:
+            assert "." in module, module
+            module = module.rpartition(".")[0]
+        return row_of[module]
+
+    del modules["crow_core"]
+    for name, path in modules.items():
+        later = {other for other in ours(path, modules) if find_row(other) > find_row(name)}
+        assert not later, f"{name} imports {sorted(later)}, which the map lists behind it"
+
+
+def test_no_extension_imports_another():
+    """The app of the configuration and the public names import them all; no other module of any package imports one."""
+    modules = modules_of("crow_core")
+    extensions = {name for name in modules if name.startswith("crow_extensions.")}
+    for package in set(PACKAGES) - {"crow_agent", "crow_cli"}:
+        for name, path in modules_of(package).items():
+            others = (ours(path, modules) & extensions) - {name}
+            assert not others or name == "crow_core.api", f"{name} imports {sorted(others)}"
+
+
+def test_class_names_are_unique_in_the_workspace():
+    """Apart from the structs that are generated from the ACP schema."""
+    places: dict[str, list[str]] = {}
+    for package in PACKAGES:
+        for name, path in modules_of(package).items():
+            if name != "crow_core.acp.schema":
+                for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+                    if isinstance(node, ast.ClassDef):
+                        places.setdefault(node.name, []).append(name)
+    assert {name: where for name, where in places.items() if len(where) > 1} == {}
+
+
+def test_both_packages_convert_arguments_alike():
+    """Permissions judge what core has converted; the tools receive what the server has converted."""
+    ours, theirs = (folder_of("crow_core") / "mcp", folder_of("crow_mcp_server"))
+    assert (ours / "arguments.py").read_bytes() == (theirs / "arguments.py").read_bytes()
+
+
+def test_public_names_are_listed_once():
+    text = (folder_of("crow_core") / "api.py").read_text("utf-8")
+    names = [
+        name.asname or name.name
+        for node in ast.parse(text).body
+        if isinstance(node, ast.ImportFrom)
+        for name in node.names
+    ]
+    assert len(names) == len(set(names))
+    for name in names:
+        assert getattr(importlib.import_module("crow_core"), name) is not None
+    assert "api" in (folder_of("crow_core") / "__init__.py").read_text("utf-8")
+    assert not {*names} & {*re.findall(r"\w+", (folder_of("crow_core") / "__init__.py").read_text("utf-8"))}
+
+
+def test_pyright_checks_every_package():
+    """It does not expand a `*` in `include`: with one it would check nothing, and say that all is well."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    sources = {path.parent.relative_to(ROOT).as_posix() for path in ROOT.glob("crow-*/src/crow_*")}
+    assert sources <= {*settings["tool"]["pyright"]["include"]}
+
+
+IMPORT_ALL = """
+import importlib, os, platform, sys, threading
+effects = []
+platform.uname()  # on Windows it starts a program, once; keyring asks for it
+
+def hear(event, arguments):
+    writes = event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+    if writes or event in {"os.mkdir", "os.rename", "subprocess.Popen", "socket.connect", "socket.bind", "os.putenv"}:
+        effects.append(f"{event} {arguments}")
+
+environment = dict(os.environ)
+sys.addaudithook(hear)
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+    if threading.active_count() > 1:
+        effects.append(f"{name} started {threading.enumerate()}")
+assert not effects, effects
+assert environment == dict(os.environ)
+assert not os.listdir(), os.listdir()
+"""
+
+
+def test_importing_does_nothing(tmp_path: Path):
+    """No file, folder, thread, process, connection or variable comes of it."""
+    names = [
+        *modules_of("crow_core"),
+        *modules_of("crow_persistence"),
+        *modules_of("crow_compact"),
+        *modules_of("crow_skills"),
+        *modules_of("crow_cli"),
+    ]
+    names = [name for name in names if not name.endswith("__main__") and ".migrations." not in name]  # Alembic's
+    others = {"linux": "windows", "darwin": "procfs|windows", "win32": "procfs|posix"}[sys.platform]
+    names = [name for name in names if not re.search(rf"\.system\.({others})$", name)]
+    environment = {
+        **os.environ,
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "HOME": str(tmp_path),
+        "CROW_HOME": str(tmp_path / "x"),
+    }
+    command = [sys.executable, "-c", IMPORT_ALL, *names]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+REPORT = """
+import json, os, signal, sys
+
+def report(name):
+    with open(os.path.join(os.environ["REPORTS"], name), "w") as file:  # a pipe: somebody reads at its other end
+        json.dump(sorted({module.partition(".")[0] for module in sys.modules}), file)
+
+def hear(event, arguments):
+    if event == "socket.connect" and not asked:
+        asked.append(arguments)
+        report("at request")
+
+asked = []
+sys.addaudithook(hear)
+signal.signal(signal.SIGUSR1, lambda *_: report("now"))
+"""
+
+
+@pytest.mark.posix("a signal asks for the report, through a named pipe")
+@pytest.mark.anyio
+async def test_what_is_heavy_is_loaded_only_when_it_is_needed(tmp_path: Path):
+    """When `initialize` is answered, and when the agent turns to the model for the first time."""
+    (tmp_path / "sitecustomize.py").write_text(REPORT)
+    for name in ("now", "at request"):
+        os.mkfifo(tmp_path / name)
+
+    async def read(name: str) -> set[str]:
+        return set(json.loads(await asyncio.to_thread((tmp_path / name).read_text)))
+
+    async def ignore(_: Any) -> None: ...
+
+    async with ScriptedServer([Reply("Hello.")]) as model:
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(tmp_path),
+            "REPORTS": str(tmp_path),
+            "CROW_HOME": str(tmp_path / "home"),
+            "OPENAI_BASE_URL": model.url,
+            "OPENAI_API_KEY": "secret",
+            "CROW_MODEL": "scripted",
+        }
+        child = await spawn(sys.executable, ["-m", "crow_cli", "acp"], environment, tmp_path)
+        client = AcpClient(child, {"session/update": ignore})
+        async with client.serving():
+            await client.initialize("editor", ClientCapabilities())
+            child.process.send_signal(signal.SIGUSR1)
+            assert not await read("now") & HEAVY_AT_INITIALIZE
+            at_request = asyncio.ensure_future(read("at request"))
+            session = await client.new_session(str(tmp_path))
+            answer = await client.prompt(session.session_id, "hi")
+            assert answer.stop_reason == "end_turn"
+            loaded = await at_request
+            assert "httpx2" in loaded
+            assert not loaded & HEAVY_AT_REQUEST
