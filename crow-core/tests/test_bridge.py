@@ -42,7 +42,7 @@ from crow_core.mcp import server as servers
 from crow_core.mcp.server import RunningCall, Server
 from crow_core.messages.message import marker_kind
 from crow_core.models.chat import ModelCall
-from crow_core.session.session import bridge
+from crow_core.session import bridge
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
 from crow_core.testing.script import ScriptedCall as Asked
 from crow_core.testing.wire import connect_raw

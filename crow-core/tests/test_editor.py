@@ -22,8 +22,8 @@ from crow_core.acp.schema import (
     ToolCallUpdate,
 )
 from crow_core.acp.transports import memory_pair
+from crow_core.agent import client_files as editors
 from crow_core.agent.acp_agent import AcpAgent
-from crow_core.agent.acp_agent import client_files as editors
 from crow_core.agent.client_files import terminals
 from crow_core.app import Crow
 from crow_core.content import replay

@@ -21,8 +21,8 @@ from crow_core.mcp.server import Server
 from crow_core.mcp.tool import ToolCall
 from crow_core.messages.message import INTERRUPTED, Message
 from crow_core.models.chat import ChatModel, ModelCall, ModelRequest, encode_json
+from crow_core.session import log as log_module
 from crow_core.session.session import Hooks, Session
-from crow_core.session.session import log as log_module
 from crow_core.testing import Editor, Failure, Reply, ScriptedModel, ScriptedServer, connect
 from crow_core.testing.script import ScriptedCall as Use
 from crow_permissions.extension import permissions

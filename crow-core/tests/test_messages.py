@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from crow_core.messages import message as messages
 from crow_core.messages.message import (
     INTERRUPTED,
     PASSES,
@@ -23,7 +24,6 @@ from crow_core.messages.message import (
     find_markers,
     find_unanswered,
     join_user_messages,
-    messages,
     move_images,
     parse_arguments,
     repair_arguments,

@@ -1,27 +1,18 @@
-"""Fixtures for the tests of crow-persistence: an empty database of each kind."""
+"""Fixtures of the tests: empty databases, and dumps of earlier revisions."""
 
-import os
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import NoReturn
-from uuid import uuid4
 
 import pytest
 from crow_persistence.database import Database
-from sqlalchemy import create_engine, make_url, text
+from crow_testing.databases import database as database
+from crow_testing.databases import postgres as postgres
+from crow_testing.fixtures import anyio_backend as anyio_backend
+from sqlalchemy import create_engine
 
 DATABASES = Path(__file__).parent / "databases"
-POSTGRES = os.environ.get("CROW_TEST_POSTGRES", "")
-"""A server on which databases may be created: postgresql+psycopg://postgres@127.0.0.1:PORT/postgres"""
-
-
-def unable(reason: str) -> NoReturn:
-    """Skip a test that cannot run here; fail it if CROW_TEST_ALL=1 requires all tests to run."""
-    if os.environ.get("CROW_TEST_ALL") == "1":
-        pytest.fail(reason)
-    pytest.skip(reason)
 
 
 @pytest.fixture
@@ -41,33 +32,3 @@ def earlier(database: Database) -> Callable[[str], None]:
             engine.dispose()
 
     return load
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
-def postgres() -> Iterator[str]:
-    """Yield the URL of a new, empty PostgreSQL database."""
-    if not POSTGRES:
-        unable("No PostgreSQL to test with; CROW_TEST_POSTGRES=postgresql+psycopg://USER@HOST:PORT/postgres names one.")
-    server = create_engine(POSTGRES, isolation_level="AUTOCOMMIT")
-    name = f"crow_{uuid4().hex}"
-    with server.connect() as connection:
-        connection.execute(text(f"CREATE DATABASE {name}"))
-    yield make_url(POSTGRES).set(database=name).render_as_string(hide_password=False)
-    with server.connect() as connection:
-        connection.execute(text(f"DROP DATABASE {name} WITH (FORCE)"))
-    server.dispose()
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
-    """Yield an empty database of each kind; its folder is `tmp_path`."""
-    kind: str = request.param
-    url = f"sqlite:///{tmp_path / 'crow.db'}" if kind == "sqlite" else request.getfixturevalue("postgres")
-    database = Database(url, tmp_path)
-    yield database
-    database.close()

@@ -16,8 +16,8 @@ from crow_core.masking import MASK
 from crow_core.messages.message import Delta, Message
 from crow_core.models.chat import ModelRequest
 from crow_core.models.reply import ReplyBuilder
+from crow_core.session import log as log_module
 from crow_core.session.session import Session
-from crow_core.session.session import log as log_module
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
 from crow_persistence import commits, loader
 from crow_persistence.commits import GroupCommit

@@ -43,10 +43,8 @@ class PackageGroup(click.Group):
         if point := find_entry_points(self.prefix).get(cmd_name):
             return point.load()
         if (name := self.prefix + cmd_name) in PACKAGES:
-            command = f"crow {name.replace('.', ' ')}"
-            fail(
-                f"`{command}` comes with the package {PACKAGES[name]}: uv tool install crow-acp --with {PACKAGES[name]}"
-            )
+            command, package = f"crow {name.replace('.', ' ')}", PACKAGES[name]
+            fail(f"`{command}` comes with {package}. In a clone: uv tool install ./crow-cli --with ./{package}")
         return None
 
 

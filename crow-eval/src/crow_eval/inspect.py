@@ -30,7 +30,7 @@ try:
     from openai import AsyncOpenAI
     from openai.types.chat import ChatCompletion
 except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(f"crow_eval.inspect needs {error.name}: install crow-agent[inspect].") from error
+    raise ModuleNotFoundError(f"crow_eval.inspect needs {error.name}: install crow-eval[inspect].") from error
 
 STORE_KEY = "crow"
 """The key of a sample's store under which the session is named."""

@@ -22,7 +22,7 @@ from inspect_ai.log import EvalLog, EvalSample, read_eval_log
 from inspect_ai.model import ChatMessage, ContentReasoning, ContentText
 from sqlalchemy import Table, select
 
-from crow_eval import tables as evaluations
+from crow_eval import rows as evaluations
 from crow_eval.cells import LIMIT, Cell, CellOutcome, EvaluationSettings, TaskName, to_row
 from crow_eval.checks import REASON_LIMIT, CheckResult
 from crow_eval.histories.history import ForeignSession, get_dict, get_list, make_reply, make_use, to_time

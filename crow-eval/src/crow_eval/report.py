@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 from crow_core.text import to_line
+from crow_persistence.intervals import Interval
 
 from crow_eval.cells import Cell, EvaluationSettings, Variant
 from crow_eval.statistics import (
-    Interval,
     Outcomes,
     PairedComparison,
     compare_pairs,

@@ -17,7 +17,7 @@ import msgspec
 from crow_core.errors import StoreError
 from crow_persistence.database import Database
 
-from crow_eval import tables as evaluations
+from crow_eval import rows as evaluations
 from crow_eval.cells import Cell, EvaluationSettings, to_cell, to_row
 
 logger = logging.getLogger("crow")
