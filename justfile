@@ -33,7 +33,7 @@ wine *args:
 
 # the tests of the tools in a folder that ignores case, such as `lowntfs-3g -o ignore_case,permissions IMAGE FOLDER` mounts
 caseless folder:
-    uv run pytest --basetemp={{folder}}/tests crow-mcp-server/tests crow-core/tests/test_undo.py
+    uv run pytest --basetemp={{folder}}/tests crow-mcp-server/tests crow-extensions/tests/test_undo.py
 
 # the tests but the slow ones (--slow runs them, too); arguments go to pytest
 test *args:
@@ -43,7 +43,7 @@ test *args:
 soak:
     CROW_SOAK=200 CROW_TEST_ALL=1 uv run pytest crow-persistence/tests/test_kill.py
     CROW_SOAK=200 CROW_TEST_ALL=1 uv run pytest -rP crow-cli/tests/test_worker.py # an hour
-    CROW_SOAK=200 uv run pytest -rP crow-agent/tests/test_evaluation_statistics.py # 2,000 experiments for each rate
+    CROW_SOAK=200 uv run pytest -rP crow-eval/tests/test_evaluation_statistics.py # 2,000 experiments for each rate
 
 # the tests of the command, each command and each agent in a process of its own: the gate runs most of them in forks
 processes:

@@ -24,7 +24,7 @@ TARGETS = {
     "reply": ("crow-core/src/crow_core/models/reply.py", ["crow-core/tests/test_messages.py"]),
     "permissions": (
         "crow-permissions/src/crow_permissions/judgement.py",
-        ["crow-core/tests/test_permissions.py", "crow-core/tests/test_git.py"],
+        ["crow-permissions/tests/test_permissions.py", "crow-system/tests/test_git.py"],
     ),
     "compaction": (
         "crow-compact/src/crow_compact/compaction.py",

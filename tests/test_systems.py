@@ -71,7 +71,7 @@ def test_files_are_replaced_in_one_place_since_another_program_may_hold_them():
                 case ast.Call(func=ast.Attribute(attr="replace", value=ast.Name(id="os"))):
                     assert path.name == "held.py", path
                 case ast.Call(func=ast.Attribute(attr="replace" | "rename"), args=[_], keywords=[]):
-                    assert path.match("system/posix.py"), f"{path}:{node.lineno}"
+                    assert path.match("crow_system/posix.py") or path.match("system/posix.py"), f"{path}:{node.lineno}"
                 case _:
                     pass
 
