@@ -10,10 +10,10 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
-import crow_agent
+import crow_eval
 import pytest
 
-DAILY = Path(crow_agent.__file__).parent / "evaluation" / "suites" / "daily"
+DAILY = Path(crow_eval.__file__).parent / "suites" / "daily"
 TASKS = sorted(path.parent.name for path in DAILY.glob("*/task.toml"))
 CACHE = shutil.ignore_patterns("__pycache__")
 

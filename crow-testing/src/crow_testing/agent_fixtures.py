@@ -22,9 +22,9 @@ def home(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def own_files(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def own_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep what reads the environment of the process away from the user's files."""
-    monkeypatch.setenv("CROW_HOME", str(home / "crow"))
+    monkeypatch.setenv("CROW_HOME", str(tmp_path / "home" / "crow"))
 
 
 @pytest.fixture
