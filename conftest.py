@@ -59,10 +59,13 @@ def inherited_signals() -> Iterator[None]:
     names = ("SIGINT", "SIGHUP")
     ignored = [number for name in names if (number := getattr(signal, name, None)) and is_ignored(number)]
     for number in ignored:
-        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else lambda *_: None)
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else do_nothing)
     yield
     for number in ignored:
         signal.signal(number, signal.SIG_IGN)
+
+
+def do_nothing(number: int, frame: object) -> None: ...
 
 
 def is_ignored(number: signal.Signals) -> bool:
