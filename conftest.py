@@ -7,8 +7,10 @@ Tests marked `posix(reason)` are skipped on Windows.
 """
 
 import os
+import signal
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -46,6 +48,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if cases[name] % sampled.args[0]:
                 item.add_marker("slow")
             cases[name] += 1
+
+
+@pytest.fixture(scope="session", autouse=True)
+def inherited_signals() -> Iterator[None]:
+    """Let programs that tests start receive SIGINT and SIGHUP, which are ignored under `nohup` and in the background.
+
+    Programs inherit that a signal is ignored, but not a handler.
+    """
+    names = ("SIGINT", "SIGHUP")
+    ignored = [number for name in names if (number := getattr(signal, name, None)) and is_ignored(number)]
+    for number in ignored:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else do_nothing)
+    yield
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def do_nothing(number: int, frame: object) -> None: ...
+
+
+def is_ignored(number: signal.Signals) -> bool:
+    return signal.getsignal(number) is signal.SIG_IGN
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

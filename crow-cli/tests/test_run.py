@@ -65,6 +65,15 @@ async def test_json_is_one_object(machine: "Machine") -> None:
     assert (outcome["text"], outcome["stop_reason"], outcome["context"]["used"]) == ("Hello.", "end_turn", 105)
 
 
+async def test_json_counts_no_tokens_of_a_request_that_was_not_answered(machine: "Machine") -> None:
+    async with ScriptedServer([Failure(401, {"error": {"message": "Incorrect API key provided"}})]) as server:
+        machine.ask(server.url)
+        done = await machine.crow("run", "--output-format", "json", "Say hello.")
+    counted = json.loads(done.out)["usage"]
+    assert counted.pop("requests") == 1
+    assert set(counted.values()) == {0}
+
+
 SCHEMA = '{"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}'
 
 

@@ -598,6 +598,15 @@ async def test_request_refused_as_too_long_is_compacted_and_sent_again_once():
         assert talk.markers()
 
 
+async def test_request_refused_as_too_long_is_summed_up_if_no_output_can_be_shortened():
+    """By its estimate, the request was short enough: a report that tool outputs were shortened would be wrong."""
+    async with talking(Speaker(limit=2_500), window=100_000, threshold=90_000) as talk:
+        for turn in range(7):
+            assert await talk.say(f"Turn {turn}. {LONG}") == "end_turn"
+        assert [marker["kind"] for marker in talk.markers()] == ["compaction"]
+        assert SHRUNK not in str(talk.editor.updates)
+
+
 async def test_prompt_that_does_not_fit_is_compacted_before_it_is_sent():
     async with talking(Speaker(limit=WINDOW)) as talk:
         for turn in range(5):

@@ -262,9 +262,43 @@ async def test_tool_call_with_progress_ends_at_the_limit(birds: Birds, monkeypat
     assert results(model) == ["The tool failed: it timed out: no call may take 0.5 s."]
 
 
-def test_tool_call_does_not_time_out_while_a_question_is_open():
-    assert RunningCall(last_activity=0, deadline=0).seconds_left(5) < 0
-    assert RunningCall(last_activity=0, deadline=0, open_questions=1).seconds_left(5) == 5
+async def test_tool_call_does_not_time_out_while_a_question_is_open(monkeypatch: pytest.MonkeyPatch):
+    """By the test's own clock, the user takes three hours: that is no silence, and does not count for the limit."""
+    passed, checks, count_seconds = 0.0, 0, RunningCall.seconds_left
+
+    def count_and_note(running: RunningCall, silence: float) -> float:
+        nonlocal checks
+        checks += 1
+        return count_seconds(running, silence)
+
+    async def wait_for_checks() -> None:
+        seen = checks
+        while checks < seen + 4 and not turn.done():
+            await asyncio.sleep(0.01)
+
+    server = FastMCP("birds")
+
+    @server.tool
+    async def choose(context: Context) -> str:
+        answer = await context.elicit("Which colour?", response_type=str)
+        await wait_for_checks()
+        return answer.action
+
+    monkeypatch.setattr(servers, "monotonic", lambda: passed)
+    monkeypatch.setattr(RunningCall, "seconds_left", count_and_note)
+    model = script(use("choose"))
+    crow = crow_with(model, Server("birds", lambda: server, timeout=0.1, mode="legacy"))
+    async with connect(crow, capabilities=FORMS) as editor:
+        answer = editor.waits["elicitation/create"] = asyncio.Event()
+        editor.answer = accepted(value="blue")
+        session = await editor.new_session("/")
+        turn = asyncio.ensure_future(editor.prompt(session.session_id, "go"))
+        await editor.until(lambda editor: editor.forms)
+        passed += 3 * 3600
+        await wait_for_checks()
+        answer.set()
+        await turn
+    assert results(model) == ["accept"]
 
 
 # elicitation

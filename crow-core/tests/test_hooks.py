@@ -631,6 +631,26 @@ async def test_a_streaming_reply_is_drafted_under_its_final_id():
     assert kept.get("content") == "Half a sent"
 
 
+async def test_text_that_was_shown_is_drafted_after_a_fifth_of_a_second(monkeypatch: pytest.MonkeyPatch):
+    """By the event loop's clock, which the test puts forward."""
+    crow = Crow(ScriptedModel([Reply("Half a sent", hang=True)]))
+    drafts: list[Message] = []
+    crow.draft(lambda session, reply: drafts.append(reply))
+    loop, ahead = asyncio.get_running_loop(), 0.0
+    read_clock = loop.time
+    monkeypatch.setattr(loop, "time", lambda: read_clock() + ahead)
+    async with connect(crow) as editor:
+        session = await editor.new_session("/")
+        turn = asyncio.ensure_future(editor.prompt(session.session_id, "hi"))
+        await editor.until(lambda editor: editor.text == "Half a sent")
+        ahead = 0.2
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert "".join(str(draft.get("content")) for draft in drafts) == "Half a sent"
+        await editor.cancel(session.session_id)
+        await turn
+
+
 async def test_a_fast_reply_needs_no_draft(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(log_module, "DRAFT_INTERVAL", 3600)  # the reply comes before that
     crow = Crow(ScriptedModel([Reply("All of it.")]))

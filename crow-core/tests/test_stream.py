@@ -755,14 +755,39 @@ def test_event_without_an_end_is_an_error(piece: bytes) -> None:
     assert "sent an event without an end" in read(*[piece] * (MAX_EVENT_BYTES // 2**20 + 1)).error
 
 
-@pytest.mark.parametrize("first", [0, 1, 7])
-def test_one_of_several_answers_is_read(first: int) -> None:
-    """The one whose index comes first is read; deltas of the other come between, and in the same event."""
-    both = [{"index": first, "delta": {"content": "b"}}, {"index": 2, "delta": {"content": "XX"}}]
+def test_choice_with_index_0_is_read_in_whatever_order_choices_come() -> None:
+    """Deltas of the other come first, between, and in the same event."""
+    both = [{"index": 0, "delta": {"content": "b"}}, {"index": 2, "delta": {"content": "XX"}}]
     other = [{"index": 2, "delta": {"content": "X"}, "finish_reason": "length"}]
-    stream = chunk(choices=both[:1]), chunk(choices=other), chunk(choices=both), chunk(choices=both[::-1])
-    answer = read(*stream, chunk(choices=[{"index": first, "delta": {}, "finish_reason": "stop"}]))
+    stream = [chunk(choices=choices) for choices in (other, both[:1], other, both, both[::-1])]
+    answer = read(*stream, chunk(choices=[{"index": 0, "delta": {}, "finish_reason": "stop"}]))
     assert (answer.content, answer.finish_reason, answer.error) == ("bbb", "stop", "")
+
+
+DELTAS = st.one_of(
+    st.builds(lambda text: {"content": text}, st.text("ab<é\U0001f426", min_size=1, max_size=4)),
+    st.builds(lambda text: {"reasoning_content": text}, st.text("xy", min_size=1, max_size=3)),
+    st.builds(
+        lambda index: {"tool_calls": [{"index": index, "id": f"c{index}", "function": {"name": "f", "arguments": ""}}]},
+        st.integers(0, 2),
+    ),
+)
+
+
+@settings(deadline=None)
+@given(data=st.data(), answers=st.lists(st.lists(DELTAS, max_size=5), min_size=2, max_size=3))
+def test_interleaved_answers_give_the_one_with_index_0(data: st.DataObject, answers: list[list[Any]]) -> None:
+    """Events with one choice or several, in any order, are read like those with index 0 alone."""
+    choices = [[{"index": n, "delta": delta} for delta in deltas] for n, deltas in enumerate(answers)]
+    for n, own in enumerate(choices):
+        own.append({"index": n, "delta": {}, "finish_reason": "stop" if n == 0 else "length"})
+    alone = [chunk(choices=[choice]) for choice in choices[0]]
+    mixed = list[bytes]()
+    while left := [own for own in choices if own]:
+        together = data.draw(st.lists(st.sampled_from(left), min_size=1, unique_by=id), label="in one event")
+        mixed.append(chunk(choices=[own.pop(0) for own in together]))
+    done = b"data: [DONE]\n\n"
+    assert read(*mixed, done) == read(*alone, done)
 
 
 @pytest.mark.parametrize("odd", [None, "0", 0.0, True, [], {"a": 1}, -1])
@@ -781,8 +806,9 @@ def test_tool_calls_of_another_answer_are_not_run() -> None:
     assert read(chunk(choices=choices[:1]), chunk(choices=choices[1:]), CALLS).calls == [("a", "f", "{}")]
 
 
-def test_first_of_several_whole_completions_is_read() -> None:
-    choices = [{"index": n, "message": {"content": f"{n}"}, "finish_reason": "stop"} for n in range(3)]
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
+def test_whole_completion_with_index_0_is_read(order: tuple[int, ...]) -> None:
+    choices = [{"index": n, "message": {"content": f"{n}"}, "finish_reason": "stop"} for n in order]
     assert read(json.dumps({"choices": choices}).encode()).content == "0"
 
 

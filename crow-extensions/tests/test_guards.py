@@ -83,6 +83,15 @@ async def test_two_alternating_calls_are_a_loop():
 
 
 async def test_a_changed_result_starts_the_count_again():
+    model = make_model(until=5)
+    async with connect(Crow(model, servers=[box(["0%", "0%", "50%", "0%", "0%"])]).use(loop_guard)) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "wait for it")
+    assert [("this very call" in result) for result in results(model)] == [False] * 4 + [True]
+    assert editor.questions == []
+
+
+async def test_results_that_all_differ_are_not_a_loop():
     model = make_model(until=9)
     answers = [f"{number}%" for number in range(9)]
     async with connect(Crow(model, servers=[box(answers)]).use(loop_guard)) as editor:

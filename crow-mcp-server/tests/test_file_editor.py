@@ -362,6 +362,13 @@ async def test_new_text_with_ambiguous_indentation_is_refused(tools, folder):
     assert (folder / "a").read_text() == "if a:\n\tb\n"
 
 
+async def test_old_text_with_one_indentation_for_several_is_refused(tools, folder):
+    """The new line could be indented like either of the lines that it replaces."""
+    (folder / "a").write_text("if a:\n    b\n")
+    assert "not found" in await tools.get_edit_error("str_replace", "a", old_str="if a:\nb", new_str="c")
+    assert (folder / "a").read_text() == "if a:\n    b\n"
+
+
 async def test_miss_shows_a_diff_to_the_closest_lines(tools, folder):
     (folder / "a.py").write_text("import os\n\ndef compute_total(items):\n    return sum(items)\n")
     text = await tools.get_edit_error("str_replace", "a.py", old_str="def compute_total(items):\n    return max(items)")

@@ -1218,6 +1218,26 @@ async def test_cancel_at_a_question_says_of_each_call_whether_it_may_have_had_ef
     assert [told[use["id"]] for entry in session.log for use in entry.get("tool_calls", ())] == [INTERRUPTED, NOT_RUN]
 
 
+async def test_cancel_at_a_question_says_that_nothing_ran_after_extensions_let_the_call_pass(tmp_path: Path):
+    async def answer(question: RequestPermissionRequest) -> RequestPermissionResponse:
+        return RequestPermissionResponse(outcome=CancelledOutcome())
+
+    crow = crow_with(ScriptedModel([Reply(tool_calls=[run("true")])]))
+    crow.asks_last = True
+    seen: list[str] = []
+
+    @crow.before_tool
+    async def look(session: Session, tool_call: ToolCall) -> None:
+        seen.append(tool_call.name)
+
+    async with connect_person(crow, answer) as person:
+        opened = await person.new_session(str(tmp_path))
+        assert (await person.prompt(opened.session_id, "go")).stop_reason == "cancelled"
+        (session,) = crow.sessions.values()
+        assert [entry.get("content") for entry in session.log if entry.get("role") == "tool"] == [NOT_RUN]
+    assert seen == ["terminal"]
+
+
 @pytest.mark.parametrize("by_hook", [True, False])
 async def test_refusal_of_an_extension_comes_before_the_question_unless_it_answers_the_tool(
     by_hook: bool, tmp_path: Path

@@ -199,6 +199,20 @@ async def test_owner_that_lost_its_lease_writes_nothing_and_gets_an_error(databa
         assert said(database, session.id) == ["one", "two"]
 
 
+async def test_owner_that_lost_its_lease_leaves_the_new_one_in_place_when_it_closes(database: Database):
+    """Otherwise, a third process could open the session while the second has it open."""
+    async with app(database) as asleep, app(database) as awake, app(database) as third:
+        session = await talk(asleep, "one")
+        change(database, owner=None, beat=None)
+        again = await load(awake, session.id)
+        owner = row(database).owner
+        await asleep.close(session)
+        assert row(database).owner == owner
+        with pytest.raises(SessionBusy):
+            await load(third, session.id)
+        await say(awake, again, "two")
+
+
 async def test_cancelled_load_releases_the_lease(database: Database):
     async with app(database) as crow:
         id = (await talk(crow, "one")).id

@@ -109,6 +109,19 @@ async def test_part_of_a_word_does_not_select_a_skill(app: App, talk: "Talking",
         assert it.last_content == words
 
 
+async def test_one_prompt_gets_the_bodies_of_ten_skills_and_the_next_those_of_the_rest(
+    app: App, talk: "Talking", project: Path
+):
+    names = [f"skill-{letter}" for letter in "abcdefghijkl"]
+    for name in names:
+        make(project / ".crow/skills", f"---\nname: {name}\ndescription: One of many.\n---\nBody.\n", name)
+    async with talk(app().use(skills, trusted=trust_all)) as it:
+        await it.say(f"Use {', '.join(names)}.")
+        assert it.last_content.count("<skill name=") == 10
+        await it.say("And all others: " + ", ".join(names))
+        assert it.last_content.count("<skill name=") == 2
+
+
 async def test_body_is_added_once_and_again_when_the_model_no_longer_sees_it(app: App, talk: "Talking", project: Path):
     make(project / ".crow/skills")
     async with talk(app().use(skills, trusted=trust_all)) as it:

@@ -81,8 +81,6 @@ class EventStreamReader:
         """Finds the end of that JSON."""
         self.halves: dict[str, str] = {}
         """The first parts of characters whose rest comes in a later event, by the text to which they belong."""
-        self.index: int | None = None
-        """The index of the choice that is read, the first that came; another one is another answer."""
         self.splitter = ThinkTagSplitter()
         self.splitter.is_over = self.splitter.has_text = not think_tags  # then all content is text
         self.is_done = False
@@ -194,12 +192,10 @@ class EventStreamReader:
         choice: dict[str, Any] = {}
         fault: Exception | None = None
         try:
-            choice = self.find_choice(chunk)
+            choice = find_choice(chunk)
             self.read_choice(choice, delta)
         except (AttributeError, TypeError, LookupError) as error:
             fault = error
-        if self.has_answer and self.index is None and type(index := choice.get("index")) is int:
-            self.index = index
         read_usage(chunk, choice, delta)
         if delta:
             deltas.append(clean_object(delta))
@@ -210,14 +206,6 @@ class EventStreamReader:
             self.refuse(ModelError(f"{self.endpoint} sent something unknown: {said}.", retry=self.has_answer))
         if not delta and not choice:
             self.unknown_event = chunk
-
-    def find_choice(self, chunk: dict[str, Any]) -> dict[str, Any]:
-        """Return the choice of an event that continues the answer, by its index; an empty one if none does."""
-        for choice in chunk.get("choices") or ():
-            index = choice.get("index")
-            if self.index is None or type(index) is not int or index == self.index:
-                return choice
-        return {}
 
     def read_choice(self, choice: dict[str, Any], delta: Delta) -> None:
         """Add the reasoning, text, tool calls and finish reason of a choice to a delta."""
@@ -387,6 +375,18 @@ def replace_halves(text: str) -> str:
     """Join the bytes of characters in a text, and replace what is no whole character."""
     text = ESCAPED_BYTES.sub(lambda match: match[0].encode("utf-8", "surrogateescape").decode("utf-8", "replace"), text)
     return SURROGATE.sub("\ufffd", text)
+
+
+def find_choice(chunk: dict[str, Any]) -> dict[str, Any]:
+    """Return the choice of an event that continues the answer; an empty one if none does.
+
+    A choice with an index above 0 is part of another answer. An index that is missing or odd counts as 0.
+    """
+    for choice in chunk.get("choices") or ():
+        index = choice.get("index")
+        if type(index) is not int or index <= 0:
+            return choice
+    return {}
 
 
 def read_usage(chunk: dict[str, Any], choice: dict[str, Any], delta: Delta) -> None:

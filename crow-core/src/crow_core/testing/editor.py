@@ -131,6 +131,8 @@ class Editor(AcpClient):
         async with self._changed:
             self._changed.notify_all()
         if self.answer is not None:
+            if "elicitation/create" in self.waits:
+                await self.waits["elicitation/create"].wait()
             return self.answer(form) if callable(self.answer) else self.answer
         try:
             return await asyncio.get_running_loop().create_future()
