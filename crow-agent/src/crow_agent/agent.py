@@ -419,7 +419,8 @@ class Agent:
     ) -> "PromptStream[Any]":
         """Send a prompt to a new session; iterate over the result to get the updates of its turn, or await it.
 
-        The arguments are those of `prompt`. A notebook shows the turn while it runs.
+        `async for text in agent.stream(…).text()` gets the agent's text. The arguments are those of `prompt`. A
+        notebook shows the turn while it runs.
         """
         return PromptStream[Any](self.session, prompt, output, retries, timeout, closes=True)
 

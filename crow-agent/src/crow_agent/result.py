@@ -28,9 +28,15 @@ class Result(Generic[T]):
     denied: list[ToolCall] = field(default_factory=list[ToolCall])
     """Those among them that were denied a permission."""
     error: Exception | None = None
-    """The error of an item of `Agent.map`, or why a turn that ended early has no value; else None."""
+    """The error of an item of `Agent.map`, or why a turn that ended early has no answer; else None."""
     value: Any = UNSET
     """The answer in the type that was asked for; UNSET if there is none."""
+    stopped_by: str = ""
+    """The part of crow that ended the turn without an answer; empty if none did. `error` has the reason in words.
+
+    `repeated_calls` for equal tool calls with equal results, `budget` for `[extensions.budgets]`, `hook` for a command
+    of `[[hooks.before_prompt]]` that refused the prompt, `unknown_command` for a slash command that does not exist.
+    """
 
     @property
     def output(self) -> T:

@@ -43,6 +43,8 @@ class FunctionOptions:
     """Whether it only reads, so that it also runs in the mode `plan`, and again after a broken connection."""
     idempotent: bool = False
     """Whether a second run with the same arguments changes nothing more."""
+    repeats: bool = False
+    """True if the tool is meant to be called until its result changes, so that equal calls are not taken for a loop."""
     timeout: float | None = None
     """Seconds that a call may take; None for no limit."""
 
@@ -59,6 +61,7 @@ def tool(
     ask: bool = False,
     reads: bool = False,
     idempotent: bool = False,
+    repeats: bool = False,
     timeout: float | None = None,
 ) -> Callable[[F], F]: ...
 
@@ -99,7 +102,7 @@ def make_definition(function: Function) -> dict[str, Any]:
         "description": options.description or inspect.getdoc(function) or name,
         "inputSchema": make_input_schema(function),
         "annotations": {"readOnlyHint": options.reads, "idempotentHint": options.idempotent or options.reads},
-        "_meta": {"crow/kind": "read" if options.reads else "other"},
+        "_meta": {"crow/kind": "read" if options.reads else "other", "crow/repeats": options.repeats},
     }
 
 

@@ -199,14 +199,26 @@ class Session:
         """
         await self.client.notify("session/update", SessionNotification(session_id=self.id, update=update))
 
-    async def say(self, text: str) -> None:
-        """Send the client a message that is not the model's."""
+    async def say(self, text: str, *, is_answer: bool = True) -> None:
+        """Send the client a message that is not the model's.
+
+        With `is_answer` false, it is a notice to a client that takes notices, so that it is not read as the answer to
+        the prompt.
+        """
+        if not is_answer and self.takes_notices:
+            await self.notice(text)
+            return
         await self.update(AgentMessageChunk(content=TextBlock(text=text), message_id=new_id()))
+
+    @property
+    def takes_notices(self) -> bool:
+        """True if the client takes notices."""
+        wanted = self.client.capabilities.session
+        return bool(wanted and wanted.notices)
 
     async def notice(self, title: str, severity: Literal["info", "warning", "error"] = "info") -> None:
         """Tell the user something that is not part of the conversation. Does not wait for the log."""
-        wanted = self.client.capabilities.session
-        if wanted and wanted.notices:
+        if self.takes_notices:
             await self.send(NoticeUpdate(severity=severity, title=title))
         else:
             await self.send(AgentThoughtChunk(content=TextBlock(text=f"{title}\n"), message_id=new_id()))
