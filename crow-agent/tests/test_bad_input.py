@@ -10,6 +10,8 @@ from typing import Any
 import crow_agent
 import pytest
 from crow_agent import Agent, AgentClosed, AgentError, Budget, BudgetSpent, OutputError, tool
+from crow_core.app import Crow
+from crow_core.mcp.server import Server
 from crow_core.testing import Reply
 
 Make = Callable[..., Agent]
@@ -27,12 +29,25 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
+def terminal(command: str) -> str:
+    """Run a command on the ship."""
+    return f"ran {command}"
+
+
+@tool(name="read_output")
+def read(id: str) -> str:
+    """Read what the ship printed."""
+    return id
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"tools": "builtin:read"}, r"tools is a list: \['builtin:read'\]"),
         ({"tools": [None]}, "None cannot be a tool. Give a Python function"),
         ({"tools": [partial(add, b=1)]}, "it has no name. Write a function"),
+        ({"tools": [terminal, "builtin:terminal"]}, "crow has a tool 'terminal' of its own"),
+        ({"tools": ["builtin", terminal]}, "crow has a tool 'terminal' of its own"),
         ({"permissions": "alow"}, "permissions is 'allow', 'deny' or a function, not 'alow'"),
         ({"mcp_servers": ["npx birds"]}, "mcp_servers is a dict"),
         ({"mcp_servers": {"birds": 3}}, "The MCP server 'birds' cannot be used: 3 is no command"),
@@ -62,6 +77,25 @@ async def test_wrong_argument_of_a_prompt_is_a_sentence(make_agent: Make, argume
     async with make_agent(Reply("Hello.")) as agent:
         with pytest.raises((TypeError, ValueError), match=words):
             await agent.prompt(**arguments)
+
+
+@pytest.mark.parametrize("name", ["größe", "look up", "x" * 65])
+def test_name_that_no_provider_takes_is_refused_at_the_definition(name: str) -> None:
+    with pytest.raises(TypeError, match="cannot be the name of a tool"):
+        tool(name=name)(add)
+
+
+async def test_function_with_the_name_of_an_extensions_tool_is_refused(make_agent: Make) -> None:
+    async with make_agent(Reply("Hello."), tools=[terminal]) as agent:  # without crow's own, the name is free
+        assert (await agent.prompt("Hi")).text == "Hello."
+
+    def add_server(crow: Crow) -> None:
+        definition = {"name": "read_output", "inputSchema": {"type": "object"}}
+        crow.servers.append(Server("ship", None, definitions=[definition], built_in=True))
+
+    async with make_agent(Reply("Hello."), tools=[read], extensions=[add_server]) as agent:
+        with pytest.raises(AgentError, match=r"Two tools have the name 'read_output' \(of functions and ship\)"):
+            await agent.prompt("Hi")
 
 
 async def test_other_wrong_arguments(make_agent: Make) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
@@ -27,6 +28,10 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "web": ("fetch", "web_search"),
 }
 """crow's own tools by group: `builtin:read`. Without `edit`, `file_editor` can only view."""
+
+
+TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+"""Matches the name of a tool that every provider accepts, as `crow_core.messages.LEGAL_NAME` does."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +102,11 @@ def get_name(function: Function) -> str:
 def make_definition(function: Function) -> dict[str, Any]:
     """Describe a function as MCP's `tools/list` does. Raises TypeError."""
     options, name = get_options(function), get_name(function)
+    if not TOOL_NAME.fullmatch(name):
+        raise TypeError(
+            f"{name!r} cannot be the name of a tool: providers take letters from a to z, digits, _ and -, at most 64. "
+            "Give it another: @tool(name=…)."
+        )
     return {
         "name": name,
         "description": options.description or inspect.getdoc(function) or name,
