@@ -2,9 +2,12 @@
 
 import asyncio
 import logging
+import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import crow_agent
@@ -12,7 +15,7 @@ import pytest
 from crow_agent import Agent, AgentClosed, AgentError, Budget, BudgetSpent, OutputError, tool
 from crow_core.app import Crow
 from crow_core.mcp.server import Server
-from crow_core.testing import Reply
+from crow_core.testing import Failure, Reply, ScriptedServer
 
 Make = Callable[..., Agent]
 pytestmark = pytest.mark.anyio
@@ -194,3 +197,66 @@ def test_public_names_are_listed_and_imported_by_a_star() -> None:
     names: dict[str, Any] = {}
     exec("from crow_agent import *", names)
     assert {"Agent", "Budget", "tool", "sync", "OutputError"} <= names.keys() & {*dir(crow_agent)}
+
+
+NOISE = """
+import asyncio, sys
+from crow_agent import Agent, tool
+from crow_core.models.chat import ChatModel
+from fastmcp import FastMCP
+
+birds = FastMCP("birds")
+
+@birds.tool
+def find(name: str) -> str:
+    raise LookupError(name)
+
+@tool
+def fail(city: str) -> str:
+    "Fail."
+    raise KeyError(city)
+
+@tool
+async def hang(city: str) -> str:
+    "Hang, and fail when cancelled."
+    begun.set()
+    try:
+        await asyncio.sleep(60)
+    except asyncio.CancelledError:
+        raise RuntimeError("stopped") from None
+
+async def main():
+    agent = Agent(ChatModel(name="m", base_url=sys.argv[1]), tools=[fail, hang], mcp_servers={"birds": birds})
+    async with agent:
+        print([call.status for call in (await agent.prompt("Go.")).tool_calls])
+        turn = asyncio.ensure_future(agent.prompt("Hang."))
+        await begun.wait()
+        turn.cancel()
+        await asyncio.wait([turn])
+
+begun = asyncio.Event()
+
+asyncio.run(main())
+"""
+
+
+async def test_failing_tools_and_retries_leave_no_log_lines_of_libraries(home: Path) -> None:
+    """A tool's error is for the model, and crow itself warns of a retry."""
+    calls: Any = [
+        {"name": "fail", "arguments": {"city": "Rome"}},
+        {"name": "birds_find", "arguments": {"name": "Kea"}},
+    ]
+    hang: Any = [{"name": "hang", "arguments": {"city": "Rome"}}]
+    busy = Failure(429, {"error": {"message": "Slow down."}}, {"Retry-After": "0"})
+    script = [busy, Reply(tool_calls=calls), Reply("Done."), Reply(tool_calls=hang)]
+    async with ScriptedServer(script) as server:
+        env = {"PATH": os.environ["PATH"], "HOME": str(home), "CROW_HOME": str(home / "crow"), "OPENAI_API_KEY": "k"}
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", NOISE, server.url), env=env, cwd=home, stdout=-1, stderr=-1
+        )
+        out, errors = await process.communicate()
+    assert out.decode().splitlines() == ["['failed', 'failed']"]
+    (warning,) = errors.decode().splitlines()
+    assert warning.endswith(
+        "is limiting requests (429): Slow down. Wait a little, or choose another model. Asking again now."
+    )

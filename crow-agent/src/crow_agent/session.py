@@ -337,6 +337,7 @@ class AgentSession:
             budget.check()
         params = PromptRequest(session_id=self.id, prompt=blocks, meta={"crow": meta} if meta else UNSET)
         self._request = asyncio.ensure_future(self._client.ask("session/prompt", params))
+        self._request.add_done_callback(lambda task: task.cancelled() or task.exception())  # it may be cancelled twice
         try:
             await asyncio.wait([self._request])
         except asyncio.CancelledError:
@@ -347,8 +348,6 @@ class AgentSession:
             request, self._request = self._request, None
             if not request.done():
                 request.cancel()
-            elif not request.cancelled():
-                request.exception()  # marks it as retrieved
         if self._fault is not None:
             raise self._fault
         return request.result()
@@ -458,6 +457,7 @@ class PromptStream(Generic[T]):
                 yield update
             self.result = turn.result()
         finally:
+            turn.add_done_callback(lambda task: task.cancelled() or task.exception())  # nobody reads on
             if not turn.done():
                 turn.cancel()
                 await asyncio.wait([turn])

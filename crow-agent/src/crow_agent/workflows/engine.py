@@ -20,7 +20,7 @@ from zlib import crc32
 
 import sqlalchemy as sa
 import sqlalchemy.event
-import stamina
+from crow_core.retries import attempt_again
 from dbos import (
     DBOS,
     DBOSClient,
@@ -209,8 +209,8 @@ async def retry(
     longest: float = 60.0,
 ) -> T:
     """Call a function until it does not raise an error that may pass, with a wait that grows."""
-    async for attempt in stamina.retry_context(
-        may_pass, attempts=attempts, timeout=timeout, wait_initial=first, wait_max=longest, wait_jitter=first / 2
+    async for attempt in attempt_again(
+        may_pass, attempts, timeout=timeout, wait_initial=first, wait_max=longest, wait_jitter=first / 2
     ):
         with attempt:
             return await function()
