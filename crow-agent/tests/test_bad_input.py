@@ -13,6 +13,9 @@ from typing import Any
 import crow_agent
 import pytest
 from crow_agent import Agent, AgentClosed, AgentError, Budget, BudgetSpent, OutputError, tool
+from crow_agent.result import to_result
+from crow_core.acp.record import TurnRecord
+from crow_core.acp.schema import ToolCall
 from crow_core.app import Crow
 from crow_core.mcp.server import Server
 from crow_core.testing import Failure, Reply, ScriptedServer
@@ -260,3 +263,35 @@ async def test_failing_tools_and_retries_leave_no_log_lines_of_libraries(home: P
     assert warning.endswith(
         "is limiting requests (429): Slow down. Wait a little, or choose another model. Asking again now."
     )
+
+
+class Connection:
+    """A class that no model can write."""
+
+
+def ask_database(connection: Connection) -> str:
+    """Ask."""
+    return ""
+
+
+def ask_databases(connections: list[Connection]) -> str:
+    """Ask."""
+    return ""
+
+
+@pytest.mark.parametrize(("function", "kind"), [(ask_database, "Connection"), (ask_databases, "list")])
+def test_parameter_of_an_unknown_class_is_one_sentence(function: Any, kind: str) -> None:
+    with pytest.raises(TypeError) as raised:
+        tool(function)
+    assert f"{function.__name__} cannot be a tool: a model cannot write its parameter 'connection" in str(raised.value)
+    assert kind in str(raised.value)
+    assert len(str(raised.value).splitlines()) == 1
+    assert raised.value.__cause__ is None
+    assert raised.value.__suppress_context__
+
+
+def test_tool_calls_of_other_agents_have_a_name_that_is_text() -> None:
+    record = TurnRecord()
+    record.add(ToolCall(tool_call_id="1", title="Reading"))
+    (call,) = to_result(record, "s", cost_before=None).tool_calls
+    assert (call.name, call.title) == ("", "Reading")

@@ -139,12 +139,33 @@ def make_input_schema(function: Function) -> dict[str, Any]:
         schema = msgspec.json.schema(arguments)
     except (TypeError, RuntimeError):  # a type that only pydantic knows, or FastMCP's Context
         from fastmcp.tools import Tool  # imported here because FastMCP takes long to load, and most tools need no more
+        from pydantic.errors import PydanticUserError
 
-        return Tool.from_function(function).parameters
+        try:
+            return Tool.from_function(function).parameters
+        except PydanticUserError:
+            refused = find_refused_parameter(hints)
+        raise TypeError(
+            f"{get_name(function)} cannot be a tool: a model cannot write {refused}. Use str, int, float, bool, list, "
+            "dict, a dataclass or a pydantic model; take anything else from the surrounding code."
+        ) from None
     definitions: dict[str, Any] = schema.pop("$defs")
     root: dict[str, Any] = definitions.pop("Arguments")
     del root["title"]
     return {**root, "$defs": definitions} if definitions else root
+
+
+def find_refused_parameter(hints: Mapping[str, Any]) -> str:
+    """Describe the first parameter whose type has no JSON schema."""
+    from pydantic import TypeAdapter
+    from pydantic.errors import PydanticUserError
+
+    for name, hint in hints.items():
+        try:
+            TypeAdapter(hint).json_schema()
+        except PydanticUserError:
+            return f"its parameter {name!r} of the type {hint.__name__ if isinstance(hint, type) else hint}"
+    return "one of its parameters"
 
 
 def to_described(hint: Any) -> Any:

@@ -33,7 +33,7 @@ from crow_core.acp.schema import (
 from crow_core.client import Client, User
 from crow_core.content import to_announcement, to_early_announcement
 from crow_core.errors import ModelError
-from crow_core.hooks import Collect, First, Hook, Observe, Pipe, Unwind, call_function
+from crow_core.hooks import Collect, First, Hook, Observe, Pipe, Unwind
 from crow_core.log import SessionLog, new_id
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Server
@@ -315,7 +315,8 @@ class Session:
         Each function is called once, those that are in `permission`, too, before any that may do the work of the tool.
         """
         judges = self.hooks.permission.functions
-        functions = self.hooks.before_tool.functions
+        hook = self.hooks.before_tool
+        functions = hook.functions
         if tool_call.is_answered_by_hook:
             functions = [*judges, *(function for function in functions if function not in judges)]
         elif self.hooks.asks_last:
@@ -326,7 +327,7 @@ class Session:
                 if self.turns.key and tool_call.is_answered_by_hook:
                     self.mark_started(tool_call)
                     await self.log.written()
-            if (result := await call_function(function, self, tool_call)) is not None:
+            if (result := await hook.ask(function, self, tool_call)) is not None:
                 return result
             self.begun.discard(tool_call.id)
         return None
