@@ -49,6 +49,7 @@ from crow_agent.durable import outside_workflows
 from crow_agent.workflows.errors import (
     WorkflowCancelled,
     WorkflowChanged,
+    WorkflowConflict,
     WorkflowError,
     WorkflowFailed,
     WorkflowNotFound,
@@ -478,13 +479,18 @@ class Engine:
     async def start(
         self, name: str, arguments: dict[str, Any], *, id: str, priority: int | None, tenant: str
     ) -> "WorkflowHandleAsync[Any]":
-        """Start a workflow, or put it into its queue."""
+        """Start a workflow, or put it into its queue. Raises WorkflowConflict if its id is that of another."""
         registration = self.registrations[name]
-        with SetWorkflowAttributes({"version": registration.version}), set_id(id):
-            if not registration.queue:
-                return await DBOS.start_workflow_async(self._functions[name], arguments)
-            with SetEnqueueOptions(priority=priority, queue_partition_key=tenant or None):
-                return await DBOS.enqueue_workflow_async(registration.queue, self._functions[name], arguments)
+        try:
+            with SetWorkflowAttributes({"version": registration.version}), set_id(id):
+                if not registration.queue:
+                    return await DBOS.start_workflow_async(self._functions[name], arguments)
+                with SetEnqueueOptions(priority=priority, queue_partition_key=tenant or None):
+                    return await DBOS.enqueue_workflow_async(registration.queue, self._functions[name], arguments)
+        except dbos_errors.DBOSConflictingWorkflowError as error:
+            raise WorkflowConflict(
+                f"The id {error.workflow_id!r} belongs to a run of another workflow. Start {name} with another id."
+            ) from None
 
     async def close(self, drain: float = 0) -> None:
         """Stop the engine. What runs is suspended, after at most `drain` seconds in which it may end."""

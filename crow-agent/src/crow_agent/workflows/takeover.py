@@ -114,7 +114,7 @@ class Executor:
         except DBAPIError as error:
             self.stop()
             if getattr(error.orig, "sqlstate", None) is None:  # the server has not answered
-                why = " ".join(str(error.orig).split())
+                why = str(error.orig).strip().splitlines()[0]
                 raise WorkflowError(
                     f"The database {self._url.set(query={})!r} of the workflows cannot be reached: {why}. Start it, or "
                     "correct [database] url."
