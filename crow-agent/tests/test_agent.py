@@ -19,6 +19,7 @@ from crow_agent import (
     OutputError,
     PromptTimeout,
     Result,
+    TurnStopped,
     tool,
 )
 from crow_core.acp.schema import AgentMessageChunk, RequestPermissionRequest, SessionUpdate
@@ -41,6 +42,42 @@ def call(name: str, arguments: dict[str, Any]) -> ScriptedCall:
 async def population(city: Annotated[str, "the city's name"]) -> int:
     """Say how many people live in a city."""
     return {"Rome": 2_750_000}[city]
+
+
+@tool
+def poll() -> str:
+    """Look whether the job is done."""
+    return "pending"
+
+
+@tool(repeats=True)
+def poll_on() -> str:
+    """Look whether the job is done."""
+    return "pending"
+
+
+def test_turn_that_the_loop_guard_ends_has_a_field_and_an_error_of_its_own(make_agent: Make) -> None:
+    async def main() -> None:
+        asked = [Reply(tool_calls=[call("poll", {})])] * 9
+        async with make_agent(*asked, tools=[poll]) as agent:
+            result = await agent.prompt("Wait.")
+        assert (result.stop_reason, result.stopped_by, result.text) == ("max_turn_requests", "repeated_calls", "")
+        assert isinstance(result.error, TurnStopped)
+        assert str(result.error).startswith("crow ended the turn")
+        with pytest.raises(TurnStopped, match="The model called poll 5 times"):
+            _ = result.output
+
+    asyncio.run(main())
+
+
+def test_tool_that_is_declared_to_poll_may_give_the_same_each_time(make_agent: Make) -> None:
+    async def main() -> None:
+        asked = [Reply(tool_calls=[call("poll_on", {})])] * 9
+        async with make_agent(*asked, Reply("Still pending."), tools=[poll_on]) as agent:
+            result = await agent.prompt("Wait.")
+        assert (result.stop_reason, result.stopped_by, result.output) == ("end_turn", "", "Still pending.")
+
+    asyncio.run(main())
 
 
 async def start(session: AgentSession) -> "asyncio.Task[Result[Any]]":
@@ -225,6 +262,33 @@ def test_stream_yields_updates_and_then_has_the_result(make_agent: Make) -> None
             assert "".join(texts) == "One two three."
             assert stream.result is not None
             assert stream.result.text == "One two three."
+
+    asyncio.run(main())
+
+
+def test_text_of_a_stream_has_every_message_and_no_reasoning(make_agent: Make) -> None:
+    async def main() -> None:
+        asked = call("population", {"city": "Rome"})
+        replies = [Reply("I ask.", "Hm.", [asked]), Reply("2,750,000 people.")]
+        async with make_agent(*replies, tools=[population]) as agent:
+            stream = agent.stream("How many people live in Rome?")
+            pieces = [text async for text in stream.text()]
+        assert "".join(pieces) == "I ask.\n\n2,750,000 people."
+        assert len(pieces) > 2
+        assert stream.result is not None
+        assert stream.result.text == "2,750,000 people."
+
+    asyncio.run(main())
+
+
+def test_leaving_the_text_of_a_stream_cancels_its_turn(make_agent: Make) -> None:
+    async def main() -> None:
+        async with make_agent(Reply("One two", hang=True), Reply("Next.")) as agent:
+            session = await agent.session()
+            async with aclosing(session.stream("Go.").text()) as pieces:
+                async for _ in pieces:
+                    break
+            assert (await session.prompt("More.")).text == "Next."
 
     asyncio.run(main())
 

@@ -39,6 +39,13 @@ def test_stream_is_an_ordinary_iterator(make_agent: Make) -> None:
         assert stream.result.text == "One two three."
 
 
+def test_text_of_a_stream_is_an_ordinary_iterator(make_agent: Make) -> None:
+    with sync(make_agent(Reply("One two three.", "Hm."))) as agent:
+        stream = agent.stream("Count.")
+        assert "".join(stream.text()) == "One two three."
+        assert stream.result
+
+
 def test_leaving_a_stream_early_cancels_the_turn(make_agent: Make) -> None:
     with sync(make_agent(Reply("One two three four."), Reply("Next."))) as agent, agent.session() as session:
         for update in session.stream("Count."):

@@ -659,3 +659,33 @@ def test_fork_of_a_workflow_has_its_results_and_forks_its_sessions(make_agent: M
             assert len(model.requests) == 1
 
     asyncio.run(main())
+
+
+@workflow
+async def first_of_two(x: str) -> str:
+    return x
+
+
+@workflow
+async def second_of_two(x: str) -> str:
+    return x
+
+
+def test_id_of_another_workflow_is_refused_by_a_sentence(opened: Open) -> None:
+    async def main() -> None:
+        async with opened(first_of_two, second_of_two):
+            assert await (await first_of_two.start("a", id="same")).result() == "a"
+            with pytest.raises(WorkflowConflict, match="The id 'same' belongs to a run of another workflow"):
+                await second_of_two.start("a", id="same")
+
+    asyncio.run(main())
+
+
+def test_database_that_is_down_is_named_by_the_error(opened: Open) -> None:
+    async def main() -> None:
+        url = "postgresql+psycopg://postgres@127.0.0.1:9/postgres"
+        with pytest.raises(WorkflowError, match=r"The database postgresql.* of the workflows cannot be reached: "):
+            async with open_workflows([first_of_two], url=url):
+                pass
+
+    asyncio.run(main())

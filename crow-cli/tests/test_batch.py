@@ -61,6 +61,28 @@ async def test_each_task_has_one_result(machine: "Machine") -> None:
     assert len({result["session_id"] for result in results.values()}) == 3
 
 
+async def test_a_task_that_crow_ended_without_an_answer_has_failed(machine: "Machine") -> None:
+    write_tasks(
+        machine, {"id": "loop", "prompt": "wait"}, {"id": "typo", "prompt": "/nosuch"}, {"id": "ok", "prompt": "hi"}
+    )
+
+    def answer(request: dict[str, Any]) -> Reply:
+        look: Any = {"name": "tree", "arguments": {"path": "."}}
+        return Reply("", tool_calls=[look]) if asked(request) == "wait" else echo(request)
+
+    async with ScriptedServer(answer) as server:
+        machine.ask(server.url)
+        done = await machine.crow(*BATCH)
+    results = {result["id"]: result for result in read_results(machine)}
+    assert done.code == 1, done.err
+    assert "1 of 3 tasks succeeded" in done.err
+    assert (results["loop"]["stop_reason"], results["loop"]["stopped_by"]) == ("max_turn_requests", "repeated_calls")
+    assert "The model called tree 5 times" in results["loop"]["error"]
+    assert results["loop"]["text"] == ""
+    assert results["typo"]["stopped_by"] == "unknown_command"
+    assert results["ok"]["error"] is None
+
+
 async def test_task_with_a_result_is_not_run_again(machine: "Machine") -> None:
     write_tasks(machine, '"one"')
     async with ScriptedServer(echo) as server:

@@ -261,6 +261,41 @@ async def test_the_limit_of_requests_ends_the_prompt(machine: "Machine") -> None
     assert "as many model requests as allowed (--max-requests)" in done.err
 
 
+REPEATED = "The model called terminal 5 times and it gave the same each time."
+
+
+async def test_a_turn_that_the_loop_guard_ends_has_a_reason_and_an_exit_code_of_its_own(machine: "Machine") -> None:
+    script = [Reply(tool_calls=[command("echo pending")])] * 12
+    async with ScriptedServer(script) as server:
+        machine.ask(server.url)
+        done = await machine.crow("run", "--yolo", "--output-format", "json", "Wait for it.")
+        plain = await machine.crow("run", "--yolo", "Wait for it.")
+    outcome = json.loads(done.out)
+    assert (done.code, outcome["exit_code"], plain.code) == (4, 4, 4)
+    assert (outcome["stop_reason"], outcome["stopped_by"]) == ("max_turn_requests", "repeated_calls")
+    assert REPEATED in outcome["error"]
+    assert outcome["text"] == plain.out == ""
+    assert plain.err.count(REPEATED) == 1
+
+
+async def test_a_tool_that_polls_by_the_configuration_is_called_on(machine: "Machine") -> None:
+    script = [*[Reply(tool_calls=[command("echo pending")])] * 7, Reply("It is ready.")]
+    async with ScriptedServer(script) as server:
+        machine.ask(server.url)
+        machine.configure('[extensions.loop_guard]\nrepeats = ["term*"]\n')
+        done = await machine.crow("run", "--yolo", "Wait for it.")
+    assert (done.code, done.out) == (0, "It is ready.\n")
+
+
+async def test_a_prompt_that_a_hook_refuses_fails_with_its_words(machine: "Machine") -> None:
+    async with ScriptedServer([]) as server:
+        machine.ask(server.url)
+        machine.configure("[[hooks.before_prompt]]\ncommand = 'echo Not today. >&2; exit 2'\n")
+        done = await machine.crow("run", "--output-format", "json", "Go.")
+    outcome = json.loads(done.out)
+    assert (done.code, outcome["stopped_by"], outcome["error"], outcome["text"]) == (1, "hook", "Not today.", "")
+
+
 async def test_former_option_max_turns_is_an_error_that_names_the_new_one(machine: "Machine") -> None:
     done = await machine.crow("run", "--max-turns", "2", "Go on.")
     assert done.code == 2

@@ -65,7 +65,8 @@ async def test_the_files_of_the_user_and_of_a_trusted_project_reach_the_model(ma
         machine.ask(model.url)
         unknown = await machine.crow("run", "/ask @list.txt")
         assert ".agents/skills and .claude/commands in" in unknown.err
-        assert "There is no command `/ask`." in unknown.out
+        assert "There is no command `/ask`." in unknown.err
+        assert (unknown.code, unknown.out) == (1, "")
         assert not model.requests
         await machine.crow("run", "ask @list.txt")
         system, said = (message["content"] for message in model.requests[-1]["messages"])

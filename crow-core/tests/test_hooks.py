@@ -248,23 +248,55 @@ async def test_collect_uses_every_answer():
     assert 0 < system.index("First rule.") < system.index("Second rule.")
 
 
-@pytest.mark.parametrize("answer", [False, 0, "", {}, []])
-async def test_every_answer_but_none_counts_also_one_that_is_false(answer: Any):
+async def test_every_answer_but_none_counts_also_one_that_is_false():
     """For First, Collect and Pipe."""
     crow = Crow(ScriptedModel([]))
     asked_in_vain: list[str] = []
-    for hook in (crow.model_error, crow.instructions, crow.before_prompt):
+    message: Any = {}
+    answers: dict[Any, Any] = {crow.model_error: False, crow.instructions: "", crow.before_prompt: message}
+    for hook, answer in answers.items():
         hook(lambda *_: None)
-        hook(lambda *_: answer)
+        hook(lambda *_, answer=answer: answer)
     crow.model_error(make_note_taker(asked_in_vain, "model_error"))
     given: Any = object()
-    first = await crow.model_error.run(given, given)
-    collected = await crow.instructions.run(given)
-    value = await crow.before_prompt.run(given, given)
-    assert first is answer
+    assert await crow.model_error.run(given, given) is False
     assert asked_in_vain == []
-    assert [id(each) for each in collected] == [id(answer)]
-    assert value is answer
+    assert await crow.instructions.run(given) == [""]
+    assert await crow.before_prompt.run(given, given) is message
+
+
+WRONG: list[tuple[str, Any, str]] = [
+    ("before_prompt", "text", "Return a dict"),
+    ("before_model", 3, "Return a dict"),
+    ("before_tool", "no", "Return ToolResult"),
+    ("after_tool", "no", "Return ToolResult"),
+    ("before_end", "go on", "Return a dict"),
+    ("instructions", ["a"], "Return str"),
+    ("tools", {}, "Return a list of dict"),
+    ("mcp_servers", 3, "Return a list of Server"),
+    ("commands", "help", "Return a list of Command"),
+    ("options", "x", "Return Option"),
+]
+
+
+@pytest.mark.parametrize(("name", "answer", "advice"), WRONG)
+async def test_a_wrong_answer_of_a_hook_names_the_function_and_the_hook(name: str, answer: Any, advice: str):
+    def misbehave(*_: Any) -> Any:
+        return answer
+
+    crow = Crow(ScriptedModel([USE_ECHO, Reply("Done.")]), servers=[echo_server()])
+    getattr(crow, name)(misbehave)
+
+    async def prompt(editor: Editor) -> None:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "hi")
+
+    async with connect(crow) as editor:
+        with pytest.raises(RpcError) as raised:
+            await prompt(editor)
+    data: Any = raised.value.data
+    assert f"misbehave in {__name__}, a function of the hook {name}, returned " in data["details"]
+    assert advice in data["details"]
 
 
 async def test_an_extension_that_says_no_to_a_failed_model_call_ends_the_turn():

@@ -1,6 +1,7 @@
 """The page of an evaluation's report, also in a browser."""
 
 import os
+import re
 import shutil
 import subprocess
 from html.parser import HTMLParser
@@ -123,3 +124,11 @@ def test_browser_draws_the_page_and_runs_nothing_in_it(tmp_path: Path) -> None:
     assert "<title>my tasks · crow eval abababab</title>" in done.stdout, "no script has changed it"
     assert "task-11" in done.stdout
     assert image.stat().st_size > 50_000
+
+
+def test_texts_of_charts_can_be_read_on_a_phone() -> None:
+    """On 390 pixels, less the margins of the page and the section, 13 units are at least 10 pixels high."""
+    page = to_page(make_report(make_evaluation()))
+    widths = {float(width) for width in re.findall(r'viewBox="0 0 (\S+) ', page)}
+    assert len(widths) == 1
+    assert 13 * 300 / widths.pop() >= 10

@@ -1,20 +1,26 @@
 """The statistics of evaluations, against values of scipy 1.16 and of the papers, and by simulated experiments."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import chain, repeat
 from random import Random
 
 import pytest
+from crow_eval.cells import Cell, EvaluationSettings, TaskName
+from crow_eval.page import describe_comparison
+from crow_eval.prompts import PromptVersion
+from crow_eval.report import Comparison, make_report
 from crow_eval.statistics import (
     Outcomes,
+    adjust_p_values,
     compare_pairs,
     count_effective,
     find_pass_at,
     find_rate_interval,
     mcnemar,
-    wilson,
 )
+from crow_eval.store import Evaluation
+from crow_persistence.intervals import wilson
 
 EXPERIMENTS = 2_000 if os.environ.get("CROW_SOAK") else 100
 
@@ -123,3 +129,61 @@ def test_interval_finds_a_difference_that_is_there() -> None:
     random = Random(20)
     missed = sum(experiment(random, 50, 3, lambda random: random.random() * 0.6, gain=0.3) for _ in range(EXPERIMENTS))
     assert missed <= EXPERIMENTS * 0.05
+
+
+def test_corrected_p_values_are_those_of_holm() -> None:
+    """The values of R: p.adjust(c(0.01, 0.04, 0.03, 0.005), "holm")."""
+    assert adjust_p_values([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert adjust_p_values([0.03]) == [0.03]
+    assert adjust_p_values([]) == []
+    assert adjust_p_values([0.9, 0.8]) == [1.0, 1.0]
+
+
+def play(random: Random, rates: Sequence[float], tasks: int, runs: int) -> list[Comparison]:
+    """Run an evaluation of two prompts and two models with these pass rates; return its comparisons."""
+    settings = EvaluationSettings(
+        tasks=[TaskName(f"task-{n:02}", "d") for n in range(tasks)],
+        prompts=[PromptVersion("old", "system", "a"), PromptVersion("new", "system", "b")],
+        models=["small", "large"],
+        names=["small", "large"],
+        repeat=runs,
+        mode="yolo",
+        crow="0.1.0",
+    )
+    cells = [
+        Cell(
+            task=task.id,
+            variant=variant.number,
+            repetition=repetition,
+            state="passed" if random.random() < rates[variant.number] else "failed",
+        )
+        for task in settings.tasks
+        for variant in settings.variants
+        for repetition in range(1, runs + 1)
+    ]
+    return make_report(Evaluation(1, "ab" * 16, "/tasks", settings, 0, None, cells)).comparisons
+
+
+@pytest.mark.parametrize(("tasks", "runs"), [(30, 1), (20, 3)])
+def test_a_report_without_a_difference_says_so_in_95_of_100_evaluations(tasks: int, runs: int) -> None:
+    """Any false verdict among the four comparisons of a report counts; four standard errors for the simulation."""
+    random = Random(7)
+    times = 4 * EXPERIMENTS
+    wrong = sum(any(each.better for each in play(random, [0.6] * 4, tasks, runs)) for _ in range(times))
+    print(f"{wrong} of {times} reports have a false verdict")
+    assert wrong <= times * (0.05 + 4 * (0.05 * 0.95 / times) ** 0.5)
+
+
+def test_words_agree_with_the_p_value() -> None:
+    random, words = Random(11), set[str]()
+    for gain in (0.0, 0.15, 0.4):
+        for each in (one for _ in range(40) for one in play(random, [0.4, 0.4, 0.4 + gain, 0.4 + gain], 20, 2)):
+            words.add(said := describe_comparison(each).rpartition("passes")[1])
+            assert (said == "passes") == (each.adjusted_p < 0.05)
+            assert each.adjusted_p >= each.pairs.p_value
+    assert words == {"passes", ""}, "both verdicts occur"
+
+
+def test_a_planted_difference_is_still_found() -> None:
+    comparisons = play(Random(3), [0.2, 0.2, 0.9, 0.9], 30, 3)
+    assert [each.better.split(" ")[0] for each in comparisons] == ["new", "new", "", ""]

@@ -78,6 +78,7 @@ def test_recorded_session_is_imported_once_with_its_call_and_its_times(
         notes = log[0].get("crow", {})
         assert (notes["agent"], notes["file"], notes["left_out"]) == (agent, str(path), dict(found.left_out))
         assert id in {hit.session for hit in search(connection, "milk")}
+        assert row.title, "the agent's, or the first words of the prompt"
     assert list(check(store.database)) == []
     again = import_history(store, agent, path)
     assert (again.sessions, again.known, again.messages) == ([], 1, 0)

@@ -5,10 +5,13 @@ from typing import Any
 import pytest
 from crow_core.acp.schema import (
     ClientCapabilities,
+    ClientSessionCapabilities,
     CreateElicitationResponse,
     ElicitationCapabilities,
     ElicitationFormCapabilities,
     LoadSessionRequest,
+    NoticeCapabilities,
+    NoticeUpdate,
 )
 from crow_core.app import Crow
 from crow_core.mcp.server import Server
@@ -25,19 +28,20 @@ from fastmcp import FastMCP
 pytestmark = pytest.mark.anyio
 
 FORMS = ClientCapabilities(elicitation=ElicitationCapabilities(form=ElicitationFormCapabilities()))
+NOTICES = ClientCapabilities(session=ClientSessionCapabilities(notices=NoticeCapabilities()))
 LOOK: Use = {"name": "box_look", "arguments": {"at": "a"}}
 
 
-def box(answers: list[str] | None = None) -> Server:
+def box(answers: list[str] | None = None, *, name: str = "box", meta: dict[str, Any] | None = None) -> Server:
     """Make a server with a tool that returns these answers in turn, or always the same."""
-    server = FastMCP("box")
+    server = FastMCP(name)
     answers = answers or []
 
-    @server.tool
+    @server.tool(meta=meta)
     def look(at: str) -> str:
         return answers.pop(0) if answers else f"empty: {at}"
 
-    return Server("box", lambda: server, shared=True)
+    return Server(name, lambda: server, shared=True)
 
 
 def results(model: ScriptedModel) -> list[str]:
@@ -60,17 +64,65 @@ async def test_a_model_that_repeats_a_call_is_told_after_three_times():
     assert editor.questions == []
 
 
-@pytest.mark.parametrize(("permit", "ends"), [("allow_once", "I give up."), ("reject_once", "You stopped it.")])
-async def test_the_user_is_asked_after_five_equal_calls(permit: str, ends: str):
+ENDED = (
+    "crow ended the turn, as nobody said to go on. The model called box_look 5 times and it gave the same each time."
+)
+
+
+@pytest.mark.parametrize(
+    ("permit", "reason", "says"),
+    [("allow_once", "end_turn", "I give up."), ("reject_once", "max_turn_requests", ENDED)],
+)
+async def test_the_user_is_asked_after_five_equal_calls(permit: str, reason: str, says: str):
     model = make_model(until=6)
     async with connect(Crow(model, servers=[box()]).use(loop_guard), permit=permit) as editor:
         session = await editor.new_session("/")
         answer = await editor.prompt(session.session_id, "go")
     (question,) = editor.questions
     assert question.tool_call.title == "The model called box_look 5 times and it gave the same each time. Go on?"
-    assert answer.stop_reason == "end_turn"
-    assert editor.text.endswith(ends)
+    assert answer.stop_reason == reason
+    assert says in editor.text
     assert all(states[-1] == "completed" for states in editor.calls().values())
+
+
+async def test_a_turn_that_the_loop_guard_ends_says_so_apart_from_the_answer():
+    crow = Crow(make_model(until=9), servers=[box()]).use(loop_guard)
+    async with connect(crow, permit="reject_once", capabilities=NOTICES) as editor:
+        session = await editor.new_session("/")
+        answer = await editor.prompt(session.session_id, "go")
+    assert answer.meta
+    stopped = answer.meta["crow"]["stopped"]
+    assert stopped["by"] == "repeated_calls"
+    assert stopped["reason"].startswith(ENDED)
+    assert editor.text == ""
+    assert [notice.title for notice in editor.of(NoticeUpdate)] == [stopped["reason"]]
+
+
+POLLS = {"crow/repeats": True}
+
+
+@pytest.mark.parametrize("declared", ["by its server", "by the configuration"])
+async def test_calls_of_a_tool_that_polls_are_no_loop(declared: str):
+    model = make_model(until=9)
+    server = box(meta=POLLS if declared == "by its server" else None)
+    patterns = ["box_*"] if declared == "by the configuration" else []
+    async with connect(Crow(model, servers=[server]).use(loop_guard, repeats=patterns)) as editor:
+        session = await editor.new_session("/")
+        answer = await editor.prompt(session.session_id, "go")
+    assert answer.stop_reason == "end_turn"
+    assert editor.text == "I give up."
+    assert editor.questions == []
+    assert not any("this very call" in result for result in results(model))
+
+
+async def test_a_tool_that_polls_between_equal_calls_does_not_hide_the_loop():
+    poll: Use = {"name": "wait_look", "arguments": {"at": "b"}}
+    model = ScriptedModel([*[Reply(tool_calls=[use]) for use in [LOOK, poll] * 5], Reply("Done.")])
+    servers = [box(), box(meta=POLLS, name="wait")]
+    async with connect(Crow(model, servers=servers).use(loop_guard), permit="reject_once") as editor:
+        session = await editor.new_session("/")
+        answer = await editor.prompt(session.session_id, "go")
+    assert answer.stop_reason == "max_turn_requests"
 
 
 async def test_two_alternating_calls_are_a_loop():

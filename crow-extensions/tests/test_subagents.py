@@ -270,8 +270,8 @@ async def test_a_sub_agent_that_the_user_stops_reports_it():
         session = await editor.new_session("/")
         await editor.prompt(session.session_id, "go")
     told = model.requests[-1]["messages"][-1]["content"]
-    assert told.startswith("The agent did not come to its end (end_turn). Its last words:")
-    assert told.endswith("You stopped it.")
+    assert told.startswith("crow ended the turn, as nobody said to go on. The model called box_look 5 times")
+    assert editor.calls()["one"][-1] == "failed"
 
 
 async def test_a_task_that_begins_with_a_slash_is_no_command():

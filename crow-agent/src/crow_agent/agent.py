@@ -93,8 +93,8 @@ class Agent:
         `store`: whether sessions are stored in the configured database, or the URL of another one.
         `max_requests`: the most model calls of one turn.
         `env`: the environment in place of `os.environ`; its CROW_HOME names the folder of the configuration.
-        Raises TypeError for a function that cannot be a tool, ValueError for an unknown group of tools, or for an MCP
-        server that cannot be used.
+        Raises TypeError for a function that cannot be a tool, ValueError for an unknown group of tools, for a function
+        with the name of another tool, or for an MCP server that cannot be used.
         """
         self._choose_tools(tools)
         self._given_servers = to_given_servers(mcp_servers) if mcp_servers else {}
@@ -183,6 +183,11 @@ class Agent:
         ]
         names = [each for each in tools or () if isinstance(each, str)]
         self._builtin = None if tools is None else choose_builtin_tools(names)
+        if taken := sorted({get_name(function) for function in self._functions} & {*(self._builtin or ())}):
+            raise ValueError(
+                f"crow has a tool {taken[0]!r} of its own, and `tools` names both. Give the function another name: "
+                "@tool(name=…)."
+            )
         only_views = self._builtin is not None and not {"builtin", "builtin:edit", "builtin:file_editor"} & {*names}
         self._only_views = only_views
         """True if `file_editor` may view files, and not change them."""
@@ -419,7 +424,8 @@ class Agent:
     ) -> "PromptStream[Any]":
         """Send a prompt to a new session; iterate over the result to get the updates of its turn, or await it.
 
-        The arguments are those of `prompt`. A notebook shows the turn while it runs.
+        `async for text in agent.stream(…).text()` gets the agent's text. The arguments are those of `prompt`. A
+        notebook shows the turn while it runs.
         """
         return PromptStream[Any](self.session, prompt, output, retries, timeout, closes=True)
 

@@ -69,7 +69,7 @@ class BlockingPrompts:
     def stream(
         self, prompt: PromptContent, *, output: Any = None, retries: int = 2, timeout: float | None = None
     ) -> "BlockingStream[Any]":
-        """Send a prompt; iterate over the result to get the updates of its turn."""
+        """Send a prompt; iterate over the result to get the updates of its turn, or over `.text()` for its text."""
         stream = self._source.stream(prompt, output=output, retries=retries, timeout=timeout)
         return BlockingStream[Any](self._owner, stream)
 
@@ -231,13 +231,20 @@ class BlockingStream(Generic[T]):
             self._owner.wait(self._stream.read(LiveDisplay(display)))
 
     def __iter__(self) -> Iterator[SessionUpdate]:
-        updates: Any = aiter(self._stream)
+        return self._read(aiter(self._stream))
 
-        async def get_next() -> SessionUpdate | None:
-            return await anext(updates, None)
+    def text(self) -> Iterator[str]:
+        """Iterate over the pieces of the agent's text, as `PromptStream.text` does."""
+        return self._read(self._stream.text())
+
+    def _read(self, pieces: Any) -> Iterator[Any]:
+        """Iterate over an async generator."""
+
+        async def get_next() -> Any:
+            return await anext(pieces, None)
 
         try:
-            while (update := self._owner.wait(get_next())) is not None:
-                yield update
+            while (piece := self._owner.wait(get_next())) is not None:
+                yield piece
         finally:
-            self._owner.wait(updates.aclose())
+            self._owner.wait(pieces.aclose())

@@ -8,6 +8,7 @@ AgentError              any of these
     PromptTimeout       the turn took longer than its time limit, and was cancelled
     OutputError         no answer fitted the type that was asked for
     BudgetSpent         the budget is used up
+    TurnStopped         crow ended the turn before the model did; the error of its `Result`
 """
 
 from collections.abc import Sequence
@@ -88,3 +89,12 @@ class BudgetSpent(AgentError):
         """By name: "requests", "tokens", "money", "minutes"."""
         self.limits = limits
         """The limits under the same names."""
+
+
+class TurnStopped(AgentError):
+    """crow ended the turn before the model did, so that it has no answer."""
+
+    def __init__(self, sentence: str, *, stopped_by: str = "") -> None:
+        super().__init__(sentence)
+        self.stopped_by = stopped_by
+        """As in `Result`."""

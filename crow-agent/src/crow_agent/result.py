@@ -6,6 +6,7 @@ from typing import Any, Generic, TypeVar
 from crow_core.acp.record import TurnRecord
 from crow_core.acp.schema import ToolCall, Usage
 from msgspec import UNSET
+from msgspec.structs import replace
 
 T = TypeVar("T")
 
@@ -24,13 +25,19 @@ class Result(Generic[T]):
     cost: float | None = None
     """The cost of the turn, in the currency of the model's prices; None if the agent does not tell."""
     tool_calls: list[ToolCall] = field(default_factory=list[ToolCall])
-    """The tool calls, as they ended."""
+    """The tool calls, as they ended. `name` is "" where an agent tells none; it always tells a `title`."""
     denied: list[ToolCall] = field(default_factory=list[ToolCall])
     """Those among them that were denied a permission."""
     error: Exception | None = None
-    """The error of an item of `Agent.map`, or why a turn that ended early has no value; else None."""
+    """The error of an item of `Agent.map`, or why a turn that ended early has no answer; else None."""
     value: Any = UNSET
     """The answer in the type that was asked for; UNSET if there is none."""
+    stopped_by: str = ""
+    """The part of crow that ended the turn without an answer; empty if none did. `error` has the reason in words.
+
+    `repeated_calls` for equal tool calls with equal results, `budget` for `[extensions.budgets]`, `hook` for a command
+    of `[[hooks.before_prompt]]` that refused the prompt, `unknown_command` for a slash command that does not exist.
+    """
 
     @property
     def output(self) -> T:
@@ -58,10 +65,11 @@ class Result(Generic[T]):
 
 def to_result(record: TurnRecord, session_id: str, *, cost_before: float | None) -> Result[Any]:
     """Make the result of a turn from what was received for it."""
+    calls = {id: call if call.name else replace(call, name="") for id, call in record.calls.items()}
     return Result(
         session_id,
         record.text,
         cost=None if record.cost is None else record.cost - (cost_before or 0),
-        tool_calls=list(record.calls.values()),
-        denied=[call for id, call in record.calls.items() if id in record.denied],
+        tool_calls=list(calls.values()),
+        denied=[call for id, call in calls.items() if id in record.denied],
     )

@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeAlias, TypeVar, cast, overload
 from crow_core.acp.agent_process import START_TIMEOUT
 from crow_core.acp.record import TurnRecord
 from crow_core.acp.schema import (
+    AgentMessageChunk,
     CloseSessionRequest,
     ConfigOptionUpdate,
     CurrentModeUpdate,
@@ -33,7 +34,7 @@ from crow_agent.budget import Budget
 from crow_agent.client import ProgramClient
 from crow_agent.content import PromptContent, to_blocks
 from crow_agent.durable import PLACE
-from crow_agent.errors import AgentClosed, AgentError, AgentLost, OutputError, PromptTimeout
+from crow_agent.errors import AgentClosed, AgentError, AgentLost, OutputError, PromptTimeout, TurnStopped
 from crow_agent.notebook import LiveDisplay, find_display
 from crow_agent.output import CORRECTION, INSTRUCTION, OutputType
 from crow_agent.result import Result, to_result
@@ -194,7 +195,7 @@ class AgentSession:
     def stream(
         self, prompt: PromptContent, *, output: Any = None, retries: int = 2, timeout: float | None = None
     ) -> "PromptStream[Any]":
-        """Send a prompt; iterate over the result to get the updates of its turn."""
+        """Send a prompt; iterate over the result to get the updates of its turn, or over `.text()` for its text."""
 
         async def get() -> AgentSession:
             return self
@@ -298,6 +299,12 @@ class AgentSession:
             result = to_result(self._record, self.id, cost_before=self._cost)
             result.stop_reason, result.usage = response.stop_reason, response.usage or None
             self._spend(result)
+            match notes.get("stopped"):
+                case {"by": str(stopped_by), "reason": str(reason)}:
+                    result.stopped_by, result.error = stopped_by, TurnStopped(reason, stopped_by=stopped_by)
+                    return result
+                case _:
+                    pass
             if wanted is None:
                 return result
             if response.stop_reason != "end_turn":
@@ -330,6 +337,7 @@ class AgentSession:
             budget.check()
         params = PromptRequest(session_id=self.id, prompt=blocks, meta={"crow": meta} if meta else UNSET)
         self._request = asyncio.ensure_future(self._client.ask("session/prompt", params))
+        self._request.add_done_callback(lambda task: task.cancelled() or task.exception())  # it may be cancelled twice
         try:
             await asyncio.wait([self._request])
         except asyncio.CancelledError:
@@ -340,8 +348,6 @@ class AgentSession:
             request, self._request = self._request, None
             if not request.done():
                 request.cancel()
-            elif not request.cancelled():
-                request.exception()  # marks it as retrieved
         if self._fault is not None:
             raise self._fault
         return request.result()
@@ -399,8 +405,8 @@ def get_notes(meta: Any) -> dict[str, Any]:
 class PromptStream(Generic[T]):
     """The updates of a turn, which starts when they are asked for. Leaving the loop early cancels the turn.
 
-    `async for update in stream` gets each update of ACP, `await stream` the result. In a notebook, a stream at the end
-    of a cell shows the turn while it runs.
+    `async for text in stream.text()` gets the agent's text, `async for update in stream` each update of ACP, `await
+    stream` the result. In a notebook, a stream at the end of a cell shows the turn while it runs.
     """
 
     def __init__(
@@ -451,11 +457,29 @@ class PromptStream(Generic[T]):
                 yield update
             self.result = turn.result()
         finally:
+            turn.add_done_callback(lambda task: task.cancelled() or task.exception())  # nobody reads on
             if not turn.done():
                 turn.cancel()
                 await asyncio.wait([turn])
             if self._closes:
                 await session.close()
+
+    async def text(self) -> AsyncGenerator[str]:
+        """Iterate over the pieces of the agent's text; afterwards, `result` is the result of the turn.
+
+        A message that follows another begins with an empty line. The agent's reasoning is left out. Raises as
+        `AgentSession.prompt` does.
+        """
+        record = TurnRecord()
+        async with aclosing(aiter(self)) as updates:
+            async for update in updates:
+                before = len(record.messages)
+                record.add(update)
+                match update:
+                    case AgentMessageChunk(content=TextBlock(text=text)) if text:
+                        yield f"\n\n{text}" if before and len(record.messages) > before else text
+                    case _:
+                        pass
 
     def __await__(self) -> Generator[Any, None, Result[T]]:
         return self.read().__await__()

@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
@@ -29,6 +30,10 @@ GROUPS: dict[str, tuple[str, ...]] = {
 """crow's own tools by group: `builtin:read`. Without `edit`, `file_editor` can only view."""
 
 
+TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+"""Matches the name of a tool that every provider accepts, as `crow_core.messages.message.LEGAL_NAME` does."""
+
+
 @dataclass(frozen=True)
 class FunctionOptions:
     """How a function is offered to the model."""
@@ -43,6 +48,8 @@ class FunctionOptions:
     """Whether it only reads, so that it also runs in the mode `plan`, and again after a broken connection."""
     idempotent: bool = False
     """Whether a second run with the same arguments changes nothing more."""
+    repeats: bool = False
+    """True if the tool is meant to be called until its result changes, so that equal calls are not taken for a loop."""
     timeout: float | None = None
     """Seconds that a call may take; None for no limit."""
 
@@ -59,6 +66,7 @@ def tool(
     ask: bool = False,
     reads: bool = False,
     idempotent: bool = False,
+    repeats: bool = False,
     timeout: float | None = None,
 ) -> Callable[[F], F]: ...
 
@@ -94,12 +102,17 @@ def get_name(function: Function) -> str:
 def make_definition(function: Function) -> dict[str, Any]:
     """Describe a function as MCP's `tools/list` does. Raises TypeError."""
     options, name = get_options(function), get_name(function)
+    if not TOOL_NAME.fullmatch(name):
+        raise TypeError(
+            f"{name!r} cannot be the name of a tool: providers take letters from a to z, digits, _ and -, at most 64. "
+            "Give it another: @tool(name=…)."
+        )
     return {
         "name": name,
         "description": options.description or inspect.getdoc(function) or name,
         "inputSchema": make_input_schema(function),
         "annotations": {"readOnlyHint": options.reads, "idempotentHint": options.idempotent or options.reads},
-        "_meta": {"crow/kind": "read" if options.reads else "other"},
+        "_meta": {"crow/kind": "read" if options.reads else "other", "crow/repeats": options.repeats},
     }
 
 
@@ -126,12 +139,33 @@ def make_input_schema(function: Function) -> dict[str, Any]:
         schema = msgspec.json.schema(arguments)
     except (TypeError, RuntimeError):  # a type that only pydantic knows, or FastMCP's Context
         from fastmcp.tools import Tool  # imported here because FastMCP takes long to load, and most tools need no more
+        from pydantic.errors import PydanticUserError
 
-        return Tool.from_function(function).parameters
+        try:
+            return Tool.from_function(function).parameters
+        except PydanticUserError:
+            refused = find_refused_parameter(hints)
+        raise TypeError(
+            f"{get_name(function)} cannot be a tool: a model cannot write {refused}. Use str, int, float, bool, list, "
+            "dict, a dataclass or a pydantic model; take anything else from the surrounding code."
+        ) from None
     definitions: dict[str, Any] = schema.pop("$defs")
     root: dict[str, Any] = definitions.pop("Arguments")
     del root["title"]
     return {**root, "$defs": definitions} if definitions else root
+
+
+def find_refused_parameter(hints: Mapping[str, Any]) -> str:
+    """Describe the first parameter whose type has no JSON schema."""
+    from pydantic import TypeAdapter
+    from pydantic.errors import PydanticUserError
+
+    for name, hint in hints.items():
+        try:
+            TypeAdapter(hint).json_schema()
+        except PydanticUserError:
+            return f"its parameter {name!r} of the type {hint.__name__ if isinstance(hint, type) else hint}"
+    return "one of its parameters"
 
 
 def to_described(hint: Any) -> Any:

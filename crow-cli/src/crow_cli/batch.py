@@ -80,6 +80,8 @@ class BatchResult(msgspec.Struct, kw_only=True):
     """The session of the task; `crow run -r` continues it. Empty if none was opened."""
     stop_reason: str
     """As in ACP; empty if the turn failed."""
+    stopped_by: str | UnsetType = UNSET
+    """The part of crow that ended the turn without an answer, such as `repeated_calls`."""
     error: str | None
     """The reason why the task failed; None if it succeeded."""
     task: str
@@ -385,7 +387,7 @@ async def run_task(agent: Agent, task: BatchTask, cwd: Path, output: Any, timeou
     try:
         async with await agent.session(cwd=cwd / task.cwd) as session:
             result = await session.prompt(task.prompt, output=output, timeout=timeout)
-        error = STOP_SENTENCES.get(result.stop_reason)
+        error = STOP_SENTENCES.get(result.stop_reason) if result.error is None else str(result.error)
     except BudgetSpent:
         raise
     except AgentError as failure:
@@ -394,6 +396,7 @@ async def run_task(agent: Agent, task: BatchTask, cwd: Path, output: Any, timeou
         id=task.id,
         session_id=result.session_id,
         stop_reason=result.stop_reason,
+        stopped_by=result.stopped_by or UNSET,
         error=error,
         task=task.digest,
         output=result.value,

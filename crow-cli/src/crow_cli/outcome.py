@@ -76,6 +76,8 @@ class Outcome(msgspec.Struct, kw_only=True):
     model: str | None = None
     stop_reason: str | None = None
     """As in ACP: `end_turn`, `max_tokens`, `max_turn_requests`, `refusal` or `cancelled`; null if the turn failed."""
+    stopped_by: str | None = None
+    """The part of crow that ended the turn without an answer, such as `repeated_calls`; null if none did."""
     text: str = ""
     """All messages of the agent."""
     output: Any = msgspec.UNSET
@@ -143,7 +145,7 @@ class TurnWatch:
         unanswered = [call for call in outcome.denied if NOBODY_THERE in call.reason]
         is_transient = isinstance(self.failure, ModelError) and self.failure.retry
         if limit or outcome.stop_reason == "max_turn_requests":
-            outcome.exit_code, outcome.error = LIMIT, limit or SENTENCES["max_turn_requests"]
+            outcome.exit_code, outcome.error = LIMIT, limit or outcome.error or SENTENCES["max_turn_requests"]
         elif outcome.stop_reason == "cancelled":
             outcome.exit_code, outcome.error = INTERRUPTED, SENTENCES["cancelled"]
         elif outcome.error or outcome.stop_reason != "end_turn":

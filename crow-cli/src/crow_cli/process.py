@@ -57,7 +57,6 @@ def run_to_end(coroutine: Coroutine[Any, Any, int]) -> int:
     The first of these signals cancels the coroutine, so that it cleans up; the second ends the process at once, and so
     does EXIT_LIMIT. Raises KeyboardInterrupt.
     """
-    logging.getLogger("stamina").setLevel(logging.ERROR)  # the user is told of every retry by a notice
     if logging.lastResort:  # prints warnings where no handler is configured
         logging.lastResort.setFormatter(SafeFormatter())
     sys.setswitchinterval(0.0005)  # with the default, each thread that writes or imports delays the event loop by 5 ms

@@ -120,7 +120,8 @@ async def run(crow: Crow, prompt: str, cwd: str, options: RunOptions | None = No
             if client.usage:
                 outcome.context = ContextUse(client.usage.used, client.usage.size)
             outcome.text = client.text
-            print_outcome(watch.conclude(limit=limit), options.style)
+            watch.conclude(limit=limit)
+            print_outcome(outcome, options.style, is_told=outcome.error == client.last_notice)
     except asyncio.CancelledError:
         received = RECEIVED.get()  # without one it is Ctrl-C, which the command reports
         if options.style != "text" and received:
@@ -157,6 +158,12 @@ async def take_turn(client: TerminalClient, prompt: str, cwd: str, options: RunO
         finally:
             turn.cancel()  # it has ended, unless a signal ends the process
     outcome.stop_reason = response.stop_reason
+    match response.meta:
+        case {"crow": {"stopped": {"by": str(stopped_by), "reason": str(reason)}}}:
+            outcome.stopped_by, outcome.error = stopped_by, reason
+            return limit
+        case _:
+            pass
     if meta and response.stop_reason == "end_turn":
         read_output(response, outcome)
     if response.stop_reason == "max_turn_requests" and options.budget:
@@ -197,14 +204,17 @@ def read_output(response: PromptResponse, outcome: Outcome) -> None:
             outcome.error = "There is no result for --output-schema: the turn ended without one."
 
 
-def print_outcome(outcome: Outcome, style: Format) -> None:
-    """Print how the prompt ended: a JSON object, or in the style `text` a message unless it ended normally."""
+def print_outcome(outcome: Outcome, style: Format, *, is_told: bool = False) -> None:
+    """Print how the prompt ended: a JSON object, or in the style `text` a message unless it ended normally.
+
+    With `is_told`, a notice has said already why it did not.
+    """
     if style != "text":
         outcome.print()
         return
     if outcome.output is not msgspec.UNSET:
         click.echo(escape_controls(msgspec.json.encode(outcome.output).decode()))
-    if outcome.error:
+    if outcome.error and not is_told:
         click.secho(f"crow: {escape_controls(outcome.error)}", fg="red", err=True)
 
 

@@ -130,8 +130,8 @@ def run(prompt: str | None, output_format: Any, **given: Any) -> None:
     a line: a start, the updates of ACP, and that object last.
 
     Exit codes: 0 done, 1 an error, 2 wrong usage or configuration, 3 a tool call needed a permission that nobody gave,
-    4 a limit of requests, tokens, cost or time was reached, 75 the model's endpoint failed in a way that may pass, 130
-    interrupted.
+    4 a limit of requests, tokens, cost or time was reached, or the model repeated a tool call without a new result, 75
+    the model's endpoint failed in a way that may pass, 130 interrupted.
     """
     with told_as(output_format):
         if given["go_on"] and given["resume"]:

@@ -59,6 +59,8 @@ class TerminalClient(AcpClient):
         """Print the agent's messages on standard error: something else is the answer."""
         self.text = ""
         """The text of all messages of the agent."""
+        self.last_notice = ""
+        """The title of the last notice."""
         self.usage: UsageUpdate | None = None
         self.previewed_calls: set[str] = set()
         """The ids of the tool calls whose diff was printed with the question for permission."""
@@ -97,6 +99,7 @@ class TerminalClient(AcpClient):
                 if update.tool_call_id not in self.previewed_calls or status == "failed":
                     self.print_result(update.content or [], failed=status == "failed")
             case NoticeUpdate(title=title, severity=severity):
+                self.last_notice = title
                 self.print_line(f"! {title}", fg="yellow" if severity != "info" else None)
             case UsageUpdate() as usage:
                 self.usage = usage

@@ -26,6 +26,7 @@ from crow_core.react import react
 from crow_core.session.bridge import Bridge
 from crow_core.session.log import new_id
 from crow_core.session.options import Choice, Option
+from crow_core.session.output import STOPPED, TURN_NOTES
 from crow_core.session.prompts import Prompt
 from crow_core.session.session import Folders, Hooks, Session
 from crow_core.session.store import KeyedOrigin, Record, SessionChange
@@ -304,10 +305,11 @@ class Crow(Hooks):
                 outcome = stop_reason
             except EndTurn as end:
                 outcome = stop_reason = end.stop_reason
-                end_turn(session, stop_reason, end.text)
+                note_stop(end)
+                end_turn(session, stop_reason, "" if end.stopped_by else end.text or None)
                 await session.log.finish()
                 if end.text:
-                    await session.say(end.text)
+                    await session.say(end.text, is_answer=not end.stopped_by)
             except Exception as error:
                 outcome = error
                 await session.log.finish()
@@ -412,6 +414,12 @@ def answer_unanswered(session: Session) -> None:
     """Answer the tool calls of the last reply that have no answer, and never will."""
     for use in find_unanswered(session.log):
         session.log.append(to_interruption(session.toolbox.parse(use)))
+
+
+def note_stop(end: EndTurn) -> None:
+    """Note for the answer to the running prompt why its turn was ended without an answer, if it was."""
+    if end.stopped_by and (notes := TURN_NOTES.get()) is not None:
+        notes[STOPPED] = {"by": end.stopped_by, "reason": end.text}
 
 
 def cancel_turn(session: Session, turn: "asyncio.Task[StopReason]") -> None:

@@ -6,7 +6,7 @@ tool result (MCP)       -> tool message         to_tool_message, and back: to_re
 log                     -> ACP updates          replay
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -53,6 +53,8 @@ from crow_core.messages.message import (
 from crow_core.paths import from_uri
 from crow_core.text import clean_lines, fence, to_line
 
+TITLE_LIMIT = 60
+"""Characters of the title that a session gets from its first prompt."""
 RAW_OUTPUT_LIMIT = 10_000
 """Characters of a result that `rawOutput` has; the content of the update has all of it."""
 
@@ -412,3 +414,10 @@ def to_text(block: dict[str, Any]) -> str:
 def find_first_text(message: Message) -> str:
     """The first words of a prompt, whatever is attached to it."""
     return next((block.text for block in to_blocks(message) if isinstance(block, TextBlock)), "")
+
+
+def make_title(entries: Iterable[Message]) -> str:
+    """Make the title of a session from the first words of its first prompt, of at most TITLE_LIMIT characters."""
+    first = next((find_first_text(entry) for entry in entries if entry.get("role") == "user"), "")
+    words = to_line(" ".join(first.split()))
+    return words if len(words) <= TITLE_LIMIT else f"{words[: TITLE_LIMIT - 1].rstrip()}…"

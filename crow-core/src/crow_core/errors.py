@@ -66,8 +66,14 @@ class ElicitationError(Exception):
 class EndTurn(Exception):
     """Raised in a hook to end the turn, for example after a command or when a budget is used up."""
 
-    def __init__(self, stop_reason: StopReason = "end_turn", text: str = "") -> None:
+    def __init__(self, stop_reason: StopReason = "end_turn", text: str = "", *, stopped_by: str = "") -> None:
         super().__init__(text or stop_reason)
         self.stop_reason: StopReason = stop_reason
         self.text = text
-        """The text that the user sees."""
+        """The text that the user sees: the answer to the prompt, or the reason why the turn has none."""
+        self.stopped_by = stopped_by
+        """A word that tells programs why the turn has no answer, such as `repeated_calls`; empty if it has one.
+
+        With a word, the text is a notice instead of a message of the agent, and the answer to the prompt has both in
+        `_meta.crow.stopped`, as `by` and `reason`.
+        """

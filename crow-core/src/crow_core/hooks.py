@@ -6,9 +6,11 @@ returns None leaves things as they are. The class of a hook says what becomes of
 
 import inspect
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from copy import copy
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast, get_args, get_origin, is_typeddict
+
+from crow_core.errors import ConfigError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -25,6 +27,8 @@ class Hook(Generic[P, R]):
     Declared on a class, a hook is a descriptor: each instance of the class gets a hook of its own at first use.
     """
 
+    answer_at = -1
+    """The place of the answer's type among the arguments of the hook's class."""
     kind = ""
     """A sentence about what becomes of the answers; added to the documentation of each hook."""
 
@@ -32,12 +36,16 @@ class Hook(Generic[P, R]):
         self.contract = inspect.cleandoc(contract)
         self.__doc__ = f"{self.contract}\n\n{type(self).__name__}: {self.kind}"
         self.name = ""
+        self.answer_type: Any = Any
+        """The type of the answers, from the declaration of the hook."""
         self.functions: list[Function[P, R]] = []
         self.closed = False
         """True once the first session has opened: a function that is registered later has missed calls."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
+        if arguments := get_args(owner.__annotations__.get(name)):
+            self.answer_type = arguments[self.answer_at]
 
     def __get__(self, instance: object, owner: Any = None) -> Self:
         if instance is None:
@@ -56,6 +64,37 @@ class Hook(Generic[P, R]):
 
     def __bool__(self) -> bool:
         return bool(self.functions)
+
+    async def ask(self, function: Function[P, R], *args: Any, **kwargs: Any) -> Any:
+        """Call a function and return its answer. Raises ConfigError for an answer that the hook does not take."""
+        answer: Any = await call_function(cast("Callable[..., Any]", function), *args, **kwargs)
+        if answer is None or is_instance(answer, self.answer_type):
+            return answer
+        name = getattr(function, "__qualname__", repr(function))
+        module = getattr(function, "__module__", "")
+        raise ConfigError(
+            f"{name} in {module}, a function of the hook {self.name}, returned {type(answer).__name__}. "
+            f"Return {describe_type(self.answer_type)}, or None to leave things as they are."
+        )
+
+
+def is_instance(value: Any, hint: Any) -> bool:
+    """Test whether a value has the outer type of a type hint; True for a hint that no value can be compared with."""
+    origin = get_origin(hint) or hint
+    if is_typeddict(origin):
+        return isinstance(value, dict)
+    if not isinstance(origin, type):
+        return True
+    return isinstance(value, origin) and not (isinstance(value, str) and origin is Sequence)
+
+
+def describe_type(hint: Any) -> str:
+    """Describe the type of an answer in words: `list of Server`, `ToolResult`."""
+    origin, arguments = get_origin(hint) or hint, get_args(hint)
+    name = "a dict" if is_typeddict(origin) or origin is dict else f"{getattr(origin, '__name__', origin)}"
+    named = {"Sequence": "a list", "list": "a list"}.get(name, name)
+    of = getattr(get_origin(arguments[0]) or arguments[0], "__name__", "") if arguments and named == "a list" else ""
+    return f"{named} of {of}" if of else named
 
 
 async def call_function(function: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> Any:
@@ -87,7 +126,7 @@ class Collect(Hook[P, R]):
     kind = "every function may return an answer; all answers are used, in order."
 
     async def run(self, *args: P.args, **kwargs: P.kwargs) -> list[R]:
-        answers: list[R | None] = [await call_function(function, *args, **kwargs) for function in self.functions]
+        answers: list[R | None] = [await self.ask(function, *args, **kwargs) for function in self.functions]
         return [answer for answer in answers if answer is not None]
 
 
@@ -96,16 +135,17 @@ class First(Hook[P, R]):
 
     async def run(self, *args: P.args, **kwargs: P.kwargs) -> R | None:
         for function in self.functions:
-            if (answer := await call_function(function, *args, **kwargs)) is not None:
+            if (answer := await self.ask(function, *args, **kwargs)) is not None:
                 return answer
         return None
 
 
 class Pipe(Hook[Concatenate[V, P], V], Generic[V, P]):
+    answer_at = 0
     kind = "each function receives the value as the one before it returned it; None leaves the value as it is."
 
     async def run(self, value: V, *args: P.args, **kwargs: P.kwargs) -> V:
         for function in self.functions:
-            answer: V | None = await call_function(function, value, *args, **kwargs)
+            answer: V | None = await self.ask(function, value, *args, **kwargs)
             value = value if answer is None else answer
         return value

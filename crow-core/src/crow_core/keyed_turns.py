@@ -18,7 +18,7 @@ from crow_core.errors import PromptError
 from crow_core.messages.message import Message, ToolUse, find_markers_of_call, find_unanswered, is_reply, marker_kind
 from crow_core.models.usage import TURN_TOTALS
 from crow_core.react import STOP_REASONS, act, react
-from crow_core.session.output import TURN_NOTES
+from crow_core.session.output import STOPPED, TURN_NOTES
 from crow_core.session.session import Session
 from crow_core.session.store import KeyedOrigin
 
@@ -73,7 +73,7 @@ def find_open_turn(entries: Sequence[Message]) -> str:
     return ""
 
 
-def end_turn(session: Session, stop_reason: StopReason, text: str = "", *, key: str = "") -> None:
+def end_turn(session: Session, stop_reason: StopReason, text: str | None = None, *, key: str = "") -> None:
     """Append the marker that says that a turn has ended, by default the running one, if it has a key.
 
     `text` is what the user was told at its end; by default the text of the last reply. The running turn can go on
@@ -85,7 +85,7 @@ def end_turn(session: Session, stop_reason: StopReason, text: str = "", *, key: 
     if not key:
         message = session.turns.message or Message()
         notes["prompt"] = message.get("crow", {}).get("prompt") or digest_prompt(message)
-        notes["text"] = text or find_last_text(session.view.entries())
+        notes["text"] = find_last_text(session.view.entries()) if text is None else text
         if (spent := TURN_TOTALS.get()) and spent.calls:
             notes["usage"] = {name: getattr(spent, name) for name in COUNTED}
         if more := TURN_NOTES.get():
@@ -105,8 +105,11 @@ async def show_ended(session: Session, turn: KeyedTurn) -> None:
         await session.update(update)
     if (text := end.get("text", "")) and text != find_last_text(turn.entries):
         await session.say(text)
+    kept: dict[str, Any] = end.get("notes", {})
+    if stopped := kept.get(STOPPED):
+        await session.say(stopped["reason"], is_answer=False)
     if (notes := TURN_NOTES.get()) is not None:
-        notes |= end.get("notes", {})
+        notes |= kept
     add_spent(end.get("usage", {}))
 
 

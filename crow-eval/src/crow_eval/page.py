@@ -7,7 +7,7 @@ from jinja2 import Environment, StrictUndefined
 
 from crow_eval.cells import Cell
 from crow_eval.plots import Dots, Estimate, plot_dots, plot_intervals
-from crow_eval.report import Comparison, EvaluationReport, VariantReport
+from crow_eval.report import LEVEL, Comparison, EvaluationReport, VariantReport
 
 
 def to_page(report: EvaluationReport) -> str:
@@ -34,6 +34,7 @@ def to_page(report: EvaluationReport) -> str:
         repetitions=range(1, evaluation.settings.repeat + 1),
         describe=describe_cell,
         compare=describe_comparison,
+        style=find_style,
         rates=plot_rates(report.variants),
         differences=plot_differences(report.comparisons),
         times=plot_cells(report, "times"),
@@ -57,14 +58,21 @@ def plot_differences(comparisons: list[Comparison]) -> str:
     rows: list[Estimate] = []
     for each in comparisons:
         pairs = each.pairs
-        style = "good" if pairs.interval.low > 0 else "bad" if pairs.interval.high < 0 else ""
-        note = f"p {format_p(pairs.p_value)}"
+        style = find_style(each)
+        note = f"p {format_p(each.adjusted_p)}"
         rows.append(
             Estimate(describe_pair(each), pairs.difference, pairs.interval.low, pairs.interval.high, note, style)
         )
     most = max(max(abs(row.low), abs(row.high)) for row in rows)
     reach = next(each for each in (0.1, 0.25, 0.5, 1.0) if each >= most - 1e-9)
     return plot_intervals(rows, -reach, reach, title="Differences of pass rates with 95 % intervals", signed=True)
+
+
+def find_style(comparison: Comparison) -> str:
+    """Return the class of a comparison: good if the second variant passes more often, bad if the first, or none."""
+    if not comparison.better:
+        return ""
+    return "good" if comparison.better == comparison.second else "bad"
 
 
 def describe_pair(comparison: Comparison) -> str:
@@ -98,12 +106,17 @@ def describe_cell(cell: Cell) -> str:
 
 def describe_comparison(comparison: Comparison) -> str:
     """Say in a sentence what a comparison shows."""
-    pairs = comparison.pairs
-    if not pairs.pairs:
+    if not comparison.pairs.pairs:
         return "There are no pairs to compare yet."
-    if pairs.interval.low <= 0 <= pairs.interval.high:
-        return "No difference is shown: the interval contains zero."
-    return f"{comparison.second if pairs.difference > 0 else comparison.first} passes more often."
+    if not comparison.better:
+        return f"No difference is shown: p is not below {LEVEL}."
+    return f"{comparison.better} passes more often."
+
+
+def describe_test(comparison: Comparison) -> str:
+    """Say the p-value of a comparison, and the one that is corrected for all comparisons where it differs."""
+    p, adjusted = comparison.pairs.p_value, comparison.adjusted_p
+    return format_p(p) if adjusted == p else f"{format_p(p)}, corrected {format_p(adjusted)}"
 
 
 def format_percent(share: float) -> str:

@@ -5,7 +5,10 @@ from dataclasses import dataclass
 from html import escape
 from math import ceil, floor, log10
 
-WIDTH, ROW, LABELS, MARGIN = 860, 34, 300, 60
+WIDTH, ROW, MARGIN = 360, 48, 24
+"""A plot is as wide as the screen of a phone, so that its texts can be read there: each row has its label above it."""
+LABEL_LENGTH, LABEL_WITH_NOTE = 52, 42
+"""The most characters of a label, alone and with a note at the end of its line."""
 
 
 @dataclass(frozen=True)
@@ -25,10 +28,10 @@ class Estimate:
 def plot_intervals(rows: Sequence[Estimate], low: float, high: float, *, title: str, signed: bool = False) -> str:
     """Draw a point and its interval for each row, on a common axis of shares from `low` to `high`."""
     height = ROW * len(rows) + 44
-    span = WIDTH - LABELS - MARGIN * 2
+    span = WIDTH - MARGIN * 2
 
     def x(value: float) -> float:
-        return LABELS + span * (min(max(value, low), high) - low) / (high - low)
+        return MARGIN + span * (min(max(value, low), high) - low) / (high - low)
 
     parts: list[str] = []
     for tick in find_ticks(low, high, 5):
@@ -37,13 +40,14 @@ def plot_intervals(rows: Sequence[Estimate], low: float, high: float, *, title: 
         parts.append(f'<line class="{kind}" x1="{x(tick):.1f}" x2="{x(tick):.1f}" y1="6" y2="{height - 30}"/>')
         parts.append(text(x(tick), height - 12, label, "tick", "middle"))
     for number, row in enumerate(rows):
-        y = ROW * number + 22
-        parts.append(text(0, y + 5, shorten(row.label, 44), "label"))
+        y = ROW * number + 36
+        limit = LABEL_WITH_NOTE if row.note else LABEL_LENGTH
+        parts.append(text(0, y - 18, shorten(row.label, limit), "label"))
         parts.append(
             f'<line class="range {row.style}" x1="{x(row.low):.1f}" x2="{x(row.high):.1f}" y1="{y}" y2="{y}"/>'
             f'<circle class="point {row.style}" cx="{x(row.value):.1f}" cy="{y}" r="6"/>'
         )
-        parts.append(text(WIDTH, y + 5, row.note, "note", "end"))
+        parts.append(text(WIDTH, y - 18, row.note, "note", "end"))
     return draw(height, title, parts)
 
 
@@ -63,10 +67,10 @@ def plot_dots(rows: Sequence[Dots], *, title: str, unit: str) -> str:
     low, high = floor(log10(min(values))), ceil(log10(max(values)))
     high = max(high, low + 1)
     height = ROW * len(rows) + 44
-    span = WIDTH - LABELS - MARGIN
+    span = WIDTH - MARGIN * 2
 
     def x(value: float) -> float:
-        return LABELS + span * (log10(max(value, 1e-3)) - low) / (high - low)
+        return MARGIN + span * (log10(max(value, 1e-3)) - low) / (high - low)
 
     parts: list[str] = []
     for power in range(low, high + 1):
@@ -74,8 +78,8 @@ def plot_dots(rows: Sequence[Dots], *, title: str, unit: str) -> str:
         parts.append(f'<line class="grid" x1="{x(tick):.1f}" x2="{x(tick):.1f}" y1="6" y2="{height - 30}"/>')
         parts.append(text(x(tick), height - 12, f"{tick:,g} {unit}", "tick", "middle"))
     for number, row in enumerate(rows):
-        y = ROW * number + 22
-        parts.append(text(0, y + 5, shorten(row.label, 44), "label"))
+        y = ROW * number + 36
+        parts.append(text(0, y - 18, shorten(row.label, LABEL_LENGTH), "label"))
         for at, (value, style, said) in enumerate(row.values):
             offset = (at * 7 % 5 - 2) * 2.5  # dots on one another would hide how many there are
             parts.append(
@@ -85,7 +89,7 @@ def plot_dots(rows: Sequence[Dots], *, title: str, unit: str) -> str:
         if row.values:
             middle = sorted(value for value, _, _ in row.values)[len(row.values) // 2]
             at = f"{x(middle):.1f}"
-            parts.append(f'<line class="median" x1="{at}" x2="{at}" y1="{y - 12}" y2="{y + 12}"/>')
+            parts.append(f'<line class="median" x1="{at}" x2="{at}" y1="{y - 11}" y2="{y + 11}"/>')
     return draw(height, title, parts)
 
 

@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from statistics import fmean, median
 from typing import Any
 
@@ -15,6 +15,7 @@ from crow_eval.cells import Cell, EvaluationSettings, Variant
 from crow_eval.statistics import (
     Outcomes,
     PairedComparison,
+    adjust_p_values,
     compare_pairs,
     find_pass_at,
     find_rate,
@@ -22,6 +23,8 @@ from crow_eval.statistics import (
 )
 from crow_eval.store import Evaluation
 
+LEVEL = 0.05
+"""The p-value, corrected for the comparisons of a report, below which one says that a variant is better."""
 WORDS_LIMIT = 90
 """Characters of the last words of an answer by which failures are grouped."""
 
@@ -65,6 +68,15 @@ class Comparison:
     first: str
     second: str
     pairs: PairedComparison
+    adjusted_p: float = 1.0
+    """The p-value, corrected by Holm's method for the comparisons of the same report."""
+
+    @property
+    def better(self) -> str:
+        """The variant that passes more often, by the test alone; empty if no difference is shown."""
+        if self.adjusted_p >= LEVEL:
+            return ""
+        return self.second if self.pairs.only_b > self.pairs.only_a else self.first
 
 
 @dataclass(frozen=True)
@@ -166,7 +178,19 @@ def compare_variants(settings: EvaluationSettings, cells: Sequence[Cell]) -> lis
     variants, width = settings.variants, len(settings.models)
     pairs = [(at % width, at) for at in range(width, len(variants))]
     pairs += [(at - at % width, at) for at in range(len(variants)) if at % width]
-    return [compare(cells, variants[first], cells, variants[second]) for first, second in pairs]
+    return adjust([compare(cells, variants[first], cells, variants[second]) for first, second in pairs])
+
+
+def adjust(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """Correct the p-values of the comparisons of one report for their number. One without pairs does not count."""
+    tested = [each for each in comparisons if each.pairs.pairs]
+    adjusted = iter(adjust_p_values([each.pairs.p_value for each in tested]))
+    return [replace(each, adjusted_p=next(adjusted)) if each.pairs.pairs else each for each in comparisons]
+
+
+def comparison_to_json(comparison: Comparison) -> dict[str, Any]:
+    """Convert a comparison to JSON values."""
+    return {**asdict(comparison), "better": comparison.better or None}
 
 
 def compare(first_cells: Sequence[Cell], first: Variant, second_cells: Sequence[Cell], second: Variant) -> Comparison:
@@ -221,7 +245,7 @@ def to_json(report: EvaluationReport) -> dict[str, Any]:
         "cells_wanted": evaluation.cells_wanted,
         "settings": {**msgspec.to_builtins(settings), "prompts": prompts},
         "variants": [asdict(each) for each in report.variants],
-        "comparisons": [asdict(each) for each in report.comparisons],
+        "comparisons": [comparison_to_json(each) for each in report.comparisons],
         "failures": {
             "by_check": [asdict(each) for each in report.by_check],
             "by_last_words": [asdict(each) for each in report.by_words],
@@ -242,7 +266,7 @@ def compare_evaluations(first: Evaluation, second: Evaluation) -> list[Compariso
     else:
         by_label = {variant.label: variant for variant in twos}
         pairs = [(one, by_label[one.label]) for one in ones if one.label in by_label]
-    found = [compare(first.cells, one, second.cells, two) for one, two in pairs]
+    found = adjust([compare(first.cells, one, second.cells, two) for one, two in pairs])
     if not any(each.pairs.pairs for each in found):
         labels = ["; ".join(variant.label for variant in variants) for variants in (ones, twos)]
         raise ValueError(f"they have no task and variant in common: {labels[0]} against {labels[1]}.")

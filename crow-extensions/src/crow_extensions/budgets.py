@@ -101,7 +101,7 @@ def budgets(
             spent = f"The budget is used up: {spent}."
             if budget.stopped or not await session.user.confirm(f"{spent} Go on, with as much again?"):
                 budget.stopped = True
-                raise EndTurn("max_turn_requests", f"{spent} [extensions.budgets] sets it.")
+                raise EndTurn("max_turn_requests", f"{spent} [extensions.budgets] sets it.", stopped_by="budget")
             for what in over:
                 budget.limits[what] = budget.spent[what] + limits[what]
             budget.since = monotonic()  # the time of the question does not count

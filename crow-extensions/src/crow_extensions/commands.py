@@ -40,7 +40,7 @@ def commands(crow: Crow) -> None:
         if command is None:
             if is_path(name):
                 return None  # the model reads it
-            raise EndTurn("end_turn", describe_unknown(name, session))
+            raise EndTurn("end_turn", describe_unknown(name, session), stopped_by="unknown_command")
         answer = await command.run(session, "".join(words).strip())
         if isinstance(answer, str):
             raise EndTurn("end_turn", answer)

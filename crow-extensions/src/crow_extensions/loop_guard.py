@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from hashlib import sha256
 from typing import Any
 
@@ -21,24 +22,40 @@ REMARK = (
 )
 
 
-def loop_guard(crow: Crow, *, tell: int = 3, ask: int = 5) -> None:
+STOPPED_BY = "repeated_calls"
+"""Says to programs that the loop guard has ended the turn."""
+ADVICE = (
+    "If the tool polls, declare it: @tool(repeats=True), crow/repeats in its _meta, [extensions.loop_guard] repeats."
+)
+
+
+def loop_guard(crow: Crow, *, tell: int = 3, ask: int = 5, repeats: Sequence[str] = ()) -> None:
     """Tell the model after `tell` equal calls with equal results, and ask the user after `ask` of them.
 
-    A call or a result that is new in the turn is progress: the count starts again. Use this before extensions that
-    write the name of a new file into results, since no two of these results are equal.
+    The turn ends unless the user says to go on: its stop reason is `max_turn_requests`, and the answer to the prompt
+    has the reason. A call or a result that is new in the turn is progress: the count starts again. Calls of tools that
+    poll do not count: tools whose definition says so (`Tool.repeats`), and those whose name matches a pattern in
+    `repeats`. Use this before extensions that write the name of a new file into results, since no two of these results
+    are equal.
     """
+
+    def counts(tool_call: ToolCall) -> bool:
+        """Tell whether equal calls of the tool are a loop."""
+        polls = tool_call.tool is not None and tool_call.tool.repeats
+        return not polls and not any(fnmatchcase(tool_call.name, pattern) for pattern in repeats)
 
     @crow.turn_resume
     def count_again(session: Session, entries: Sequence[Message]) -> None:
         get_counts(session).clear()
         uses = {use["id"]: use for entry in entries for use in entry.get("tool_calls", ())}
         for entry in entries:
-            if use := uses.get(entry.get("tool_call_id", "")):
-                add_call(session, session.toolbox.parse(use), drop_remark(entry.get("content")))
+            use = uses.get(entry.get("tool_call_id", ""))
+            if use and counts(tool_call := session.toolbox.parse(use)):
+                add_call(session, tool_call, drop_remark(entry.get("content")))
 
     @crow.after_tool
     def count(result: ToolResult, session: Session, tool_call: ToolCall) -> ToolResult | None:
-        if (times := add_call(session, tool_call, to_content(result))) < tell:
+        if not counts(tool_call) or (times := add_call(session, tool_call, to_content(result))) < tell:
             return None
         remark = {"type": "text", "text": REMARK.format(times)}
         return ToolResult([*result.content, remark], result.is_error, result.meta)
@@ -50,7 +67,8 @@ def loop_guard(crow: Crow, *, tell: int = 3, ask: int = 5) -> None:
                 return
             said = f"The model called {name} {times} times and it gave the same each time."
             if not await session.user.confirm(f"{said} Go on?"):
-                raise EndTurn("end_turn", f"{said} You stopped it.")
+                sentence = f"crow ended the turn, as nobody said to go on. {said} {ADVICE}"
+                raise EndTurn("max_turn_requests", sentence, stopped_by=STOPPED_BY)
             get_counts(session).clear()
 
     @crow.turn_end

@@ -244,6 +244,7 @@ class OtherAgentTask:
         model_call = ModelCall(ForeignModel(self.name), request, NAME, started=monotonic())
         self.session.log.record(model_call)
         turn = asyncio.ensure_future(acp.prompt(id, self.prompt))
+        turn.add_done_callback(lambda turn: turn.cancelled() or turn.exception())  # a second cancel leaves it alone
         try:
             await asyncio.wait([turn], timeout=self.settings.timeout)
             return turn.result() if turn.done() else None
@@ -330,6 +331,7 @@ class OtherAgentTask:
         if self.is_ending:
             return RequestPermissionResponse(outcome=CancelledOutcome())
         asking = asyncio.ensure_future(self.client.ask_permission(question))
+        asking.add_done_callback(lambda asking: asking.cancelled() or asking.exception())
         self.questions.add(asking)
         try:
             return await asking

@@ -64,7 +64,7 @@ def shell_hooks(
     @crow.before_prompt
     async def prompt(message: Message, session: Session) -> None:
         if objection := await run(before_prompt, session, "before_prompt", prompt=find_first_text(message)):
-            raise EndTurn("end_turn", objection)
+            raise EndTurn("end_turn", objection, stopped_by="hook")
 
     @crow.before_tool
     @crow.permission

@@ -11,6 +11,7 @@ from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Server
 from crow_core.mcp.tool import ToolCall
 from crow_core.messages.message import Message, marker_kind
+from crow_core.session.output import STOPPED, TURN_NOTES
 from crow_core.session.session import Session
 from crow_core.text import to_line
 from msgspec import Struct, ValidationError
@@ -138,7 +139,11 @@ async def run_task(crow: Crow, session: Session, tool_call: ToolCall, task: Agen
         share_system_prompt(session, child)
         await child.set_title(title)
         only = ONLY.format(", ".join(task.tools)) if task.tools else ""
-        stop_reason = await crow.prompt(child, {"role": "user", "content": task.prompt + only + REPORT})
+        notes_before = TURN_NOTES.set(notes := dict[str, Any]())  # those of the sub-agent's turn are its own
+        try:
+            stop_reason = await crow.prompt(child, {"role": "user", "content": task.prompt + only + REPORT})
+        finally:
+            TURN_NOTES.reset(notes_before)
     except ModelError as error:
         return ToolResult.error(f"The agent failed: {error}\n\n{client.text}".strip())
     finally:
@@ -146,6 +151,7 @@ async def run_task(crow: Crow, session: Session, tool_call: ToolCall, task: Agen
     if stop_reason == "cancelled":
         raise EndTurn("cancelled")
     last = next((entry for entry in reversed(child.log) if entry.get("role") == "assistant"), Message())
-    if stop_reason == "end_turn" and last.get("content") and not last.get("tool_calls"):
+    if stop_reason == "end_turn" and STOPPED not in notes and last.get("content") and not last.get("tool_calls"):
         return ToolResult.text(str(last.get("content")))
-    return ToolResult.error(f"The agent did not come to its end ({stop_reason}). Its last words:\n\n{client.text}")
+    why = notes.get(STOPPED, {}).get("reason") or f"The agent did not come to its end ({stop_reason})."
+    return ToolResult.error(f"{why} Its last words:\n\n{client.text}")

@@ -2,9 +2,8 @@
 
 from crow_core.acp.schema import StopReason
 from crow_core.app import Crow
-from crow_core.content import find_first_text
+from crow_core.content import make_title
 from crow_core.session.session import Session
-from crow_core.text import to_line
 
 
 def titles(crow: Crow) -> None:
@@ -15,7 +14,5 @@ def titles(crow: Crow) -> None:
     async def name(session: Session, outcome: StopReason | Exception) -> None:
         if session.log.title or isinstance(outcome, Exception):
             return
-        first = next((find_first_text(m) for m in session.log if m.get("role") == "user"), "")
-        words = to_line(" ".join(first.split()))
-        if words:
-            await session.set_title(words if len(words) <= 60 else f"{words[:59].rstrip()}…")
+        if title := make_title(session.log):
+            await session.set_title(title)

@@ -323,6 +323,11 @@ class State:
             "max_turn_requests": "Stopped at the limit of requests. Say “go on” to go on.",
             "refusal": "The model refused to answer.",
         }.get(response.stop_reason)
+        match response.meta:
+            case {"crow": {"stopped": {"by": "repeated_calls" | "budget"}}}:
+                sentence = "Say “go on” to go on."  # a notice has said why it stopped
+            case _:
+                pass
         if sentence:
             effects.append(Show(Note(sentence, "warning")))
         elif seconds >= NOTIFY_AFTER:

@@ -34,7 +34,8 @@ def make_agent(home: Path, tmp_path: Path) -> Callable[..., Agent]:
     def make(*replies: Any, **options: Any) -> Agent:
         model = ScriptedModel(replies[0] if replies and callable(replies[0]) else replies)
         env = {"HOME": str(home), "CROW_HOME": str(home / "crow"), "PATH": "/usr/bin:/bin"}
-        agent = Agent(model, **{"env": env, "cwd": tmp_path, **options})
+        settings: dict[str, Any] = {"env": env, "cwd": tmp_path, **options}
+        agent = Agent(model, **settings)
         agent.model = model  # pyright: ignore[reportAttributeAccessIssue]
         return agent
 

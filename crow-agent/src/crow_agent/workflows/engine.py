@@ -20,7 +20,7 @@ from zlib import crc32
 
 import sqlalchemy as sa
 import sqlalchemy.event
-import stamina
+from crow_core.retries import attempt_again
 from dbos import (
     DBOS,
     DBOSClient,
@@ -49,6 +49,7 @@ from crow_agent.durable import outside_workflows
 from crow_agent.workflows.errors import (
     WorkflowCancelled,
     WorkflowChanged,
+    WorkflowConflict,
     WorkflowError,
     WorkflowFailed,
     WorkflowNotFound,
@@ -209,8 +210,8 @@ async def retry(
     longest: float = 60.0,
 ) -> T:
     """Call a function until it does not raise an error that may pass, with a wait that grows."""
-    async for attempt in stamina.retry_context(
-        may_pass, attempts=attempts, timeout=timeout, wait_initial=first, wait_max=longest, wait_jitter=first / 2
+    async for attempt in attempt_again(
+        may_pass, attempts, timeout=timeout, wait_initial=first, wait_max=longest, wait_jitter=first / 2
     ):
         with attempt:
             return await function()
@@ -478,13 +479,18 @@ class Engine:
     async def start(
         self, name: str, arguments: dict[str, Any], *, id: str, priority: int | None, tenant: str
     ) -> "WorkflowHandleAsync[Any]":
-        """Start a workflow, or put it into its queue."""
+        """Start a workflow, or put it into its queue. Raises WorkflowConflict if its id is that of another."""
         registration = self.registrations[name]
-        with SetWorkflowAttributes({"version": registration.version}), set_id(id):
-            if not registration.queue:
-                return await DBOS.start_workflow_async(self._functions[name], arguments)
-            with SetEnqueueOptions(priority=priority, queue_partition_key=tenant or None):
-                return await DBOS.enqueue_workflow_async(registration.queue, self._functions[name], arguments)
+        try:
+            with SetWorkflowAttributes({"version": registration.version}), set_id(id):
+                if not registration.queue:
+                    return await DBOS.start_workflow_async(self._functions[name], arguments)
+                with SetEnqueueOptions(priority=priority, queue_partition_key=tenant or None):
+                    return await DBOS.enqueue_workflow_async(registration.queue, self._functions[name], arguments)
+        except dbos_errors.DBOSConflictingWorkflowError as error:
+            raise WorkflowConflict(
+                f"The id {error.workflow_id!r} belongs to a run of another workflow. Start {name} with another id."
+            ) from None
 
     async def close(self, drain: float = 0) -> None:
         """Stop the engine. What runs is suspended, after at most `drain` seconds in which it may end."""

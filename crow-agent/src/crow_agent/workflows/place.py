@@ -15,7 +15,7 @@ from crow_core.acp.schema import ToolCall, Usage
 from msgspec import UNSET
 
 from crow_agent.durable import PLACE, outside_workflows
-from crow_agent.errors import AgentClosed, AgentError, OutputError, PromptFailed
+from crow_agent.errors import AgentClosed, AgentError, OutputError, PromptFailed, TurnStopped
 from crow_agent.result import Result
 from crow_agent.workflows import engine
 from crow_agent.workflows.approvals import Approval
@@ -249,6 +249,7 @@ def result_to_plain(result: Result[Any]) -> dict[str, Any]:
             "session": result.session_id,
             "text": result.text,
             "stop": result.stop_reason,
+            "stopped_by": result.stopped_by,
             "usage": result.usage,
             "cost": result.cost,
             "calls": [shorten_call(call) for call in result.tool_calls],
@@ -276,9 +277,10 @@ def result_from_plain(stored: dict[str, Any], output: Any) -> Result[Any]:
         calls,
         [call for call in calls if call.tool_call_id in stored["denied"]],
     )
+    result.stopped_by = stored.get("stopped_by", "")
     if stored["error"] is not None:
         error = error_from_plain(stored["error"])
-        result.error = error if isinstance(error, OutputError) else WorkflowError(str(error))
+        result.error = error if isinstance(error, (OutputError, TurnStopped)) else WorkflowError(str(error))
     if "value" in stored:
         result.value = from_plain(stored["value"], output)
     return result

@@ -113,6 +113,12 @@ class Executor:
             held = self._lock.scalar(TRY_LOCK, {"id": self.id})
         except DBAPIError as error:
             self.stop()
+            if getattr(error.orig, "sqlstate", None) is None:  # the server has not answered
+                why = str(error.orig).strip().splitlines()[0]
+                raise WorkflowError(
+                    f"The database {self._url.set(query={})!r} of the workflows cannot be reached: {why}. Start it, or "
+                    "correct [database] url."
+                ) from error
             raise WorkflowError(
                 f"The workflows need a connection of their own to {self._url.set(query={})!r}, with settings that "
                 f"{', '.join(SESSION_LIMITS)} have: {' '.join(str(error.orig).split())}. Name PostgreSQL 14 or newer, "

@@ -610,6 +610,8 @@ class AcpAgent:
             raise RpcError(INTERNAL_ERROR, "The session cannot be stored", kind, details=str(error)) from error
         except PromptError as error:
             raise RpcError(INTERNAL_ERROR, "The prompt cannot be used", details=str(error)) from error
+        except ConfigError as error:  # an extension's function gave a hook what it does not take
+            raise to_config_rpc_error(error) from error
 
     async def cancel(self, params: CancelNotification) -> None:
         if (session := self.sessions.get(params.session_id)) and (crow := self.source.made):

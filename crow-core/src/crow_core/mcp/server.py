@@ -162,6 +162,8 @@ class RunningCall:
 
 RUNNING_CALL: ContextVar[RunningCall | None] = ContextVar("running_call", default=None)
 """The tool call that the current task works for."""
+SERVER_LOG = logging.getLogger("fastmcp.server.server")
+"""Gets an error with its traceback from FastMCP for each tool that fails, in a server in this process."""
 
 
 @dataclass(eq=False)
@@ -436,6 +438,7 @@ class Server:
         call = asyncio.get_running_loop().create_task(
             client.call_tool_mcp(tool, arguments, progress_handler=handle_progress, meta=meta), context=context
         )
+        call.add_done_callback(lambda call: call.cancelled() or call.exception())  # a cancel may come when it has ended
         try:
             while not call.done():
                 if silence is not None and running.seconds_left(silence) <= 0:
@@ -535,6 +538,7 @@ class Server:
         task = asyncio.get_running_loop().create_task(
             question(host, running), context=running.context.copy() if running else copy_context()
         )
+        task.add_done_callback(lambda task: task.cancelled() or task.exception())
         since, key = monotonic(), uuid4().hex
         if running is not None:
             running.tasks[key] = task
@@ -858,6 +862,15 @@ async def run_in_thread(function: Callable[[], T]) -> T:
 def import_sdk() -> None:
     """Import the module `sdk`, and FastMCP with it. Blocks for about a second the first time."""
     importlib.import_module("crow_core.mcp.sdk")
+    SERVER_LOG.addFilter(demote)
+
+
+def demote(record: logging.LogRecord) -> bool:
+    """Let a log line about a failed call of crow's have the level DEBUG, as the model reads the error."""
+    if RUNNING_CALL.get() is None or record.levelno <= logging.INFO:
+        return True
+    record.levelno, record.levelname = logging.DEBUG, "DEBUG"
+    return SERVER_LOG.isEnabledFor(logging.DEBUG)
 
 
 def describe_error(error: BaseException) -> str:

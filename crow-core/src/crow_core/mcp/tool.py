@@ -117,6 +117,15 @@ class Tool:
         """Whether another agent has a tool of this name that does what this one does."""
         return to_key(name) in self.own_meta.get("crow/replaces", ())
 
+    @property
+    def repeats(self) -> bool:
+        """True if the tool is meant to be called until its result changes: `_meta` has `crow/repeats`.
+
+        Any server is believed here: the limit of model calls holds for its tools, too.
+        """
+        meta = self.definition.get("_meta")
+        return isinstance(meta, dict) and cast("dict[str, Any]", meta).get("crow/repeats") is True
+
     def may_repeat(self, arguments: dict[str, Any]) -> bool:
         """Whether a call may run a second time after its connection broke.
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from crow_core.errors import ConfigError
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Host, RunningCall, Server
 from crow_core.mcp.tool import Tool, ToolCall, name_tool_use, parse_tool_call
@@ -70,7 +71,11 @@ class Toolbox:
     """The roots that the servers were last told."""
 
     def add(self, servers: Sequence[Server]) -> None:
-        """Add servers, and start those that must be asked for their tools, all at once."""
+        """Add servers, and start those that must be asked for their tools, all at once.
+
+        Raises ConfigError if two built-in servers have a tool of the same name, which neither of them can give up.
+        """
+        check_built_in_names([*self.servers, *servers])
         self.servers += servers
         for server in servers:
             if self.host:
@@ -276,6 +281,18 @@ class Toolbox:
         for server in self.servers:
             server.leave(self.host)
         await asyncio.gather(*(server.close() for server in self.servers if server.closed))
+
+
+def check_built_in_names(servers: Sequence[Server]) -> None:
+    """Raises ConfigError if two tools of built-in servers have the same name for the model."""
+    owners: dict[str, Server] = {}
+    for server in dict.fromkeys(servers):
+        for definition in server.definitions or () if server.built_in else ():
+            name = to_legal_name(definition["name"])
+            if name in owners:
+                both = " and ".join(dict.fromkeys([owners[name].name, server.name]))
+                raise ConfigError(f"Two tools have the name {name!r} (of {both}). Give one of them another name.")
+            owners[name] = server
 
 
 async def wait_for_tools(server: Server, listing: "asyncio.Task[list[dict[str, Any]]]", seconds: float) -> None:

@@ -36,6 +36,7 @@ from crow_core.models.failures import (
 from crow_core.models.quirks import LearnedQuirks, Quirks, adapt_request, learn_from_refusal
 from crow_core.models.reply import ReplyBuilder
 from crow_core.models.stream import LOG_ADVICE, EventStreamReader
+from crow_core.retries import attempt_again
 
 if TYPE_CHECKING:
     import httpx2
@@ -222,11 +223,9 @@ class ChatModel:
         A failed request is sent again only if no part of the answer has come yet: otherwise the user would see the same
         text twice. Changes of the quirks after a refusal last only if a later attempt is answered.
         """
-        import stamina
-
         has_begun, learning = False, LearnedInCall(self)
         try:
-            async for attempt in stamina.retry_context(get_retry_wait, self.attempts, timeout=None):
+            async for attempt in attempt_again(get_retry_wait, self.attempts, timeout=None):
                 body = self.build_body(request)
                 yield {"sent": body}
                 try:

@@ -17,6 +17,9 @@ from crow_core.messages.message import decode_json, list_inner
 TURN_NOTES: ContextVar[dict[str, Any] | None] = ContextVar("turn_notes", default=None)
 """What extensions add to the answer to the running prompt, under `_meta.crow`; the caller of the prompt sets it."""
 
+STOPPED = "stopped"
+"""The key in TURN_NOTES that says why a turn was ended without an answer: an object with `by` and `reason`."""
+
 WRAPPER = "result"
 """The property that holds a result whose schema is not that of an object."""
 WRAPPERS = frozenset({WRAPPER, "arguments", "parameters", "input"})

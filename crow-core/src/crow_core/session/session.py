@@ -32,7 +32,7 @@ from crow_core.acp.schema import (
 )
 from crow_core.content import to_announcement, to_early_announcement
 from crow_core.errors import ModelError
-from crow_core.hooks import Collect, First, Hook, Observe, Pipe, Unwind, call_function
+from crow_core.hooks import Collect, First, Hook, Observe, Pipe, Unwind
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Server
 from crow_core.mcp.tool import ToolCall
@@ -199,14 +199,26 @@ class Session:
         """
         await self.client.notify("session/update", SessionNotification(session_id=self.id, update=update))
 
-    async def say(self, text: str) -> None:
-        """Send the client a message that is not the model's."""
+    async def say(self, text: str, *, is_answer: bool = True) -> None:
+        """Send the client a message that is not the model's.
+
+        With `is_answer` false, it is a notice to a client that takes notices, so that it is not read as the answer to
+        the prompt.
+        """
+        if not is_answer and self.takes_notices:
+            await self.notice(text)
+            return
         await self.update(AgentMessageChunk(content=TextBlock(text=text), message_id=new_id()))
+
+    @property
+    def takes_notices(self) -> bool:
+        """True if the client takes notices."""
+        wanted = self.client.capabilities.session
+        return bool(wanted and wanted.notices)
 
     async def notice(self, title: str, severity: Literal["info", "warning", "error"] = "info") -> None:
         """Tell the user something that is not part of the conversation. Does not wait for the log."""
-        wanted = self.client.capabilities.session
-        if wanted and wanted.notices:
+        if self.takes_notices:
             await self.send(NoticeUpdate(severity=severity, title=title))
         else:
             await self.send(AgentThoughtChunk(content=TextBlock(text=f"{title}\n"), message_id=new_id()))
@@ -303,7 +315,8 @@ class Session:
         Each function is called once, those that are in `permission`, too, before any that may do the work of the tool.
         """
         judges = self.hooks.permission.functions
-        functions = self.hooks.before_tool.functions
+        hook = self.hooks.before_tool
+        functions = hook.functions
         if tool_call.is_answered_by_hook:
             functions = [*judges, *(function for function in functions if function not in judges)]
         elif self.hooks.asks_last:
@@ -314,7 +327,7 @@ class Session:
                 if self.turns.key and tool_call.is_answered_by_hook:
                     self.mark_started(tool_call)
                     await self.log.written()
-            if (result := await call_function(function, self, tool_call)) is not None:
+            if (result := await hook.ask(function, self, tool_call)) is not None:
                 return result
             self.begun.discard(tool_call.id)
         return None

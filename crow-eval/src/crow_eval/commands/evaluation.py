@@ -368,7 +368,7 @@ def print_tables(report: "EvaluationReport") -> None:
 
 def print_comparisons(comparisons: "Sequence[Comparison]") -> None:
     """Print a line for each comparison."""
-    from crow_eval.page import describe_comparison, format_p, format_points
+    from crow_eval.page import describe_comparison, describe_test, format_points
 
     for one in comparisons:
         pairs = one.pairs
@@ -376,7 +376,7 @@ def print_comparisons(comparisons: "Sequence[Comparison]") -> None:
             escape_line(
                 f"{one.second} against {one.first}: {format_points(pairs.difference)} points "
                 f"({format_points(pairs.interval.low)} to {format_points(pairs.interval.high)}), "
-                f"McNemar's exact test p {format_p(pairs.p_value)}, {pairs.pairs} pairs "
+                f"McNemar's exact test p {describe_test(one)}, {pairs.pairs} pairs "
                 f"({pairs.only_b} better, {pairs.only_a} worse). {describe_comparison(one)}"
             )
         )
@@ -503,9 +503,8 @@ def diff(first: str, second: str, fail_below: float | None, as_json: bool) -> No
 
     Exit codes: 0 compared, 1 a pass rate fell below the limit, 2 nothing to compare.
     """
-    from dataclasses import asdict
 
-    from crow_eval.report import compare_evaluations, list_changed_tasks
+    from crow_eval.report import compare_evaluations, comparison_to_json, list_changed_tasks
     from crow_eval.store import load
 
     one, two = read(lambda database: (load(database, first), load(database, second)))
@@ -515,7 +514,7 @@ def diff(first: str, second: str, fail_below: float | None, as_json: bool) -> No
         fail(f"{one.id[:8]} and {two.id[:8]} cannot be compared: {error}")
     changed = list_changed_tasks(one, two)
     if as_json:
-        print_json({"comparisons": [asdict(each) for each in found], "changed_tasks": changed})
+        print_json({"comparisons": [comparison_to_json(each) for each in found], "changed_tasks": changed})
     else:
         print_comparisons(found)
     if changed:

@@ -8,6 +8,7 @@ from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
+from crow_core.content import make_title
 from crow_core.errors import SessionBusy
 from crow_core.messages.message import Message
 from crow_core.session.session import Folders, Hooks, Session
@@ -165,8 +166,8 @@ def add_entries(session: Session, found: ForeignSession, ids: Sequence[str], sta
     """Append the entries from a number on to the log, behind a marker."""
     origin = {"agent": found.agent, "session": found.id, "file": str(found.source), "model": found.model}
     session.log.append({"crow": {"kind": KIND, **origin, "last": ids[-1], "left_out": dict(found.left_out)}})
-    if found.title and not has_title:
-        session.log.append({"crow": {"kind": "title", "title": clean_text(found.title)}})
+    if not has_title and (title := found.title or make_title(message for _, message in found.entries)):
+        session.log.append({"crow": {"kind": "title", "title": clean_text(title)}})
     for id, (_, message) in zip(ids[start:], found.entries[start:], strict=True):
         message["crow"] = {**message.get("crow", {}), "id": id}
         session.log.append(message)
