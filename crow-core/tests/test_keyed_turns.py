@@ -22,7 +22,7 @@ from crow_core.mcp.tool import ToolCall
 from crow_core.messages import INTERRUPTED, Message, find_prompts, marker_kind
 from crow_core.session import Session
 from crow_core.store import Record
-from crow_core.testing import Reply, ScriptedModel, connect
+from crow_core.testing import Reply, ScriptedCall, ScriptedModel, connect
 from fastmcp import FastMCP
 
 pytestmark = pytest.mark.anyio
@@ -38,6 +38,7 @@ def look() -> str:
 
 
 WORK = FastMCP("work")
+USE_WORK: ScriptedCall = {"name": "work", "arguments": {}}
 
 
 @WORK.tool
@@ -108,7 +109,9 @@ async def test_server_is_connected_before_a_call_is_marked_as_started(is_decided
     """A process that is killed between the two loses the call: it is marked, so it never runs again."""
     work = {"name": "work", "inputSchema": {"type": "object"}}
     server = Server("tools", lambda: WORK, definitions=[work], built_in=True)
-    crow = Crow(ScriptedModel([Reply(tool_calls=[{"name": "work", "arguments": {}}]), Reply("Done.")]), servers=[server])
+    crow = Crow(
+        ScriptedModel([Reply(tool_calls=[{"name": "work", "arguments": {}}]), Reply("Done.")]), servers=[server]
+    )
     connected: list[bool] = []
 
     @crow.before_announcement
@@ -131,7 +134,9 @@ async def test_server_that_does_not_connect_fails_the_call_and_not_the_turn():
 
     work = {"name": "work", "inputSchema": {"type": "object"}}
     server = Server("tools", refuse, definitions=[work], built_in=True)
-    crow = Crow(ScriptedModel([Reply(tool_calls=[{"name": "work", "arguments": {}}]), Reply("Done.")]), servers=[server])
+    crow = Crow(
+        ScriptedModel([Reply(tool_calls=[{"name": "work", "arguments": {}}]), Reply("Done.")]), servers=[server]
+    )
     stop_reason, session = await go_on(crow, [])
     assert stop_reason == "end_turn"
     assert find_texts(session, "tool") == ["The tool failed: no such program."]

@@ -225,6 +225,8 @@ class Agent:
             crow.use(given_servers, given=self._given_servers, env=self._env)
         if self._only_views:
             crow.use(refuse_edits)
+        if self.budget is not None:
+            self.budget.check_prices(next(iter(crow.models.values())))
         limits = [] if self.budget is None else [partial(limit_spending, budget=self.budget)]
         for extension in [*self._extensions, *limits]:
             try:
@@ -256,7 +258,7 @@ class Agent:
         self.model, self._store = model, bool(self._store)
         self._extensions = [*self._extensions, *extensions]
         if self.budget is not None:
-            self.budget = replace(self.budget, spent={}, _since=0.0)
+            self.budget = replace(self.budget, spent={})
         try:
             yield
         finally:

@@ -177,6 +177,8 @@ class AgentSession:
                 raise self._attach(error) from error.__cause__
             finally:
                 self._listener = None
+                if self.budget is not None and not self._counts:
+                    self.budget.release(self.id)
 
     @overload
     def stream(self, prompt: PromptContent, *, timeout: float | None = None) -> "PromptStream[str]": ...
@@ -325,9 +327,7 @@ class AgentSession:
     async def _ask(self, blocks: list[Any], meta: dict[str, Any]) -> PromptResponse:
         """Send a prompt, with notes for crow, and wait for the end of its turn, cancelled with the waiting task."""
         self._check_open()
-        if (budget := self.budget) is not None:
-            budget.start()
-            budget.check()
+        await self._reserve()
         params = PromptRequest(session_id=self.id, prompt=blocks, meta={"crow": meta} if meta else UNSET)
         self._request = asyncio.ensure_future(self._client.ask("session/prompt", params))
         try:
@@ -346,16 +346,38 @@ class AgentSession:
             raise self._fault
         return request.result()
 
+    async def _reserve(self) -> None:
+        """Start the budget's time, and reserve a turn of another agent, whose model calls are not seen.
+
+        Raises BudgetSpent.
+        """
+        if (budget := self.budget) is not None:
+            budget.start()
+            if self._counts or await budget.reserve(self.id):
+                budget.check()
+
     def _spend(self, result: Result[Any]) -> None:
-        """Count what a turn of another agent has used. Raises BudgetSpent."""
+        """Count what a turn of another agent has used. Raises BudgetSpent; AgentError for an agent that does not tell
+        what a limit is about."""
         budget = self.budget
         if budget is None:
             return
         if not self._counts:
-            budget.spend("tokens", result.usage.total_tokens if result.usage else 0)
-            cost = self._counted if self._record.cost is None else self._record.cost
-            budget.spend("money", cost - self._counted)
-            self._counted = cost
+            used: dict[str, float] = {}
+            if result.usage:
+                used["tokens"] = result.usage.total_tokens
+            if self._record.cost is not None:
+                used["money"] = self._record.cost - self._counted
+                self._counted = self._record.cost
+            elif self._counted:
+                used["money"] = 0.0  # it tells its cost, and this turn has added nothing
+            budget.settle(self.id, used)
+            unknown = [what for what in ("tokens", "money") if what in budget.limits and what not in used]
+            if unknown and result.stop_reason != "cancelled":
+                raise AgentError(
+                    f"{self._client.connected.name} does not tell the {' and '.join(unknown)} of a turn, so a limit "
+                    "cannot hold. Leave it out of the agent's Budget; minutes can be limited."
+                )
         if result.stop_reason == "max_turn_requests":
             budget.check()
 

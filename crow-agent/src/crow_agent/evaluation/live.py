@@ -24,6 +24,7 @@ from crow_core.messages import Message, find_prompts, marker_kind
 from crow_core.models.chat import ChatModel
 from crow_core.prompts import Prompt
 from crow_core.session import Session
+from crow_core.spending import Spending
 from crow_core.worktree import WorkTree, WorkTreeError, check_restorable, find_recorded, restore_worktree
 from crow_persistence.database import Database
 from crow_persistence.loader import find_session_by_id
@@ -46,7 +47,6 @@ from crow_agent.errors import AgentError
 from crow_agent.evaluation.meter import Meter, SessionCounts, measure
 from crow_agent.evaluation.prompts import PromptVersion, check_prompt, replace_prompts
 from crow_agent.evaluation.runs import run_together
-from crow_agent.evaluation.tasks import Limits
 
 OTHER_FOLDER = (
     "Not run: {} is the folder of the session that is asked again, and this one works in a copy of it. The copy is {}."
@@ -177,7 +177,7 @@ async def ask_in(
     to_copy = partial(replace_paths, find_paths(stored, tree), str(top))
     async with Agent(model, mode=settings.mode, extensions=[use], budget=settings.budget, env=settings.env) as agent:
         session = await agent.make_session(id, cwd)
-        counts = meter.counts[id] = SessionCounts(Limits(requests=settings.max_requests))
+        counts = meter.counts[id] = SessionCounts(Spending(requests=settings.max_requests))
         denied: list[str] = []
         try:
             for at in find_prompts(stored.log):

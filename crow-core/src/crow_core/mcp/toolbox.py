@@ -261,8 +261,7 @@ class Toolbox:
         return None
 
     async def connect(self, tool_call: ToolCall) -> None:
-        """Connect the server of a call's tool if it is not connected. A failure is left to the call, which reports it.
-        """
+        """Connect the server of a call's tool if it is not connected. A failure is reported by the call itself."""
         server = tool_call.tool and tool_call.tool.server
         if server is not None and server.source is not None and not server.connected:
             with suppress(Exception):
