@@ -182,7 +182,7 @@ def test_question_is_shown_again_where_its_answer_could_not_be_recorded(
 
 
 def test_one_of_two_answers_at_once_counts_and_the_audit_log_says_which(ledger: Database) -> None:
-    async def main() -> tuple[list[Any], str]:
+    async def main() -> tuple[Any, str]:
         async with opened():
             await release.start("1.2", id="r")
             while not await list_waiting():

@@ -22,7 +22,7 @@ from crow_agent.durable import PLACE, outside_workflows
 from crow_agent.errors import AgentClosed, AgentError
 from crow_agent.output import OutputType
 from crow_agent.result import Result
-from crow_agent.session import AgentSession, PromptStream
+from crow_agent.session import AgentSession, PromptStream, TimeLimit
 from crow_agent.tools import (
     Function,
     McpServer,
@@ -395,11 +395,14 @@ class Agent:
 
         `prompt` is a text, a file (a `pathlib.Path`), the bytes of an image, or a list of them. `output` is the type of
         the answer, in `result.output`; one that does not fit is asked for again, `retries` times. `timeout` is in
-        seconds. `session(result.session_id)` continues the session. Raises as `AgentSession.prompt` does.
+        seconds, the start of the agent included. `session(result.session_id)` continues the session. Raises as
+        `AgentSession.prompt` does.
         """
-        session = await self.session()
+        limit = TimeLimit(timeout)
+        async with limit.holding():
+            session = await self.session()
         try:
-            return await session.prompt(prompt, output=output, retries=retries, timeout=timeout)
+            return await session.prompt_within(limit, prompt, output=output, retries=retries)
         finally:
             await session.close()
 
@@ -483,7 +486,8 @@ class Agent:
                     so_far = error.result if isinstance(error, AgentError) else None
                     results[index] = replace(so_far or Result(""), error=error)
 
-        await self.open()
+        async with TimeLimit(timeout).holding():
+            await self.open()
         async with asyncio.TaskGroup() as group:
             for _ in range(max(at_once, 1)):
                 group.create_task(work())

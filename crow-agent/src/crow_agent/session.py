@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
-from contextlib import aclosing, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Any, Generic, TypeAlias, TypeVar, cast, overload
 
 from crow_core.acp.record import TurnRecord
@@ -45,6 +45,29 @@ CLOSE_TIMEOUT = 10.0
 """Seconds that an agent may take to close a session."""
 SessionOpened: TypeAlias = NewSessionResponse | LoadSessionResponse | ResumeSessionResponse | ForkSessionResponse
 """The answer to a request that opens a session."""
+
+
+class TimeLimit:
+    """The time that a prompt may take, the start of its agent included. It counts from the first block on."""
+
+    def __init__(self, seconds: float | None) -> None:
+        self.seconds = seconds
+        """None for no limit."""
+        self._end: float | None = None
+
+    @asynccontextmanager
+    async def holding(self) -> AsyncGenerator[None]:
+        """Cancel the block at the end of the time. Raises PromptTimeout then."""
+        if self._end is None and self.seconds is not None:
+            self._end = asyncio.get_running_loop().time() + self.seconds
+        limit = asyncio.timeout_at(self._end)
+        try:
+            async with limit:
+                yield
+        except TimeoutError:
+            if self.seconds is None or not limit.expired():
+                raise
+            raise PromptTimeout(self.seconds) from None
 
 
 class AgentSession:
@@ -148,11 +171,27 @@ class AgentSession:
         Raises PromptFailed, PromptTimeout, OutputError, BudgetSpent, AgentLost, AgentClosed; TypeError and ValueError
         for an `output` that is no type with a JSON schema, or a JSON schema that cannot be used.
         """
+        return await self.prompt_within(
+            TimeLimit(timeout), prompt, output=output, retries=retries, key=key, on_update=on_update
+        )
+
+    async def prompt_within(
+        self,
+        limit: "TimeLimit",
+        prompt: PromptContent,
+        *,
+        output: Any,
+        retries: int,
+        key: str = "",
+        on_update: Callable[[SessionUpdate], None] | None = None,
+    ) -> Result[Any]:
+        """Like `prompt`, in a time that may count already."""
         if (place := PLACE.get()) is not None:
 
             def ask(made: str) -> Awaitable[Result[Any]]:
-                return self.prompt(
-                    prompt, output=output, retries=retries, timeout=timeout, key=key or made, on_update=on_update
+                again = TimeLimit(limit.seconds)
+                return self.prompt_within(
+                    again, prompt, output=output, retries=retries, key=key or made, on_update=on_update
                 )
 
             return await place.prompt(self, ask, output)
@@ -167,12 +206,8 @@ class AgentSession:
             self._listener, self._record, self._fault = on_update, TurnRecord(), None
             self.allowed.clear()
             try:
-                async with asyncio.timeout(timeout):
+                async with limit.holding():
                     return await self._run(prompt, wanted, retries, key)
-            except TimeoutError:
-                if timeout is None:
-                    raise
-                raise self._attach(PromptTimeout(timeout)) from None
             except AgentError as error:
                 raise self._attach(error) from error.__cause__
             finally:
@@ -456,15 +491,13 @@ class PromptStream(Generic[T]):
         if self._started:
             raise AgentError("This stream was read already. Its result is in `result`; send the prompt again.")
         self._started = True
-        session = await self._get_session()
+        limit = TimeLimit(self._timeout)
+        async with limit.holding():
+            session = await self._get_session()
         updates: asyncio.Queue[SessionUpdate | None] = asyncio.Queue()
         turn = asyncio.ensure_future(
-            session.prompt(
-                self._prompt,
-                output=self._output,
-                retries=self._retries,
-                timeout=self._timeout,
-                on_update=updates.put_nowait,
+            session.prompt_within(
+                limit, self._prompt, output=self._output, retries=self._retries, on_update=updates.put_nowait
             )
         )
         turn.add_done_callback(lambda _: updates.put_nowait(None))

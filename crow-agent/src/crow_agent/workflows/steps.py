@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from crow_agent.workflows.location import find_url
+from crow_agent.workflows.values import to_time
 
 ASKS = "DBOS.setEvent"
 """The stored name of the part of an approval that shows the question, and of the part that takes it back."""
@@ -85,7 +86,6 @@ def split_number(number: int) -> tuple[int, int]:
 def to_step(number: int, row: Mapping[str, Any], name: str = "") -> WorkflowStep:
     """Convert a stored step."""
     from crow_agent.workflows.engine import BRANCHES
-    from crow_agent.workflows.workflow import to_time
 
     first, second = split_number(number)
     is_nested, error = first == BRANCHES, row["error"]

@@ -21,7 +21,7 @@ from crow_agent.workflows.errors import (
 from crow_agent.workflows.location import find_url
 from crow_agent.workflows.queues import WorkflowQueue
 from crow_agent.workflows.steps import find_first_to_fork, to_steps
-from crow_agent.workflows.values import bind, from_plain, get_hints, to_plain, to_seconds, unbind
+from crow_agent.workflows.values import bind, from_plain, get_hints, to_plain, to_seconds, to_time, unbind
 
 if TYPE_CHECKING:
     from crow_agent.workflows.engine import Engine
@@ -192,11 +192,6 @@ def to_status(stored: Any) -> WorkflowStatus:
         stored.forked_from or "",
         stored.output,
     )
-
-
-def to_time(milliseconds: int | None) -> datetime | None:
-    """Convert milliseconds since 1970 to a time of this place."""
-    return None if milliseconds is None else datetime.fromtimestamp(milliseconds / 1000).astimezone()
 
 
 async def list_workflows(
