@@ -181,6 +181,28 @@ def test_question_is_shown_again_where_its_answer_could_not_be_recorded(
     assert len(caplog.messages) == 1
 
 
+def test_one_of_two_answers_at_once_counts_and_the_audit_log_says_which(ledger: Database) -> None:
+    async def main() -> tuple[Any, str]:
+        async with opened():
+            await release.start("1.2", id="r")
+            while not await list_waiting():
+                await asyncio.sleep(0.02)
+        given = (answer("r", True, by="one"), answer("r", False, by="two"))
+        ended = await asyncio.gather(*given, return_exceptions=True)
+        async with opened():
+            return ended, await release.retrieve("r").result()
+
+    ended, result = asyncio.run(main())
+    (refused,) = [each for each in ended if each is not None]
+    first = ended.index(None)
+    name, verdict, words = [("one", "allow", "approved"), ("two", "deny", "rejected")][first]
+    assert isinstance(refused, WorkflowError)
+    assert f"The answer that counts: {words}, by {name}." in str(refused)
+    assert result == str(name == "one")
+    assert read_answers(ledger)[0][1] == verdict, "if both were recorded, the newest record says which counts"
+    assert verify(ledger) == []
+
+
 def test_program_that_crow_has_started_answers_nothing(monkeypatch: pytest.MonkeyPatch, ledger: Database) -> None:
     async def main() -> None:
         async with opened():

@@ -166,6 +166,47 @@ async def test_two_agents_and_their_starts_do_not_mix_and_leave_no_process() -> 
             await asyncio.sleep(0.01)
 
 
+HOLDS_BACK = """
+import json, sys
+for at, line in enumerate(sys.stdin):
+    if at < int(sys.argv[1]):
+        answer = {"jsonrpc": "2.0", "id": json.loads(line)["id"], "result": {"protocolVersion": 1}}
+        print(json.dumps(answer), flush=True)
+"""
+"""An agent that answers so many requests, and no more."""
+
+
+@pytest.mark.parametrize("how", ["prompt", "stream", "map"])
+@pytest.mark.parametrize("answered", ["0", "1"])
+async def test_timeout_covers_the_start_of_the_agent_and_of_its_session(how: str, answered: str) -> None:
+    agent = Agent.connect([sys.executable, "-c", HOLDS_BACK, answered])
+
+    async def send() -> None:
+        match how:
+            case "prompt":
+                await agent.prompt("Go.", timeout=1.5)
+            case "stream":
+                await agent.stream("Go.", timeout=1.5)
+            case _:
+                (result,) = await agent.map(["Go."], timeout=1.5)
+                raise result.error or AssertionError
+
+    try:
+        with pytest.raises(PromptTimeout, match=r"not done within 1\.5 seconds"):
+            async with asyncio.timeout(30):
+                await send()
+    finally:
+        await agent.close()
+
+
+async def test_limit_of_a_cost_that_an_agent_does_not_tell_is_an_error() -> None:
+    async with puppet(budget=Budget(money=1)) as agent:
+        with pytest.raises(AgentError, match="does not tell the money of a turn") as raised:
+            await agent.prompt("say Done.")
+        assert raised.value.result is not None
+        assert raised.value.result.text == "Done."
+
+
 async def test_budget_counts_the_cost_of_each_turn_once() -> None:
     budget = Budget(money=10)
     async with puppet(budget=budget) as agent:

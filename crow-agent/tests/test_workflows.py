@@ -681,11 +681,78 @@ def test_id_of_another_workflow_is_refused_by_a_sentence(opened: Open) -> None:
     asyncio.run(main())
 
 
+def test_resumed_and_forked_runs_wait_in_their_queue(opened: Open, url: str) -> None:
+    running = most = 0
+    fails, hold = True, asyncio.Event()
+
+    @step
+    async def work_alone() -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        try:
+            if fails:
+                raise OSError("no route")
+            for _ in range(5):
+                await asyncio.sleep(0.02)
+        finally:
+            running -= 1
+
+    @workflow(queue=WorkflowQueue("alone", concurrency=1))
+    async def work() -> str:
+        await hold.wait()
+        await work_alone()
+        return "done"
+
+    async def main() -> None:
+        nonlocal fails
+        async with opened(work):
+            cancelled = [await work.start(id=f"c{n}") for n in range(4)]
+            for each in cancelled:
+                await each.cancel()
+            hold.set()
+            failed = [await work.start(id=f"f{n}") for n in range(3)]
+            for each in failed:
+                with pytest.raises(WorkflowFailed):
+                    await each.result()
+            fails = False
+            for each in cancelled + failed:
+                await resume(each.id, url=url)
+            forked = [await fork("f0", step=1, id=f"g{n}", url=url) for n in range(3)]
+            for each in (*cancelled, *failed, *forked):
+                assert await each.result() == "done"
+                assert (await each.status()).queue == "alone"
+        assert most == 1
+
+    asyncio.run(main())
+
+
 def test_database_that_is_down_is_named_by_the_error(opened: Open) -> None:
     async def main() -> None:
         url = "postgresql+psycopg://postgres@127.0.0.1:9/postgres"
         with pytest.raises(WorkflowError, match=r"The database postgresql.* of the workflows cannot be reached: "):
             async with open_workflows([first_of_two], url=url):
                 pass
+
+    asyncio.run(main())
+
+
+def test_resumed_run_of_a_tenant_keeps_its_tenant(opened: Open, url: str) -> None:
+    async def main() -> None:
+        release = asyncio.Event()
+
+        @workflow(queue=WorkflowQueue("tenants", per_tenant=1))
+        async def work() -> str:
+            await release.wait()
+            return "done"
+
+        async with opened(work):
+            handles = [await work.start(id=f"w{n}", tenant="one") for n in range(3)]
+            for each in handles:
+                await each.cancel()
+                await resume(each.id, url=url)
+            moved = await fork("w0", id="v", url=url)
+            release.set()
+            assert [await each.result() for each in (*handles, moved)] == ["done"] * 4
 
     asyncio.run(main())

@@ -317,6 +317,24 @@ async def test_budget_ends_the_batch_and_the_rest_has_no_result(machine: "Machin
     assert len(read_results(machine)) == 6
 
 
+async def test_cost_that_is_unknown_cannot_be_limited(machine: "Machine") -> None:
+    write_tasks(machine, '"a task"')
+    async with ScriptedServer(echo) as server:
+        machine.ask(server.url)
+        done = await machine.crow(*BATCH, "--max-cost", "1")
+        assert not server.requests
+    assert (done.code, "--max-cost needs the prices of scripted" in done.err) == (2, True), done.err
+
+
+async def test_budget_holds_for_tasks_at_once(machine: "Machine") -> None:
+    write_tasks(machine, *(f'"task {n}"' for n in range(12)))
+    async with ScriptedServer(echo) as server:
+        machine.ask(server.url)
+        done = await machine.crow(*BATCH, "--max-tokens", "210", "--at-once", "12")
+        assert len(server.requests) == 2
+    assert done.code == 1
+
+
 @pytest.mark.slow
 async def test_task_that_takes_too_long_has_an_error(machine: "Machine") -> None:
     write_tasks(machine, '"quick"', '"slow"')

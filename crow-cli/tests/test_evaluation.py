@@ -40,6 +40,9 @@ def add_words(machine: "Machine", count: int) -> None:
         add(machine, f"say-{n:02}", f'prompt = "word {n}"\n{check}', **{"solution/answer.txt": f"WORD {n}"})
 
 
+WORD_CHECK = '[[checks]]\nkind = "answer"\ncontains = "WORD"\n'
+
+
 def echo(request: dict[str, Any]) -> Reply:
     return Reply(asked(request).upper(), usage=USAGE)
 
@@ -219,6 +222,18 @@ async def test_evaluation_that_runs_is_not_resumed_by_another_process(machine: "
     assert f"The evaluation {stored['id'][:8]} runs in another process." in refused.err
     assert "Stopped." not in refused.err
     assert (process.returncode, again.code) == (0, 0)
+
+
+@pytest.mark.parametrize("limit", ["--max-cost", "limits"])
+async def test_cost_that_is_unknown_cannot_be_limited(machine: "Machine", limit: str) -> None:
+    add(machine, "say", 'prompt = "word"\n' + "[limits]\ncost = 1.0\n" * (limit == "limits") + WORD_CHECK)
+    async with ScriptedServer(echo) as server:
+        machine.ask(server.url)
+        done = await machine.crow("eval", "tasks", *(["--max-cost", "1"] if limit == "--max-cost" else []))
+        assert not server.requests
+        assert not (await machine.crow("eval", "list", "--json")).out, "none has begun"
+    setting = "`cost` in the limits of the task say" if limit == "limits" else "--max-cost"
+    assert (done.code, f"{setting} needs the prices of scripted" in done.err) == (2, True), done.err
 
 
 async def test_cost_of_all_runs_is_limited_over_a_resume(machine: "Machine") -> None:

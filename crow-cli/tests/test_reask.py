@@ -443,6 +443,17 @@ async def test_live_tools_keep_out_of_the_folder_by_a_link_that_led_to_it(machin
     assert outcome["went_on"] == 2
 
 
+async def test_cost_that_is_unknown_cannot_be_limited(machine: "Machine"):
+    await commit(machine, notes="buy milk\n")
+    await talk(machine, Reply("One."))
+    (id,) = await list_ids(machine)
+    async with ScriptedServer([]) as server:
+        machine.ask(server.url)
+        done = await machine.crow("reask", id, "--tools", "live", "--max-cost", "1")
+        assert not server.requests
+    assert (done.code, "--max-cost needs the prices of scripted" in done.err) == (2, True), done.err
+
+
 async def test_live_sessions_have_a_limit_of_their_cost_together(machine: "Machine"):
     await commit(machine, notes="buy milk\n")
     await talk(machine, Reply("One."))

@@ -75,6 +75,57 @@ def test_user_sees_what_waits_and_answers_it(crow: Crow) -> None:
     assert "Workflow w1 waits for no approval." in nothing.output
 
 
+def test_first_answer_stands_and_the_second_says_so_while_no_worker_runs(crow: Crow) -> None:
+    async def main() -> None:
+        async with waiting_run("w5"):
+            await until_waiting(crow)
+
+    asyncio.run(main())
+    assert crow("workflows", "approve", "w5", "--note", "fine").exit_code == 0
+    second = crow("workflows", "approve", "w5", "--reject")
+    assert second.exit_code == 2
+    assert "The answer that counts: approved, by the user, by command (fine)." in second.output
+    (row,) = json.loads(crow("workflows", "list", "--json").output)
+    assert (row["waiting"], row["answered"]) == (False, True)
+    assert "answered, waits for a worker with version 2" in crow("workflows", "list").output
+    shown = crow("workflows", "show", "w5").output
+    assert "step 1 is answered: approved (fine).\nIt goes on when a worker runs waiting in version 2." in shown
+    audited = json.loads(crow("audit", "list", "--json").output)
+    assert [each["verdict"] for each in audited if each["tool"] == "approve"] == ["allow"]
+
+    async def finish() -> str:
+        async with waiting_run("w5") as handle:
+            return await handle.result()
+
+    assert asyncio.run(finish()) == "yes fine"
+    late = crow("workflows", "approve", "w5", "--reject")
+    assert (late.exit_code, "The answer that counts: approved, by the user" in late.output) == (2, True)
+
+
+def test_steps_are_listed_with_the_numbers_that_fork_takes(crow: Crow) -> None:
+    async def main() -> None:
+        async with waiting_run("w6") as handle:
+            await until_waiting(crow)
+            asked = json.loads((await asyncio.to_thread(crow, "workflows", "show", "w6", "--json")).output)
+            (step,) = asked["steps"]
+            assert (step["number"], step["name"], step["state"]) == (1, "approve", "waiting")
+            assert asked["waiting"][0]["label"] == step["label"] == "1"
+            await handle.approve(True, "fine")
+            await handle.result()
+            shown = (await asyncio.to_thread(crow, "workflows", "show", "w6")).output
+            assert 'result     "yes fine"' in shown
+            assert "approve  done   {" in shown
+            for after in ("2", "3", "6", None):  # whatever follows the step of the approval keeps its answer
+                forked = ["--step", after] if after else []
+                id = f"kept-{after}"
+                await asyncio.to_thread(crow, "workflows", "fork", "w6", "--id", id, *forked)
+                assert await type(handle)(id, handle._url).result() == "yes fine"
+            await asyncio.to_thread(crow, "workflows", "fork", "w6", "--id", "again", "--step", str(step["number"]))
+            await until_waiting(crow)
+
+    asyncio.run(main())
+
+
 def test_user_cancels_resumes_and_forks(crow: Crow) -> None:
     async def main() -> None:
         async with waiting_run("w2"):

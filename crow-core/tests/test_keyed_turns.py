@@ -19,7 +19,7 @@ from crow_core.mcp.tool import ToolCall
 from crow_core.messages.message import INTERRUPTED, Message, find_prompts, marker_kind
 from crow_core.session.session import Session
 from crow_core.session.store import Record
-from crow_core.testing import Reply, ScriptedModel, connect
+from crow_core.testing import Reply, ScriptedCall, ScriptedModel, connect
 from crow_extensions.budgets import budgets
 from crow_extensions.loop_guard import REMARK, loop_guard
 from crow_extensions.until_done import QUESTION, until_done
@@ -35,6 +35,15 @@ LOOK = Reply(tool_calls=[{"name": "demo_look", "arguments": {}}])
 @DEMO.tool
 def look() -> str:
     return "nothing new"
+
+
+WORK = FastMCP("work")
+USE_WORK: ScriptedCall = {"name": "work", "arguments": {}}
+
+
+@WORK.tool
+def work() -> str:
+    return "worked"
 
 
 class Nobody:
@@ -93,6 +102,44 @@ async def test_cut_and_refused_turns_are_final(reply: str, stop_reason: str):
     ended, session = await go_on(app(Reply("Well", finish_reason=reply)), [])
     assert ended == stop_reason
     assert (await go_on(app(), session.log.entries))[0] == stop_reason
+
+
+@pytest.mark.parametrize("is_decided", [True, False])
+async def test_server_is_connected_before_a_call_is_marked_as_started(is_decided: bool):
+    """A process that is killed between the two loses the call: it is marked, so it never runs again."""
+    work = {"name": "work", "inputSchema": {"type": "object"}}
+    server = Server("tools", lambda: WORK, definitions=[work], built_in=True)
+    crow = Crow(
+        ScriptedModel([Reply(tool_calls=[{"name": "work", "arguments": {}}]), Reply("Done.")]), servers=[server]
+    )
+    connected: list[bool] = []
+
+    @crow.before_announcement
+    def decide(session: Session, tool_call: ToolCall) -> None:
+        if is_decided:
+            session.log.append({"crow": {"kind": "decision", "call": tool_call.id, "is": "allow"}})
+
+    @crow.message
+    def watch(session: Session, entry: Message) -> None:
+        if marker_kind(entry) == "started":
+            connected.append(server.connected)
+
+    _, session = await go_on(crow, [])
+    assert (connected, find_texts(session, "tool")) == ([True], ["worked"])
+
+
+async def test_server_that_does_not_connect_fails_the_call_and_not_the_turn():
+    def refuse() -> FastMCP:
+        raise ConnectionError("no such program")
+
+    work = {"name": "work", "inputSchema": {"type": "object"}}
+    server = Server("tools", refuse, definitions=[work], built_in=True)
+    crow = Crow(
+        ScriptedModel([Reply(tool_calls=[{"name": "work", "arguments": {}}]), Reply("Done.")]), servers=[server]
+    )
+    stop_reason, session = await go_on(crow, [])
+    assert stop_reason == "end_turn"
+    assert find_texts(session, "tool") == ["The tool failed: no such program."]
 
 
 async def test_loop_guard_counts_the_calls_before_the_interruption():

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from crow_core.acp.connection import RpcError
 from crow_core.acp.schema import (
     ClientCapabilities,
     ClientSessionCapabilities,
@@ -219,6 +220,17 @@ async def test_money_counts_if_the_model_has_prices():
         editor, reasons = await spend(model, money=5)
     assert reasons == ["max_turn_requests"]
     assert "6 of 5 money" in editor.text
+
+
+async def test_money_needs_a_model_with_prices():
+    async with ScriptedServer([]) as server:
+        crow = Crow(ChatModel(name="mute", base_url=server.url)).use(budgets, money=5)
+        async with connect(crow) as editor:
+            session = await editor.new_session("/")
+            with pytest.raises(RpcError) as raised:
+                await editor.prompt(session.session_id, "go")
+        assert not server.requests
+    assert "`money` of [extensions.budgets] needs the prices of mute." in str(raised.value.data)
 
 
 async def test_a_loaded_session_knows_what_it_has_used():

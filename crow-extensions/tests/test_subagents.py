@@ -338,6 +338,19 @@ async def test_a_sub_agent_shares_the_budget_of_its_parent():
     assert len(editor.questions) == 1
 
 
+async def test_sub_agents_at_once_make_no_more_requests_than_the_budget_has():
+    uses: Any = [
+        {"name": "agent", "arguments": {"description": "Look", "prompt": "Look."}, "id": f"{n}"} for n in range(6)
+    ]
+    model = make_model([Reply(tool_calls=uses), Reply("Done.")], [call("box_look", at="a")] * 50)
+    crow = Crow(model, servers=[box()]).use(subagents).use(budgets, requests=4)
+    async with connect(crow, permit="reject_once") as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "go")
+    assert len(model.requests) == 4
+    assert len(editor.questions) == 1
+
+
 @pytest.mark.posix("the commands are those of a POSIX shell")
 async def test_shell_hooks_run_for_tool_calls_of_a_sub_agent_but_not_for_its_turn(tmp_path: Path):
     model = make_model([task(), Reply("Done.")], [call("box_look", at="a"), Reply("Empty.")])

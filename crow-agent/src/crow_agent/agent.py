@@ -22,7 +22,7 @@ from crow_agent.durable import PLACE, outside_workflows
 from crow_agent.errors import AgentClosed, AgentError
 from crow_agent.output import OutputType
 from crow_agent.result import Result
-from crow_agent.session import AgentSession, PromptStream
+from crow_agent.session import AgentSession, PromptStream, TimeLimit
 from crow_agent.tools import (
     Function,
     McpServer,
@@ -230,6 +230,8 @@ class Agent:
             crow.use(given_servers, given=self._given_servers, env=self._env)
         if self._only_views:
             crow.use(refuse_edits)
+        if self.budget is not None:
+            self.budget.check_prices(next(iter(crow.models.values())))
         limits = [] if self.budget is None else [partial(limit_spending, budget=self.budget)]
         for extension in [*self._extensions, *limits]:
             try:
@@ -261,7 +263,7 @@ class Agent:
         self.model, self._store = model, bool(self._store)
         self._extensions = [*self._extensions, *extensions]
         if self.budget is not None:
-            self.budget = replace(self.budget, spent={}, _since=0.0)
+            self.budget = replace(self.budget, spent={})
         try:
             yield
         finally:
@@ -398,11 +400,14 @@ class Agent:
 
         `prompt` is a text, a file (a `pathlib.Path`), the bytes of an image, or a list of them. `output` is the type of
         the answer, in `result.output`; one that does not fit is asked for again, `retries` times. `timeout` is in
-        seconds. `session(result.session_id)` continues the session. Raises as `AgentSession.prompt` does.
+        seconds, the start of the agent included. `session(result.session_id)` continues the session. Raises as
+        `AgentSession.prompt` does.
         """
-        session = await self.session()
+        limit = TimeLimit(timeout)
+        async with limit.holding():
+            session = await self.session()
         try:
-            return await session.prompt(prompt, output=output, retries=retries, timeout=timeout)
+            return await session.prompt_within(limit, prompt, output=output, retries=retries)
         finally:
             await session.close()
 
@@ -487,7 +492,8 @@ class Agent:
                     so_far = error.result if isinstance(error, AgentError) else None
                     results[index] = replace(so_far or Result(""), error=error)
 
-        await self.open()
+        async with TimeLimit(timeout).holding():
+            await self.open()
         async with asyncio.TaskGroup() as group:
             for _ in range(max(at_once, 1)):
                 group.create_task(work())

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
-from contextlib import aclosing, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Any, Generic, TypeAlias, TypeVar, cast, overload
 
 from crow_core.acp.agent_process import START_TIMEOUT
@@ -46,6 +46,29 @@ CLOSE_TIMEOUT = 10.0
 """Seconds that an agent may take to close a session."""
 SessionOpened: TypeAlias = NewSessionResponse | LoadSessionResponse | ResumeSessionResponse | ForkSessionResponse
 """The answer to a request that opens a session."""
+
+
+class TimeLimit:
+    """The time that a prompt may take, the start of its agent included. It counts from the first block on."""
+
+    def __init__(self, seconds: float | None) -> None:
+        self.seconds = seconds
+        """None for no limit."""
+        self._end: float | None = None
+
+    @asynccontextmanager
+    async def holding(self) -> AsyncGenerator[None]:
+        """Cancel the block at the end of the time. Raises PromptTimeout then."""
+        if self._end is None and self.seconds is not None:
+            self._end = asyncio.get_running_loop().time() + self.seconds
+        limit = asyncio.timeout_at(self._end)
+        try:
+            async with limit:
+                yield
+        except TimeoutError:
+            if self.seconds is None or not limit.expired():
+                raise
+            raise PromptTimeout(self.seconds) from None
 
 
 class AgentSession:
@@ -149,11 +172,27 @@ class AgentSession:
         Raises PromptFailed, PromptTimeout, OutputError, BudgetSpent, AgentLost, AgentClosed; TypeError and ValueError
         for an `output` that is no type with a JSON schema, or a JSON schema that cannot be used.
         """
+        return await self.prompt_within(
+            TimeLimit(timeout), prompt, output=output, retries=retries, key=key, on_update=on_update
+        )
+
+    async def prompt_within(
+        self,
+        limit: "TimeLimit",
+        prompt: PromptContent,
+        *,
+        output: Any,
+        retries: int,
+        key: str = "",
+        on_update: Callable[[SessionUpdate], None] | None = None,
+    ) -> Result[Any]:
+        """Like `prompt`, in a time that may count already."""
         if (place := PLACE.get()) is not None:
 
             def ask(made: str) -> Awaitable[Result[Any]]:
-                return self.prompt(
-                    prompt, output=output, retries=retries, timeout=timeout, key=key or made, on_update=on_update
+                again = TimeLimit(limit.seconds)
+                return self.prompt_within(
+                    again, prompt, output=output, retries=retries, key=key or made, on_update=on_update
                 )
 
             return await place.prompt(self, ask, output)
@@ -168,16 +207,14 @@ class AgentSession:
             self._listener, self._record, self._fault = on_update, TurnRecord(), None
             self.allowed.clear()
             try:
-                async with asyncio.timeout(timeout):
+                async with limit.holding():
                     return await self._run(prompt, wanted, retries, key)
-            except TimeoutError:
-                if timeout is None:
-                    raise
-                raise self._attach(PromptTimeout(timeout)) from None
             except AgentError as error:
                 raise self._attach(error) from error.__cause__
             finally:
                 self._listener = None
+                if self.budget is not None and not self._counts:
+                    self.budget.release(self.id)
 
     @overload
     def stream(self, prompt: PromptContent, *, timeout: float | None = None) -> "PromptStream[str]": ...
@@ -332,9 +369,7 @@ class AgentSession:
     async def _ask(self, blocks: list[Any], meta: dict[str, Any]) -> PromptResponse:
         """Send a prompt, with notes for crow, and wait for the end of its turn, cancelled with the waiting task."""
         self._check_open()
-        if (budget := self.budget) is not None:
-            budget.start()
-            budget.check()
+        await self._reserve()
         params = PromptRequest(session_id=self.id, prompt=blocks, meta={"crow": meta} if meta else UNSET)
         self._request = asyncio.ensure_future(self._client.ask("session/prompt", params))
         self._request.add_done_callback(lambda task: task.cancelled() or task.exception())  # it may be cancelled twice
@@ -352,16 +387,38 @@ class AgentSession:
             raise self._fault
         return request.result()
 
+    async def _reserve(self) -> None:
+        """Start the budget's time, and reserve a turn of another agent, whose model calls are not seen.
+
+        Raises BudgetSpent.
+        """
+        if (budget := self.budget) is not None:
+            budget.start()
+            if self._counts or await budget.reserve(self.id):
+                budget.check()
+
     def _spend(self, result: Result[Any]) -> None:
-        """Count what a turn of another agent has used. Raises BudgetSpent."""
+        """Count what a turn of another agent has used. Raises BudgetSpent; AgentError for an agent that does not tell
+        what a limit is about."""
         budget = self.budget
         if budget is None:
             return
         if not self._counts:
-            budget.spend("tokens", result.usage.total_tokens if result.usage else 0)
-            cost = self._counted if self._record.cost is None else self._record.cost
-            budget.spend("money", cost - self._counted)
-            self._counted = cost
+            used: dict[str, float] = {}
+            if result.usage:
+                used["tokens"] = result.usage.total_tokens
+            if self._record.cost is not None:
+                used["money"] = self._record.cost - self._counted
+                self._counted = self._record.cost
+            elif self._counted:
+                used["money"] = 0.0  # it tells its cost, and this turn has added nothing
+            budget.settle(self.id, used)
+            unknown = [what for what in ("tokens", "money") if what in budget.limits and what not in used]
+            if unknown and result.stop_reason != "cancelled":
+                raise AgentError(
+                    f"{self._client.connected.name} does not tell the {' and '.join(unknown)} of a turn, so a limit "
+                    "cannot hold. Leave it out of the agent's Budget; minutes can be limited."
+                )
         if result.stop_reason == "max_turn_requests":
             budget.check()
 
@@ -440,15 +497,13 @@ class PromptStream(Generic[T]):
         if self._started:
             raise AgentError("This stream was read already. Its result is in `result`; send the prompt again.")
         self._started = True
-        session = await self._get_session()
+        limit = TimeLimit(self._timeout)
+        async with limit.holding():
+            session = await self._get_session()
         updates: asyncio.Queue[SessionUpdate | None] = asyncio.Queue()
         turn = asyncio.ensure_future(
-            session.prompt(
-                self._prompt,
-                output=self._output,
-                retries=self._retries,
-                timeout=self._timeout,
-                on_update=updates.put_nowait,
+            session.prompt_within(
+                limit, self._prompt, output=self._output, retries=self._retries, on_update=updates.put_nowait
             )
         )
         turn.add_done_callback(lambda _: updates.put_nowait(None))

@@ -314,7 +314,7 @@ async def batch(
         for task in tasks:
             if result := file.results.get(task.key):
                 tally.add(result)
-        budget = Budget(money=max_cost, tokens=max_tokens, minutes=max_minutes)
+        budget = Budget(money=max_cost, tokens=max_tokens, minutes=max_minutes, setting="--max-cost")
         budget.spent |= {"money": tally.cost, "tokens": tally.tokens}
         hide_memory()
         agent = Agent(model, mode=mode, cwd=cwd, max_requests=max_requests, budget=budget if budget.limits else None)

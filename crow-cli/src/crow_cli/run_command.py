@@ -198,12 +198,9 @@ async def build_app(given: Mapping[str, Any]) -> "tuple[Crow, Budget | None]":
     if not given["max_tokens"] and not given["max_cost"]:
         return crow, None
     from crow_agent.budget import Budget, limit_spending
-    from crow_core.models.chat import ChatModel
 
-    model = next(iter(crow.models.values()))
-    if given["max_cost"] and isinstance(model, ChatModel) and model.prices is None:
-        raise ConfigError(f"--max-cost needs the prices of {model.name}. Set `prices` of the model in config.toml.")
-    budget = Budget(tokens=given["max_tokens"], money=given["max_cost"])
+    budget = Budget(tokens=given["max_tokens"], money=given["max_cost"], setting="--max-cost")
+    budget.check_prices(next(iter(crow.models.values())))
     crow.use(limit_spending, budget=budget)
     return crow, budget
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -10,14 +10,16 @@ import click
 from crow_core.errors import ConfigError
 from crow_core.text import escape_controls
 
-from crow_cli.console import AS_JSON, limit_option, print_json, print_note, print_table
+from crow_cli.console import AS_JSON, escape_line, limit_option, print_json, print_note, print_table, shorten
 from crow_cli.process import fail, run_to_end
 
 if TYPE_CHECKING:
-    from crow_agent.workflows import WaitingApproval, WorkflowStatus
+    from crow_agent.workflows import WaitingApproval, WorkflowStatus, WorkflowStep
 
 T = TypeVar("T")
 STATES = ("queued", "running", "done", "failed", "cancelled")
+RESULT_WIDTH = 80
+"""The most columns of a step's result that are shown."""
 WORKFLOW = click.argument("workflow", metavar="ID")
 
 
@@ -61,16 +63,18 @@ def workflows() -> None:
 @AS_JSON
 def list_(states: tuple[str, ...], only_waiting: bool, limit: int, as_json: bool) -> None:
     """List workflows, the newest first."""
-    from crow_agent.workflows import list_waiting, list_workflows
+    from crow_agent.workflows import list_workflows
+    from crow_agent.workflows.answers import list_asked
 
     async def read() -> "tuple[list[WorkflowStatus], list[WaitingApproval]]":
-        return await list_workflows(states=states, limit=None if only_waiting else limit), await list_waiting()
+        return await list_workflows(states=states, limit=None if only_waiting else limit), await list_asked()
 
     found, waiting = run_here(read)
-    asked = {each.workflow_id for each in waiting}
+    asked = {each.workflow_id for each in waiting if each.answer is None}
+    answered = {each.workflow_id for each in waiting} - asked
     found = [each for each in found if each.id in asked or not only_waiting][:limit]
     if as_json:
-        print_json([{**asdict(each), "waiting": each.id in asked} for each in found])
+        print_json([{**asdict(each), "waiting": each.id in asked, "answered": each.id in answered} for each in found])
         return
     if not found:
         print_note("No workflow waits for an approval." if only_waiting else "There are no such workflows.")
@@ -80,7 +84,7 @@ def list_(states: tuple[str, ...], only_waiting: bool, limit: int, as_json: bool
             each.id,
             each.name,
             each.version,
-            ("waits for approval" if each.id in asked else each.state) + (" (stranded)" if each.is_stranded else ""),
+            describe_state(each, is_asked=each.id in asked, is_answered=each.id in answered),
             each.queue,
             f"{each.updated:%Y-%m-%d %H:%M}" if each.updated else "",
         )
@@ -89,20 +93,36 @@ def list_(states: tuple[str, ...], only_waiting: bool, limit: int, as_json: bool
     print_table(("ID", "WORKFLOW", "VERSION", "STATE", "QUEUE", "UPDATED"), rows)
 
 
+def describe_state(status: "WorkflowStatus", *, is_asked: bool, is_answered: bool) -> str:
+    """Say in words what a workflow does, or waits for."""
+    if is_asked:
+        state = "waits for approval"
+    elif is_answered:
+        state = f"answered, waits for a worker with version {status.version}"
+    else:
+        state = status.state
+    return state + (" (stranded)" if status.is_stranded else "")
+
+
 @workflows.command()
 @WORKFLOW
 @AS_JSON
 def show(workflow: str, as_json: bool) -> None:
-    """Show a workflow, and what it waits for."""
-    from crow_agent.workflows import WorkflowHandle, list_waiting
+    """Show a workflow: its steps with the numbers that `fork --step` takes, its result, and what it waits for."""
+    from crow_agent.workflows import WorkflowHandle, list_steps
+    from crow_agent.workflows.answers import list_asked
     from crow_agent.workflows.location import find_url
 
-    async def read() -> "tuple[WorkflowStatus, list[WaitingApproval]]":
-        return await WorkflowHandle[Any](workflow, find_url()[0]).status(), await list_waiting(workflow)
+    async def read() -> "tuple[WorkflowStatus, list[WorkflowStep], list[WaitingApproval]]":
+        status = await WorkflowHandle[Any](workflow, find_url()[0]).status()
+        return status, await list_steps(workflow), await list_asked(workflow)
 
-    found, waiting = run_here(read)
+    found, steps, waiting = run_here(read)
     if as_json:
-        print_json({**asdict(found), "waiting": [asdict(each) for each in waiting]})
+        waits = [asdict(each) for each in waiting if each.answer is None]
+        answered = [asdict(each) for each in waiting if each.answer is not None]
+        told = {"steps": [asdict(each) for each in steps], "waiting": waits, "answered": answered}
+        print_json({**asdict(found), **told})
         return
     lines = {
         "id": found.id,
@@ -116,14 +136,45 @@ def show(workflow: str, as_json: bool) -> None:
         "updated": f"{found.updated:%Y-%m-%d %H:%M:%S}" if found.updated else "",
         "arguments": json.dumps(found.arguments, ensure_ascii=False),
         "error": found.error,
+        "result": json.dumps(found.result, ensure_ascii=False) if found.state == "done" else "",
     }
     for name, value in lines.items():
         if value:
             click.echo(f"{name:<10} {escape_controls(value)}")
+    if steps:
+        print_steps(steps)
     for each in waiting:
-        value = each.value if isinstance(each.value, str) else json.dumps(each.value, ensure_ascii=False, indent=2)
-        click.secho(f"waits for an approval at step {each.label}:", bold=True)
-        click.echo(escape_controls(value))
+        if each.answer is None:
+            value = each.value if isinstance(each.value, str) else json.dumps(each.value, ensure_ascii=False, indent=2)
+            click.secho(f"waits for an approval at step {each.label}:", bold=True)
+            click.echo(escape_controls(value))
+        else:
+            verdict = "approved" if each.answer else "rejected"
+            note = f" ({each.answer.note})" if each.answer.note else ""
+            click.secho(f"step {each.label} is answered: {verdict}{escape_controls(note)}.", bold=True)
+            click.echo(
+                f"It goes on when a worker runs {escape_controls(found.name)} in version "
+                f"{escape_controls(found.version)}. `crow workflows fork --version` moves it to another one."
+            )
+
+
+def show_value(value: Any) -> str:
+    """Return a JSON value as text; empty for null."""
+    return "" if value is None else json.dumps(value, ensure_ascii=False)
+
+
+def print_steps(steps: "Sequence[WorkflowStep]") -> None:
+    """Print steps as a table, each with its number for `fork --step`."""
+    rows = [
+        (
+            each.label or "in a branch",
+            each.name,
+            each.state,
+            shorten(escape_line(each.error or show_value(each.result)), RESULT_WIDTH),
+        )
+        for each in steps
+    ]
+    print_table(("STEP", "NAME", "STATE", "RESULT"), rows)
 
 
 @workflows.command()
@@ -174,7 +225,7 @@ def resume(workflow: str) -> None:
 
 @workflows.command()
 @WORKFLOW
-@click.option("--step", type=int, help="The first step to do again; by default the one after the last.")
+@click.option("--step", type=int, help="The first step to do again, as `show` numbers them; by default after the last.")
 @click.option("--id", "new_id", metavar="ID", default="", help="The id of the fork.")
 @click.option("--version", default="", help="The version of the workflow in the programs that shall do it.")
 def fork(workflow: str, step: int | None, new_id: str, version: str) -> None:

@@ -78,13 +78,13 @@ async def use_tool(session: Session, use: ToolUse) -> None:
     tool_call = session.toolbox.parse(use)
     end = None
     await session.hooks.before_announcement.run(session, tool_call)
-    session.mark_decided(tool_call)
+    await session.mark_decided(tool_call)
     await session.log.written()
     try:
         await session.stream.announce(tool_call)
         result = session.toolbox.reject(tool_call) or await session.decide(tool_call)
         if result is None:
-            session.mark_started(tool_call)
+            await session.mark_started(tool_call)
             await session.update(ToolCallUpdate(tool_call_id=tool_call.id, status="in_progress"))
             result = await session.toolbox.call(tool_call, session.meta(tool_call))
         result = await session.hooks.after_tool.run(result, session, tool_call)

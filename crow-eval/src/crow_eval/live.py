@@ -28,6 +28,7 @@ from crow_core.messages.worktree import WorkTree, find_recorded
 from crow_core.models.chat import ChatModel
 from crow_core.session.prompts import Prompt
 from crow_core.session.session import Session
+from crow_core.spending import Spending
 from crow_extensions.worktree import WorkTreeError, check_restorable, restore_worktree
 from crow_persistence.database import Database
 from crow_persistence.loader import find_session_by_id
@@ -47,7 +48,6 @@ from crow_eval.reask import (
     strip,
 )
 from crow_eval.runs import run_together
-from crow_eval.tasks import Limits
 
 OTHER_FOLDER = (
     "Not run: {} is the folder of the session that is asked again, and this one works in a copy of it. The copy is {}."
@@ -178,7 +178,7 @@ async def ask_in(
     to_copy = partial(replace_paths, find_paths(stored, tree), str(top))
     async with Agent(model, mode=settings.mode, extensions=[use], budget=settings.budget, env=settings.env) as agent:
         session = await agent.make_session(id, cwd)
-        counts = meter.counts[id] = SessionCounts(Limits(requests=settings.max_requests))
+        counts = meter.counts[id] = SessionCounts(Spending(requests=settings.max_requests))
         denied: list[str] = []
         try:
             for at in find_prompts(stored.log):

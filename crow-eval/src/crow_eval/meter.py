@@ -1,13 +1,12 @@
 """Counts of the model calls of each session, and the limits of a task."""
 
 from dataclasses import dataclass, field
-from functools import partial
 
 from crow_core.app import Crow
-from crow_core.errors import EndTurn
-from crow_core.models.chat import ModelCall, ModelRequest
+from crow_core.models.chat import ModelCall
 from crow_core.models.usage import count_tokens, find_price
 from crow_core.session.session import Session
+from crow_core.spending import Spending, limit_calls
 
 from crow_eval.tasks import Limits
 
@@ -16,38 +15,47 @@ from crow_eval.tasks import Limits
 class SessionCounts:
     """The requests, tokens, cost and time of a session, with those of its sub-agents."""
 
-    limits: Limits = field(default_factory=Limits)
-    requests: int = 0
+    spending: Spending = field(default_factory=Spending)
     input: int = 0
     output: int = 0
     cached: int = 0
-    cost: float | None = None
     currency: str | None = None
     first: float | None = None
     """Milliseconds until the first delta of the first model call."""
-    reached: str = ""
-    """A sentence about the limit that was reached; empty if none was."""
+
+    @property
+    def requests(self) -> int:
+        """The model calls."""
+        return int(self.spending.spent.get("requests", 0))
+
+    @property
+    def cost(self) -> float | None:
+        """The cost, in `currency`; None if it is unknown."""
+        return None if self.currency is None else self.spending.spent.get("money", 0.0)
+
+    @property
+    def reached(self) -> str:
+        """A sentence about the limit that ended the turn; empty if none did."""
+        if not self.spending.stopped:
+            return ""
+        what = self.spending.find_reached()[0]
+        return f"The limit of {self.spending.limits[what]:,.6g} {'cost' if what == 'money' else what} is reached."
 
     def add(self, model_call: ModelCall) -> None:
-        """Count a model call that has ended."""
+        """Count the tokens of a model call that has ended, by their kind."""
         counted, price = count_tokens(model_call), find_price(model_call)
-        self.requests += 1
         self.input += counted["prompt"]
         self.output += counted["completion"]
         self.cached += counted["cached"]
-        if price is not None:
-            self.cost, self.currency = (self.cost or 0.0) + price[0], price[1]
+        self.currency = price[1] if price else self.currency
         if self.first is None and model_call.first_delta:
             self.first = (model_call.first_delta - model_call.started) * 1000
 
-    def find_reached(self) -> str:
-        """Return a sentence about a limit that is reached; empty if none is."""
-        used = {"requests": self.requests, "tokens": self.input + self.output, "cost": self.cost or 0.0}
-        for name, amount in used.items():
-            limit = getattr(self.limits, name)
-            if limit is not None and amount >= limit:
-                return f"The limit of {limit:,.6g} {name} is reached."
-        return ""
+
+def to_spending(limits: Limits, task: str) -> Spending:
+    """Convert the limits of the task with this id."""
+    setting = f"`cost` in the limits of the task {task}"
+    return Spending(limits.requests, limits.tokens, limits.cost, setting=setting)
 
 
 class Meter:
@@ -65,19 +73,9 @@ class Meter:
 
 def measure(crow: Crow, *, meter: Meter) -> None:
     """Count what each session takes, and end its turn before a model call that is beyond a limit of its task."""
-    crow.model_call(partial(count, meter))
-    crow.before_model(partial(stop, meter))
+    limit_calls(crow, lambda session: meter.find(session).spending)
 
-
-def count(meter: Meter, session: Session, model_call: ModelCall) -> None:
-    """Count a model call that has ended."""
-    if model_call.ended:
-        meter.find(session).add(model_call)
-
-
-def stop(meter: Meter, request: ModelRequest, session: Session) -> None:
-    """End the turn if a limit is reached. Raises EndTurn."""
-    counts = meter.find(session)
-    if sentence := counts.find_reached():
-        counts.reached = sentence
-        raise EndTurn("max_turn_requests", sentence)
+    @crow.model_call
+    def count(session: Session, model_call: ModelCall) -> None:
+        if model_call.ended:
+            meter.find(session).add(model_call)

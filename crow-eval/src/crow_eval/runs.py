@@ -24,10 +24,10 @@ from crow_persistence.database import Database
 from crow_eval.cells import LIMIT, Cell, EvaluationSettings, Variant
 from crow_eval.checks import CheckResult, Judge, Work, run_checks
 from crow_eval.judging import Judges
-from crow_eval.meter import Meter, SessionCounts, measure
+from crow_eval.meter import Meter, SessionCounts, measure, to_spending
 from crow_eval.prompts import replace_prompts
 from crow_eval.store import CellWriter, Evaluation, load, locked, now
-from crow_eval.tasks import Task
+from crow_eval.tasks import JudgeCheck, Task
 from crow_eval.workspaces import WorkspaceError, open_workspace
 
 ANSWER_LIMIT = 20_000
@@ -57,6 +57,23 @@ async def find_model_names(models: Sequence[str], env: Mapping[str, str]) -> lis
         found = await search_models(config, whole, model)
         names.append(model or next(iter(found.models)))
     return names
+
+
+async def check_prices(
+    models: Sequence[str], judge: str, tasks: Sequence[Task], budget: Budget, env: Mapping[str, str]
+) -> None:
+    """Raises ConfigError if the budget or a task limits money and a model of its calls has no prices.
+
+    "" means the configured model, and for `judge` the first of the models. Raises ModelError for a missing one.
+    """
+    home = Home.find(env)
+    config, whole = load_config(home, env), load_environment(home, env)
+    judges = [check.model or judge for task in tasks for check in task.checks if isinstance(check, JudgeCheck)]
+    limited = [to_spending(task.limits, task.id) for task in tasks]
+    for model in dict.fromkeys([*models, *filter(None, judges)]):
+        found = next(iter((await search_models(config, whole, model)).models.values()))
+        for spending in [budget, *(limited if model in models else ())]:
+            spending.check_prices(found)
 
 
 def find_hidden(env: Mapping[str, str]) -> list[str]:
@@ -209,7 +226,7 @@ class Runner:
         outcome, fault, limit = cell.outcome, "", ""
         session = await self.agent.session(cwd=folder)
         cell.session = session.id
-        counts = self.meter.counts[session.id] = SessionCounts(limits)
+        counts = self.meter.counts[session.id] = SessionCounts(to_spending(limits, task.id))
         began = monotonic()
         try:
             result: Result[Any] = await session.prompt(task.prompt, output=schema, timeout=limits.timeout)

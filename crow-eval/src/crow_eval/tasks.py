@@ -11,13 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Annotated, Any, TypeAlias, TypeVar, cast
 
 import msgspec
 from crow_agent.settings.config import Fault, find_fault, to_config_error, to_read_error
 from crow_core.errors import ConfigError
 from crow_core.session.output import check_schema
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 T = TypeVar("T", bound=Struct)
 
@@ -112,12 +112,12 @@ KINDS: dict[str, type[Check]] = {
 class Limits(Struct, forbid_unknown_fields=True, kw_only=True):
     """The most that a run of a task may take; a run that reaches a limit has failed."""
 
-    requests: int | None = None
+    requests: Annotated[int, Meta(ge=0)] | None = None
     """Model calls."""
-    tokens: int | None = None
+    tokens: Annotated[int, Meta(ge=0)] | None = None
     """Input and output together."""
-    cost: float | None = None
-    """In the currency of the model's prices."""
+    cost: Annotated[float, Meta(ge=0)] | None = None
+    """In the currency of the model's prices, which it must have."""
     timeout: float | None = None
     """Seconds."""
 

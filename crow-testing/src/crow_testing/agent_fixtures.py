@@ -32,7 +32,8 @@ def make_agent(home: Path, tmp_path: Path) -> Callable[..., Agent]:
     """Make an agent whose model plays these replies, or the one that a function makes."""
 
     def make(*replies: Any, **options: Any) -> Agent:
-        model = ScriptedModel(replies[0] if replies and callable(replies[0]) else replies)
+        script: Any = replies[0] if replies and callable(replies[0]) else replies
+        model = ScriptedModel(script)
         env = {"HOME": str(home), "CROW_HOME": str(home / "crow"), "PATH": "/usr/bin:/bin"}
         settings: dict[str, Any] = {"env": env, "cwd": tmp_path, **options}
         agent = Agent(model, **settings)

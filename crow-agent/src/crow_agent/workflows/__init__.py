@@ -16,6 +16,8 @@ from crow_agent.workflows.errors import WorkflowError as WorkflowError
 from crow_agent.workflows.errors import WorkflowFailed as WorkflowFailed
 from crow_agent.workflows.errors import WorkflowNotFound as WorkflowNotFound
 from crow_agent.workflows.queues import WorkflowQueue as WorkflowQueue
+from crow_agent.workflows.steps import WorkflowStep as WorkflowStep
+from crow_agent.workflows.steps import list_steps as list_steps
 from crow_agent.workflows.workflow import Workflow as Workflow
 from crow_agent.workflows.workflow import WorkflowHandle as WorkflowHandle
 from crow_agent.workflows.workflow import WorkflowStatus as WorkflowStatus

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from crow_core.acp.schema import PermissionOption, RequestPermissionRequest, ToolCall, ToolCallFields, ToolCallUpdate
 from crow_core.errors import ElicitationError, EndTurn
@@ -37,17 +38,27 @@ async def list_waiting(
     workflow_id: str = "", *, url: str = "", env: Mapping[str, str] | None = None
 ) -> list[WaitingApproval]:
     """List what waits for a person's answer, of one run or of all."""
+    return [each for each in await list_asked(workflow_id, url=url, env=env) if each.answer is None]
+
+
+async def list_asked(
+    workflow_id: str = "", *, url: str = "", env: Mapping[str, str] | None = None
+) -> list[WaitingApproval]:
+    """Like `list_waiting`, with what has an answer that no program has taken yet."""
     from crow_agent.workflows import engine, place
 
-    waiting: list[WaitingApproval] = []
+    asked: list[WaitingApproval] = []
     async with engine.open_store(url or find_url(env)[0]) as store:
         ids = [workflow_id] if workflow_id else None
         for stored in await store.list_workflows_async(workflow_ids=ids, status=engine.UNFINISHED, load_input=False):
-            for key, value in (await engine.read_waiting(store, stored)).items():
-                if key.startswith(place.WAITING) and value is not None:
-                    label = key.removeprefix(place.WAITING)
-                    waiting.append(WaitingApproval(stored.workflow_id, label, value["value"], value["seconds"]))
-    return waiting
+            events = await engine.read_waiting(store, stored)
+            topics = [key for key, value in events.items() if key.startswith(place.WAITING) and value is not None]
+            given = await engine.read_messages(store, stored.workflow_id) if topics else {}
+            for topic in topics:
+                answered = Approval(given[topic]["approved"], given[topic]["note"]) if topic in given else None
+                label, event = topic.removeprefix(place.WAITING), events[topic]
+                asked.append(WaitingApproval(stored.workflow_id, label, event["value"], event["seconds"], answered))
+    return asked
 
 
 async def answer(
@@ -63,23 +74,41 @@ async def answer(
     """Answer what a run waits for, from any process; the first answer counts. It needs no running engine.
 
     The answer is stored in the audit log first, as given by `by`. `label`: the step, if it waits for more than one
-    answer. Raises WorkflowError if it waits for none, or if the audit log cannot be written.
+    answer. Raises WorkflowError if it waits for none, has another answer already, or if the audit log cannot be
+    written.
     """
     refuse_below_crow()
     from crow_agent.workflows import engine, place
 
     url = url or find_url(env)[0]
     waiting = [each for each in await list_waiting(workflow_id, url=url) if not label or each.label == label]
-    if not waiting:
-        raise WorkflowError(f"Workflow {workflow_id} waits for no approval.")
-    if len(waiting) > 1:
-        labels = ", ".join(each.label for each in waiting)
-        raise WorkflowError(f"Workflow {workflow_id} waits for several approvals: name the step, one of {labels}.")
-    await asyncio.to_thread(record_answer, waiting[0], Approval(approved, note), by, env)
-    topic = place.WAITING + waiting[0].label
     async with engine.open_store(url) as store:
-        message = {"approved": approved, "note": note}
+        if not waiting:
+            given = await engine.read_messages(store, workflow_id)
+            stands = given.get(place.WAITING + label) if label else next(reversed(given.values()), None)
+            raise WorkflowError(f"Workflow {workflow_id} waits for no approval.{describe_answer(stands)}")
+        if len(waiting) > 1:
+            labels = ", ".join(each.label for each in waiting)
+            raise WorkflowError(f"Workflow {workflow_id} waits for several approvals: name the step, one of {labels}.")
+        message = {"approved": approved, "note": note, "by": by, "id": uuid4().hex}
+        topic = place.WAITING + waiting[0].label
+        await asyncio.to_thread(record_answer, waiting[0], Approval(approved, note), by, env)
         await store.send_async(workflow_id, message, topic, idempotency_key=f"{workflow_id}/{topic}")
+        stands = (await engine.read_messages(store, workflow_id)).get(topic, message)
+    if stands.get("id") != message["id"]:  # another process has answered between the look and the answer
+        sentence = f"This answer does not count.{describe_answer(stands)}"
+        standing = Approval(stands["approved"], sentence)
+        await asyncio.to_thread(record_answer, waiting[0], standing, by, env)
+        raise WorkflowError(f"Workflow {workflow_id} has an answer already. {sentence}")
+
+
+def describe_answer(given: Mapping[str, Any] | None) -> str:
+    """Make a sentence about the answer that counts; empty if there is none."""
+    if given is None:
+        return ""
+    note = f" ({given['note']})" if given["note"] else ""
+    by = f", by {given['by']}" if given.get("by") else ""
+    return f" The answer that counts: {'approved' if given['approved'] else 'rejected'}{by}{note}."
 
 
 def refuse_below_crow() -> None:

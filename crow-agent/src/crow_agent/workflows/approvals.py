@@ -27,3 +27,5 @@ class WaitingApproval:
     """The value to approve, as JSON values."""
     seconds: float
     """The seconds for which it waits."""
+    answer: Approval | None = None
+    """The answer that was given, and that no program has taken yet; None if it waits for one."""

@@ -312,7 +312,7 @@ class Engine:
                 "workflow_fn": self._functions[each.name],
                 "schedule": each.schedule,
                 "queue_name": each.queue or None,
-                "context": {"version": each.version},
+                "context": {"version": each.version, "queue": each.queue},
             }
             for each in self.registrations.values()
             if each.schedule
@@ -481,8 +481,9 @@ class Engine:
     ) -> "WorkflowHandleAsync[Any]":
         """Start a workflow, or put it into its queue. Raises WorkflowConflict if its id is that of another."""
         registration = self.registrations[name]
+        attributes = {"version": registration.version, "queue": registration.queue}
         try:
-            with SetWorkflowAttributes({"version": registration.version}), set_id(id):
+            with SetWorkflowAttributes(attributes), set_id(id):
                 if not registration.queue:
                     return await DBOS.start_workflow_async(self._functions[name], arguments)
                 with SetEnqueueOptions(priority=priority, queue_partition_key=tenant or None):
@@ -542,6 +543,37 @@ def read_scheduled_version(arguments: Any) -> str:
             return version
         case _:
             return ""
+
+
+def find_queue(stored: StoredWorkflow) -> str | None:
+    """Return the queue of a run, also of a cancelled one, which DBOS takes out of its queue; None if it has none."""
+    if stored.queue_name and stored.queue_name != INTERNAL_QUEUE_NAME:
+        return stored.queue_name
+    match stored.input:
+        case {"args": [_, {"queue": str(queue)}]} if queue:
+            return queue
+        case _:
+            return read_attributes(stored.attributes).get("queue") or None
+
+
+async def find_run(store: "type[DBOS] | DBOSClient", id: str) -> StoredWorkflow:
+    """Find a stored run by its id. Raises WorkflowNotFound."""
+    found = await store.list_workflows_async(workflow_ids=[id])
+    if not found:
+        raise WorkflowNotFound(id)
+    return found[0]
+
+
+async def put_into_queue(url: str, id: str, step: int | None) -> None:
+    """Let a run that has ended go on in its queue: from a step, or where it is for None."""
+    async with open_store(url) as store:
+        stored = await find_run(store, id)
+        queue = find_queue(stored)
+        if step is None:
+            await store.resume_workflow_async(id, queue_name=queue)
+        else:
+            key = stored.queue_partition_key
+            await store.rewind_workflow_async(id, start_step=step, queue_name=queue, queue_partition_key=key)
 
 
 def is_about_progress(error: DBAPIError) -> bool:
@@ -681,8 +713,15 @@ def get_system(store: "type[DBOS] | DBOSClient") -> Any:
 async def fork(url: str, id: str, step: int, new_id: str, version: str) -> str:
     """Start a new run that has the results of another one up to a step. Return its id."""
     async with open_store(url) as store:
+        stored = await find_run(store, id)
         with set_id(new_id):  # no program has the version "-", so it does not start yet
-            handle: Any = await store.fork_workflow_async(id, step, application_version="-")
+            handle: Any = await store.fork_workflow_async(
+                id,
+                step,
+                application_version="-",
+                queue_name=find_queue(stored),
+                queue_partition_key=stored.queue_partition_key,
+            )
         system = get_system(store)
         await asyncio.to_thread(complete_fork, system, id, handle.get_workflow_id(), step, version)
     return str(handle.get_workflow_id())
@@ -700,11 +739,17 @@ def complete_fork(system: Any, id: str, new_id: str, step: int, version: str) ->
     with system.engine.begin() as connection:
         copied = sa.select(sa.literal(new_id), *(steps.c[name] for name in names)).where(*its)
         connection.execute(sa.insert(steps).from_select(["workflow_uuid", *names], copied))
-        row = connection.execute(sa.select(runs.c.name, runs.c.attributes).where(runs.c.workflow_uuid == new_id)).one()
-        version = version or read_version(row.attributes)
+        columns = (runs.c.name, runs.c.attributes, runs.c.priority)
+        row = connection.execute(sa.select(*columns).where(runs.c.workflow_uuid == id)).one()
+        attributes = read_attributes(row.attributes)
+        version = version or read_version(attributes)
         newest = sa.select(programs.c.version_name).order_by(programs.c.version_timestamp.desc())
         fits = (name for name in connection.scalars(newest) if f"{row.name}={version}" in name.split(","))
-        values = {"attributes": {"version": version, "step": step}, "application_version": next(fits, "-")}
+        values = {
+            "attributes": {**attributes, "version": version, "step": step},
+            "application_version": next(fits, "-"),
+            "priority": row.priority,
+        }
         connection.execute(sa.update(runs).where(runs.c.workflow_uuid == new_id).values(**values))
 
 
@@ -758,6 +803,20 @@ async def wait_for_result(url: str, id: str) -> Any:
 async def read_waiting(store: "type[DBOS] | DBOSClient", stored: StoredWorkflow) -> dict[str, Any]:
     """Read the events of a workflow."""
     return await asyncio.to_thread(get_system(store).get_all_events, stored.workflow_id)
+
+
+async def read_messages(store: "type[DBOS] | DBOSClient", id: str) -> dict[str, Any]:
+    """Read the messages that a workflow was sent, taken or not, by topic, the oldest first."""
+    system = get_system(store)
+    table = system.tables.notifications
+
+    def read() -> dict[str, Any]:
+        its = sa.select(table.c.topic, table.c.message).where(table.c.destination_uuid == id)
+        with system.engine.begin() as connection:
+            rows = connection.execute(its.order_by(table.c.created_at_epoch_ms)).all()
+        return {row.topic: load_json(row.message) for row in rows}
+
+    return await asyncio.to_thread(read)
 
 
 ENGINE: Engine | None = None

@@ -4,7 +4,7 @@ import json
 import re
 import sys
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from inspect import Parameter, signature
 from typing import Any, cast, get_type_hints
 
@@ -15,6 +15,11 @@ from crow_agent.workflows.errors import WorkflowError
 
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 PART = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw])")
+
+
+def to_time(milliseconds: int | None) -> datetime | None:
+    """Convert milliseconds since 1970 to a time of this place."""
+    return None if milliseconds is None else datetime.fromtimestamp(milliseconds / 1000).astimezone()
 
 
 def to_seconds(duration: str | float | timedelta) -> float:

@@ -20,7 +20,8 @@ from crow_agent.workflows.errors import (
 )
 from crow_agent.workflows.location import find_url
 from crow_agent.workflows.queues import WorkflowQueue
-from crow_agent.workflows.values import bind, from_plain, get_hints, to_plain, to_seconds, unbind
+from crow_agent.workflows.steps import find_first_to_fork, to_steps
+from crow_agent.workflows.values import bind, from_plain, get_hints, to_plain, to_seconds, to_time, unbind
 
 if TYPE_CHECKING:
     from crow_agent.workflows.engine import Engine
@@ -116,6 +117,8 @@ class WorkflowStatus:
     parent: str = ""
     """The id of the run that started it."""
     forked_from: str = ""
+    result: Any = None
+    """The result of a run that is done, as JSON values."""
 
 
 class WorkflowHandle(Generic[T]):
@@ -187,12 +190,8 @@ def to_status(stored: Any) -> WorkflowStatus:
         to_time(stored.updated_at),
         stored.parent_workflow_id or "",
         stored.forked_from or "",
+        stored.output,
     )
-
-
-def to_time(milliseconds: int | None) -> datetime | None:
-    """Convert milliseconds since 1970 to a time of this place."""
-    return None if milliseconds is None else datetime.fromtimestamp(milliseconds / 1000).astimezone()
 
 
 async def list_workflows(
@@ -217,7 +216,7 @@ async def cancel(workflow_id: str, *, url: str = "", env: Mapping[str, str] | No
 
 
 async def resume(workflow_id: str, *, url: str = "", env: Mapping[str, str] | None = None) -> None:
-    """Go on with a run that was cancelled, or that has failed, from the step that failed.
+    """Go on with a run that was cancelled, or that has failed, from the step that failed; it waits in its queue again.
 
     A process that knows the workflow does the work. Raises WorkflowError for a run that is under way or done.
     """
@@ -228,14 +227,14 @@ async def resume(workflow_id: str, *, url: str = "", env: Mapping[str, str] | No
     status = await WorkflowHandle[Any](workflow_id, url).status()
     if status.state not in ("cancelled", "failed"):
         raise WorkflowError(f"Workflow {workflow_id} is {status.state}: only what was cancelled or has failed goes on.")
-    async with engine.open_store(url) as store:
-        if status.state == "cancelled":
-            await store.resume_workflow_async(workflow_id)
-            return
-        steps = await store.list_workflow_steps_async(workflow_id)
+    step = None
+    if status.state == "failed":
+        async with engine.open_store(url) as store:
+            steps = await store.list_workflow_steps_async(workflow_id)
         failed = [each["function_id"] for each in steps if each["error"] is not None]
         last = max((each["function_id"] for each in steps), default=0)
-        await store.rewind_workflow_async(workflow_id, start_step=last if last in failed else last + 1)
+        step = last if last in failed else last + 1
+    await engine.put_into_queue(url, workflow_id, step)
 
 
 async def fork(
@@ -249,19 +248,20 @@ async def fork(
 ) -> "WorkflowHandle[Any]":
     """Start a new run that has the results and the sessions of another one, up to a step, and goes on by itself.
 
-    `step`: the first that is done again, by default the one after the last. `version`: that of the workflow in the
-    programs that shall do it, by default the same. Raises WorkflowNotFound.
+    It waits in the same queue. `step`: the number of the first step that is done again, as in `list_steps`; by default
+    the one after the last. `version`: that of the workflow in the programs that shall do it, by default the same.
+    Raises WorkflowNotFound.
     """
     refuse_below_crow()
     from crow_agent.workflows import engine
 
     url = url or find_url(env)[0]
+    async with engine.open_store(url) as store:
+        await engine.find_run(store, workflow_id)
+        stored = await store.list_workflow_steps_async(workflow_id)
     if step is None:
-        await WorkflowHandle[Any](workflow_id, url).status()
-        async with engine.open_store(url) as store:
-            done = [each["function_id"] for each in await store.list_workflow_steps_async(workflow_id)]
-        tops = [number if number < engine.BRANCH_STEPS else number // engine.BRANCH_STEPS for number in done]
-        step = max((top for top in tops if top < engine.BRANCHES), default=0) + 1
+        step = max((each.number for each in to_steps(stored)), default=0) + 1
+    step = find_first_to_fork(stored, step)
     return WorkflowHandle[Any](await engine.fork(url, workflow_id, step, id, version), url)
 
 

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import json
 from collections.abc import AsyncGenerator, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from itertools import islice
@@ -263,6 +264,13 @@ class Toolbox:
         if tool_call.fault:
             return ToolResult.error(f"{name} was not run. {tool_call.fault} Correct the arguments and call again.")
         return None
+
+    async def connect(self, tool_call: ToolCall) -> None:
+        """Connect the server of a call's tool if it is not connected. A failure is reported by the call itself."""
+        server = tool_call.tool and tool_call.tool.server
+        if server is not None and server.source is not None and not server.connected:
+            with suppress(Exception):
+                await server.client()
 
     async def call(self, tool_call: ToolCall, meta: dict[str, Any]) -> ToolResult:
         """Run a call that `reject` did not answer; `meta` goes along as the `_meta` of the request."""

@@ -4,7 +4,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from crow_core.models.chat import ChatModel, ModelCall, encode_json
+from crow_core.models.chat import ModelCall, Prices, encode_json
 
 ASSUMED_WINDOW = 32_768
 """Tokens assumed to fit where neither the configuration nor the server tells. With too many, servers cut silently."""
@@ -55,7 +55,7 @@ def find_price(model_call: ModelCall) -> tuple[float, str] | None:
     """Return a model call's cost and its currency; None if it is unknown, as no prices are configured."""
     if model_call.cost:
         return model_call.cost
-    prices = model_call.model.prices if isinstance(model_call.model, ChatModel) else None
+    prices: Prices | None = getattr(model_call.model, "prices", None)
     if prices is None:
         return None
     counted = count_tokens(model_call)

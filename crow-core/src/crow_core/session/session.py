@@ -293,20 +293,24 @@ class Session:
         if not any(entry.get("crow", {}).get("purpose") == "system" for entry in self.view.entries()):
             self.prompts.system = None
 
-    def mark_started(self, tool_call: ToolCall) -> None:
-        """Note that a call may have effects from now on; if its turn has a key and it not only reads, by a marker."""
-        self.begun.add(tool_call.id)
+    async def mark_started(self, tool_call: ToolCall) -> None:
+        """Note that a call may have effects from now on; if its turn has a key and it not only reads, by a marker.
+
+        The tool's server is connected before the marker: a call that is marked and lost never runs again.
+        """
         if self.turns.key and tool_call.kind not in ("read", "search", "think"):
             markers = find_markers_of_call(self.log, tool_call.id)
             if not any(notes.get("kind") == "started" for notes in markers):
+                await self.toolbox.connect(tool_call)
                 self.log.append({"crow": {"kind": "started", "call": tool_call.id}})
+        self.begun.add(tool_call.id)
 
-    def mark_decided(self, tool_call: ToolCall) -> None:
+    async def mark_decided(self, tool_call: ToolCall) -> None:
         """Append the marker of `mark_started` early if the log has the decision that the call may run, so that both are
         written together."""
         markers = find_markers_of_call(self.log, tool_call.id) if self.turns.key else []
         if any(notes.get("kind") == "decision" and notes.get("is") == "allow" for notes in markers):
-            self.mark_started(tool_call)
+            await self.mark_started(tool_call)
             self.begun.discard(tool_call.id)
 
     async def decide(self, tool_call: ToolCall) -> ToolResult | None:
@@ -325,7 +329,7 @@ class Session:
             if function not in judges:
                 self.begun.add(tool_call.id)  # it may do anything
                 if self.turns.key and tool_call.is_answered_by_hook:
-                    self.mark_started(tool_call)
+                    await self.mark_started(tool_call)
                     await self.log.written()
             if (result := await hook.ask(function, self, tool_call)) is not None:
                 return result

@@ -15,6 +15,9 @@ class ScriptedModel:
     It raises `ScriptEnded` after the end of the list.
     """
 
+    is_free = True
+    """True: a limit of money holds without prices."""
+
     def __init__(
         self,
         script: Callable[[dict[str, Any]], Reply | Awaitable[Reply]] | Sequence[Reply],

@@ -133,14 +133,15 @@ async def run_dataset(
     if validate:
         return await validate_dataset(load_dataset(dataset), at_once, env)
     database = open_database(env)
+    budget = Budget(money=max_cost, setting="--max-cost")
     if resume:
         evaluation, tasks = load_begun(database, resume)
+        await runs.check_prices(evaluation.settings.models, evaluation.settings.judge, tasks, budget, env)
     else:
         tasks = load_dataset(dataset)
+        await runs.check_prices(options["models"] or [""], options["judge"], tasks, budget, env)
         evaluation = await begin(database, dataset, tasks, at_once, env, **options)
-    budget = None if max_cost is None else Budget(money=max_cost)
-    if budget is not None:
-        budget.spend("money", sum(cell.cost or 0 for cell in evaluation.cells))
+    budget.spend("money", sum(cell.cost or 0 for cell in evaluation.cells))
     reason = ""
     try:
         with reporting(evaluation) as report:

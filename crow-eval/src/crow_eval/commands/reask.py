@@ -178,7 +178,9 @@ async def reask_live(
         chosen = choose_model(models, changes, one.requests[0])
         return next(name for name, model in models.items() if model is chosen)
 
-    budget = None if live["max_cost"] is None else Budget(money=live["max_cost"])
+    budget = Budget(money=live["max_cost"], setting="--max-cost")
+    for one in stored:
+        budget.check_prices(choose_model(models, changes, one.requests[0]))
     mode, most = live["mode"] or "accept-edits", live["max_requests"] or MAX_LIVE_REQUESTS
     settings = LiveSettings(changes, mode, most, os.environ, budget)
     with reporting(stored) as report:
