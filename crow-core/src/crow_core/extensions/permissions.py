@@ -29,7 +29,7 @@ from crow_core.errors import ConfigError
 from crow_core.git import find_foreign_settings, find_git_options, make_git_environment
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.tool import ToolCall
-from crow_core.messages import Message
+from crow_core.messages import Message, list_edits
 from crow_core.options import Option
 from crow_core.permission.judgement import (
     MODES,
@@ -85,8 +85,7 @@ def permissions(
             known = SessionPermissions(mode, rules, own, protected)
             set_permissions(session, known)
             known.kept = answers
-            notes = [entry.get("crow", {}) for entry in session.log]
-            known.has_edits = any(note.get("changes") or note.get("writes") for note in notes)
+            known.has_edits = any(list_edits(entry) or entry.get("crow", {}).get("writes") for entry in session.log)
         return known
 
     @crow.before_prompt
