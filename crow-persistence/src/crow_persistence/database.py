@@ -8,6 +8,7 @@ from collections.abc import Generator
 from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from errno import EACCES
 from functools import partial
+from glob import escape
 from pathlib import Path
 from threading import Lock
 from typing import Any, NoReturn
@@ -64,8 +65,9 @@ SQLITE_FAULTS = {
     "FULL": "cannot grow, as its disk is full. Make room, then try again",
     "READONLY": "cannot be written. Make the file, its folder and its disk writable, then try again",
     "CANTOPEN": "cannot be opened. It must be a file that you may read and write, in a folder where you may write",
-    "NOTADB": "is no SQLite database, or its beginning is damaged. Move it away, or name another in [database] url",
-    "CORRUPT": "is damaged; `crow db check` says where. Move it and its -wal away, and put a copy in its place if any",
+    "NOTADB": "is no SQLite database, or its beginning is damaged. `crow db restore FILE` puts a backup in its place",
+    "CORRUPT": "is damaged; `crow db check` says where. `crow db restore FILE` puts a backup in its place, and "
+    "`crow db repair NEW` saves what can be read",
     "IOERR": "could not be read or written. Look whether its disk is full or failing, then try again",
 }
 """SQLite error codes, and the rest of a sentence that begins with the file's name."""
@@ -133,14 +135,37 @@ class Database:
         ):
             yield connection
 
+    def erase_deleted(self) -> None:
+        """Remove the words of deleted messages from a SQLite database's index, and deleted rows from its write-ahead
+        log. PostgreSQL's autovacuum does this by itself. Raises StoreError."""
+        is_merged = not self.file
+        while not is_merged:  # in several transactions, so that other writers do not wait long
+            with self.begin_write() as connection:
+                is_merged = not search.merge(connection)
+        self._run_alone("PRAGMA wal_checkpoint(TRUNCATE)")
+
     def vacuum(self) -> None:
         """Return the space of deleted rows to the file system. PostgreSQL keeps it for new rows. Raises StoreError."""
+        self.erase_deleted()
+        self._run_alone("VACUUM", "PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def _run_alone(self, *statements: str) -> None:
+        """Run statements on a SQLite database outside of a transaction."""
         if self.file:
             with self._explained():
                 self._get_engine(writes=True)
             with self._wait_in_queue(self._lock_timeout), self._transaction(begin="") as connection:
-                connection.exec_driver_sql("VACUUM")
-                connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
+                for statement in statements:
+                    connection.exec_driver_sql(statement)
+
+    def list_copies(self) -> list[Path]:
+        """List the copies of the file that updates have made before they changed it."""
+        name = self.file.name if self.file else ""
+        return sorted(self.folder.glob(f"{escape(name)}.before-[0-9]*")) if name else []
+
+    def list_replaced(self) -> list[Path]:
+        """List the files that `crow db restore` has moved aside."""
+        return sorted(self.file.parent.glob(f"{escape(self.file.name)}.replaced-*")) if self.file else []
 
     def close(self) -> None:
         """Close the connections, those in use when their transactions end. The next use opens them again."""
@@ -428,6 +453,7 @@ def prepare_connection(driver: Any, _: Any, *, is_durable: bool = False) -> None
         driver.execute("PRAGMA journal_mode = WAL")
     driver.execute(f"PRAGMA synchronous = {'FULL' if is_durable else 'NORMAL'}")
     driver.execute("PRAGMA foreign_keys = ON")
+    driver.execute("PRAGMA secure_delete = ON")  # deleted rows are overwritten
 
 
 @contextmanager

@@ -270,6 +270,7 @@ class Store:
         """Delete a session."""
         with self.database.begin_write() as connection:
             forks.delete(connection, id, self.owner)
+        self.database.erase_deleted()
 
     def release(self, ids: Collection[str]) -> None:
         """Release the leases of sessions."""
