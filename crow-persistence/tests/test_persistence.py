@@ -10,7 +10,7 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from crow_core.acp.connection import RpcError
@@ -36,7 +36,10 @@ from crow_persistence.extension import persistence
 from crow_persistence.store import Store
 from crow_persistence.tables import blobs, calls, draft_parts, drafts, messages, metadata, sessions
 from crow_persistence.writes import SessionWrite
-from sqlalchemy import Connection, func, select, text
+from sqlalchemy import Connection, Engine, event, func, select, text
+
+if TYPE_CHECKING:
+    from conftest import Relay
 
 pytestmark = pytest.mark.anyio
 
@@ -454,6 +457,38 @@ async def test_rest_of_a_damaged_session_is_restored_and_counted(database: Datab
         assert asked(crow)[0]["messages"][1:] == asked_again[:-1]
         assert json.dumps(asked_again).count("one") == 2
         assert asked_again[-2]["content"] == "four"
+
+
+@pytest.mark.parametrize("moment", ["between turns", "within a turn", "within a transaction"])
+async def test_restart_of_postgresql_ends_no_turn(relay: "tuple[Relay, str]", tmp_path: Path, moment: str):
+    server, url = relay
+    database = Database(url, tmp_path)
+    crow = app(database, Reply("One."), Reply("Two."), Reply("Three."))
+    begun = False
+
+    @crow.before_model
+    def restart(request: Any, session: Session) -> Any:
+        if moment == "within a turn" and begun:
+            server.restart(0.5)
+        return request
+
+    def restart_once(*_: Any) -> None:
+        event.remove(Engine, "before_cursor_execute", restart_once)
+        server.restart(0.5)
+
+    async with connect(crow) as editor:
+        id = (await editor.new_session("/tmp")).session_id
+        await editor.prompt(id, "first")
+        begun = True
+        if moment == "between turns":
+            server.restart(0.5)
+        elif moment == "within a transaction":
+            event.listen(Engine, "before_cursor_execute", restart_once)
+        assert (await editor.prompt(id, "second")).stop_reason == "end_turn"
+        assert (await editor.prompt(id, "third")).stop_reason == "end_turn"
+    said = [entry.get("content") for entry in stored(database, id) if "role" in entry]
+    assert said == ["first", "One.", "second", "Two.", "third", "Three."]
+    database.close()
 
 
 def damage(database: Database, statement: str) -> None:

@@ -4,7 +4,7 @@ import os
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from errno import EACCES
 from functools import partial
@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 from urllib.parse import quote
 
 import crow_core.system as system
+import stamina
 from crow_core.errors import StoreError
 from sqlalchemy import (
     URL,
@@ -35,7 +36,7 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
 
 from crow_persistence import search
 from crow_persistence.queue import QueueStuck, wait_in_queue
@@ -58,6 +59,8 @@ process that is frozen within a transaction keeps its locks."""
 NO_IDLE_LIMIT = "SET LOCAL idle_in_transaction_session_timeout = 0"
 SHORT_TIMEOUT = 2.0
 """Seconds that a transaction waits for a lock if it may as well be left out."""
+RECONNECT_TIMEOUT = 10.0
+"""Seconds for which a connection to PostgreSQL is tried again after it was lost: so long a restart may take."""
 SCHEMA_LOCK = 0x63726F77_6462
 """PostgreSQL advisory lock, held while tables are created or changed."""
 SQLITE_FAULTS = {
@@ -78,6 +81,10 @@ VERSION = Table(
     Column("version_num", String(32), primary_key=True),
     Column("oldest_reader", String(32)),
 )
+
+
+class ConnectionLost(StoreError):
+    """The connection to PostgreSQL was lost in a transaction, which may succeed when it is tried again."""
 
 
 class Database:
@@ -200,7 +207,8 @@ class Database:
         with self._explained(), ExitStack() as stack:
             engine = self._get_engine(writes=writes, is_queued=writes)
             stack.callback(self._close_returned, engine, engine.pool)
-            connection = stack.enter_context(engine.connect().execution_options(**options))
+            limit = SHORT_TIMEOUT if options.get("briefly") else RECONNECT_TIMEOUT
+            connection = stack.enter_context(reconnect(engine, limit).execution_options(**options))
             try:
                 with connection.begin():
                     yield connection
@@ -222,7 +230,8 @@ class Database:
         try:
             yield
         except DBAPIError as error:
-            raise StoreError(self.explain(error)) from error
+            kind = ConnectionLost if error.connection_invalidated and not self.file else StoreError
+            raise kind(self.explain(error)) from error
 
     def _get_engine(self, *, writes: bool = False, is_queued: bool = False) -> Engine:
         """Return the engine of the open, updated database. `is_queued` is true if `_wait_in_queue` is running. Raises
@@ -454,6 +463,22 @@ def prepare_connection(driver: Any, _: Any, *, is_durable: bool = False) -> None
     driver.execute(f"PRAGMA synchronous = {'FULL' if is_durable else 'NORMAL'}")
     driver.execute("PRAGMA foreign_keys = ON")
     driver.execute("PRAGMA secure_delete = ON")  # deleted rows are overwritten
+
+
+def reconnect(engine: Engine, timeout: float) -> Connection:
+    """Connect to an open database; to PostgreSQL for at most `timeout` seconds, while it restarts. Raises
+    DBAPIError."""
+    if engine.dialect.name == "sqlite":
+        return engine.connect()
+    for attempt in retry_lost(OperationalError, timeout):
+        with attempt:
+            return engine.connect()
+    raise AssertionError  # unreachable: the last attempt raises
+
+
+def retry_lost(error: type[Exception], timeout: float = RECONNECT_TIMEOUT) -> Iterator[stamina.Attempt]:
+    """Yield attempts to do something again for `timeout` seconds while it raises this error."""
+    return iter(stamina.retry_context(error, attempts=None, timeout=timeout, wait_initial=0.1, wait_max=1.0))
 
 
 @contextmanager
