@@ -46,6 +46,10 @@ def persistence(
     commits = GroupCommit(url, folder, secrets)
     crow.servers.append(search_tool.make_server(commits.get_database))
 
+    @crow.session_start
+    def open_soon(session: Session) -> None:
+        commits.open_soon()
+
     @crow.before_prompt
     async def begin_turn(message: Message, session: Session) -> None:
         commits.begin_turn(session)

@@ -38,6 +38,11 @@ class Store:
         self.open_ids: set[str] = set()
         """Ids of the sessions that this owner holds the lease of."""
 
+    def open(self) -> None:
+        """Open the database."""
+        with self.database.begin_read():
+            pass
+
     def write_sessions(self, writes: Sequence[SessionWrite], *, briefly: bool = False) -> dict[str, Exception]:
         """Write what sessions have gathered, in one transaction. Return the faults of single sessions by their ids.
 
