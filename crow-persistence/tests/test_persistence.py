@@ -36,7 +36,7 @@ from crow_persistence.extension import persistence
 from crow_persistence.store import Store
 from crow_persistence.tables import blobs, calls, draft_parts, drafts, messages, metadata, sessions
 from crow_persistence.writes import SessionWrite
-from sqlalchemy import Connection, Engine, event, func, select, text
+from sqlalchemy import Connection, Engine, create_engine, event, func, inspect, select, text
 
 if TYPE_CHECKING:
     from conftest import Relay
@@ -138,6 +138,35 @@ async def test_session_is_listed_after_its_first_message(database: Database):
         await editor.prompt(id, "hi")
         listed = await editor.request("session/list", ListSessionsRequest())
         assert [found.title for found in listed.sessions] == ["Nothing yet"]
+
+
+async def test_first_prompt_is_stored_before_its_request_leaves(database: Database):
+    """The database opens while the user types."""
+    found: list[str] = []
+
+    def reply(request: dict[str, Any]) -> Reply:
+        found.extend(str(entry.get("content")) for entry in stored(database, id) if entry.get("role") == "user")
+        return Reply("Hello.")
+
+    crow = Crow(ScriptedModel(reply)).use(persistence, url=url_of(database), folder=database.folder)
+    async with connect(crow) as editor:
+        id = (await editor.new_session("/tmp")).session_id
+        async with asyncio.timeout(20):
+            while not has_tables(database):
+                await asyncio.sleep(0.02)
+        await editor.prompt(id, "first")
+    assert found == ["first"]
+
+
+def has_tables(database: Database) -> bool:
+    """Test whether a database was opened, without opening it."""
+    if database.file:
+        return database.file.exists() and database.file.stat().st_size > 0
+    engine = create_engine(database.url)
+    try:
+        return inspect(engine).has_table("messages")
+    finally:
+        engine.dispose()
 
 
 async def test_update_is_sent_after_earlier_messages_are_committed(database: Database):

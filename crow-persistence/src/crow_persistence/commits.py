@@ -87,13 +87,14 @@ class GroupCommit:
             await self.read(lambda store: store.open())
 
     @property
-    def _is_open(self) -> bool:
+    def is_open(self) -> bool:
+        """Whether the store is open."""
         return self.store_future is not None and self.store_future.done()
 
     def add(self, session: Session) -> SessionWrite:
         """Return what the next commit writes of a session. It runs after COMMIT_DELAY, or when somebody waits; that of
         a session's first message at once, if the database is open."""
-        if self._is_open and session.id not in self._begun and is_stored(session.log):
+        if self.is_open and session.id not in self._begun and is_stored(session.log):
             self._begun.add(session.id)
             self._commit_soon()
         elif self._timer is None and self._has_news(session):

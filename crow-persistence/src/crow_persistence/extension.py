@@ -12,7 +12,7 @@ from crow_core.app import Crow
 from crow_core.errors import StoreError
 from crow_core.log import new_id
 from crow_core.messages import Message
-from crow_core.models.chat import ModelCall
+from crow_core.models.chat import ModelCall, ModelRequest
 from crow_core.session import Command, Session
 from crow_core.store import ArchiveFilter, Page, Record, SessionChange, Summary
 
@@ -56,6 +56,12 @@ def persistence(
         if len(crow.sessions) > 1:  # the first request of a single session does not wait for the database
             with suppress(StoreError):  # the next write raises it again
                 await commits.get_store()
+
+    @crow.before_model
+    async def write_first_prompt(request: ModelRequest, session: Session) -> ModelRequest:
+        if commits.is_open and not any(entry.get("role") == "assistant" for entry in session.log):
+            await session.log.written()
+        return request
 
     @crow.turn_resume
     def resume_turn(session: Session, entries: Sequence[Message]) -> None:
