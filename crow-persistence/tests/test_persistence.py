@@ -338,6 +338,10 @@ async def test_session_is_rewritten_after_its_database_was_deleted(tmp_path: Pat
         await editor.prompt(id, "three")
         with closing(Database(url_of(database))) as new:
             assert stored(new, id) == crow.sessions[id].log
+        told = "This session is stored there again, without its earlier model calls."
+        await editor.until(lambda editor: told in str(editor.updates))
+        await editor.prompt(id, "four")
+        assert str(editor.updates).count(told) == 1
     database.close()
 
 

@@ -186,6 +186,10 @@ class GroupCommit:
             text = f"The model call {call[:8]} is not stored, and the session goes on without it. {reason}"
             self._tasks.add(task := asyncio.ensure_future(tell(write.session, text)))
             task.add_done_callback(self._tasks.discard)
+        if write.is_copy and error is None:
+            text = "The database is a new file. This session is stored there again, without its earlier model calls."
+            self._tasks.add(task := asyncio.ensure_future(tell(write.session, text)))
+            task.add_done_callback(self._tasks.discard)
         if write.done is not None and not write.done.done():
             if error is None:
                 write.done.set_result(None)

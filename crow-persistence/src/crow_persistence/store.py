@@ -103,7 +103,9 @@ class Store:
         for write in writes:
             progress = self.get_progress(write.session)
             if progress.engine is not connection.engine:
+                was_stored = progress.number > 0
                 writer.resync(connection, progress, write.session)
+                write.is_copy = write.is_copy or (was_stored and not progress.number)
             progress.engine = None  # until the transaction is committed
             write.model_calls[:0], progress.model_calls = progress.model_calls, []
             write.drop_model_calls(progress.lost_calls)
