@@ -83,7 +83,7 @@ VERSION = Table(
 )
 
 
-class ConnectionLost(StoreError):
+class DatabaseLost(StoreError):
     """The connection to PostgreSQL was lost in a transaction, which may succeed when it is tried again."""
 
 
@@ -230,7 +230,7 @@ class Database:
         try:
             yield
         except DBAPIError as error:
-            kind = ConnectionLost if error.connection_invalidated and not self.file else StoreError
+            kind = DatabaseLost if error.connection_invalidated and not self.file else StoreError
             raise kind(self.explain(error)) from error
 
     def _get_engine(self, *, writes: bool = False, is_queued: bool = False) -> Engine:

@@ -16,7 +16,7 @@ from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, InterfaceError
 
 from crow_persistence import audit, forks, leases, loader, requests, search, writer
 from crow_persistence.batch import Batch, OutOfStep
-from crow_persistence.database import RECONNECT_TIMEOUT, SHORT_TIMEOUT, ConnectionLost, Database, retry_lost
+from crow_persistence.database import RECONNECT_TIMEOUT, SHORT_TIMEOUT, Database, DatabaseLost, retry_lost
 from crow_persistence.heads import AnchoredHead, read_secrets
 from crow_persistence.progress import Progress
 from crow_persistence.requests import RequestEncoder
@@ -49,7 +49,7 @@ class Store:
         After a fault, the session's next write also writes the entries of this one. Raises StoreError if nothing could
         be written. `briefly` limits the wait for locks.
         """
-        for attempt in retry_lost(ConnectionLost, SHORT_TIMEOUT if briefly else RECONNECT_TIMEOUT):
+        for attempt in retry_lost(DatabaseLost, SHORT_TIMEOUT if briefly else RECONNECT_TIMEOUT):
             with attempt:
                 return self._write_sessions(writes, briefly=briefly)
         raise AssertionError  # unreachable: the last attempt raises
