@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import shutil
 import sqlite3
 import subprocess
@@ -175,7 +176,9 @@ async def test_prune_lists_what_would_go_and_deletes_it_only_when_told_to(aged: 
 
 
 async def test_prune_by_size_keeps_the_latest_sessions(aged: "Machine"):
-    assert "There is no such session." in (await aged.crow("db", "prune", "--max-size", "100", "--yes")).err
+    said = (await aged.crow("db", "prune", "--max-size", "100", "--yes")).err
+    assert re.fullmatch(r"All sessions take about 3\d\d,\d{3} bytes, no more than 100 MB: none has to go.\n", said)
+    assert "There is no such session." in (await aged.crow("db", "prune", "--max-size", "0", "--older-than", "999")).err
     assert (await aged.crow("db", "prune", "--max-size", "0", "--yes")).code == 0
     assert await list_titles(aged) == []
 
@@ -227,8 +230,115 @@ async def test_backup_is_a_complete_database(used: "Machine"):
             done = await used.crow("db", "backup", str(copy))
     assert done.code == 0, done.err
     assert copy.stat().st_mode & 0o077 == 0
-    copy.replace(used.home / "crow" / "crow.db")
+    assert (await used.crow("db", "restore", str(copy))).code == 0
     assert sorted(await list_titles(used)) == ["hi", "two"]
+    assert (await used.crow("db", "check")).code == 0
+
+
+def list_files(file: Path) -> dict[str, bytes]:
+    """Return the files of a database by their names, without the one that is locked."""
+    return {path.name: path.read_bytes() for path in file.parent.glob("crow.db*") if not path.name.endswith("-lock")}
+
+
+def leave_unfinished(file: Path) -> None:
+    """Leave the files of a crow that was killed: its last commits are in the write-ahead log alone."""
+    connection = sqlite3.connect(file)
+    connection.execute("PRAGMA wal_autocheckpoint = 0")
+    connection.execute("UPDATE sessions SET title = 'newer'")
+    connection.commit()
+    files = list_files(file)
+    connection.close()
+    for name, data in files.items():
+        file.with_name(name).write_bytes(data)
+
+
+@pytest.mark.parametrize("state", ["left by a killed crow", "damaged", "missing"])
+async def test_restored_backup_is_the_database_and_what_was_there_is_moved_aside(used: "Machine", state: str):
+    file, copy = used.home / "crow" / "crow.db", used.home / "copy.db"
+    said = (await used.crow("db", "backup", str(copy))).out
+    assert f"`crow db restore {copy}` puts it in the place of the database." in said
+    backup = copy.read_bytes()
+    match state:
+        case "damaged":
+            file.write_bytes(b"no database")
+            assert "`crow db restore FILE`" in (await used.crow("db", "check")).out
+        case "missing":
+            file.unlink()
+        case _:
+            leave_unfinished(file)
+    before = list_files(file)
+    done = await used.crow("db", "restore", str(copy))
+    assert done.code == 0, done.err
+    assert copy.read_bytes() == backup
+    assert file.stat().st_mode & 0o077 == 0
+    aside = sorted(file.parent.glob("crow.db.replaced-*"))
+    assert {re.sub(r".replaced-\d+-\d+", "", path.name): path.read_bytes() for path in aside} == before
+    assert all(str(path) in done.out for path in aside)
+    assert await list_titles(used) == ["hi"]
+    assert (await used.crow("db", "check")).code == 0
+    if state == "left by a killed crow":
+        with closing(sqlite3.connect(aside[0])) as connection:
+            assert connection.execute("SELECT title FROM sessions").fetchall() == [("newer",)]
+
+
+async def test_restore_refuses_what_is_no_backup_and_an_open_database(used: "Machine"):
+    file, copy = used.home / "crow" / "crow.db", used.home / "copy.db"
+    assert (await used.crow("db", "backup", str(copy))).code == 0
+    (used.project / "text").write_text("mine")
+    (used.project / "torn").write_bytes(copy.read_bytes()[:-8192])
+    with closing(sqlite3.connect(used.project / "other")) as connection:
+        connection.execute("CREATE TABLE t (x)")
+    shutil.copy(copy, used.project / "newer")
+    with closing(sqlite3.connect(used.project / "newer")) as connection, connection:
+        connection.execute("UPDATE alembic_version SET version_num = '9999', oldest_reader = '9999'")
+    for name, said in (
+        ("text", "cannot be used: file is not a database"),
+        ("torn", "Nothing was changed."),
+        ("other", "is not a database of crow"),
+        ("newer", "was written by a newer crow"),
+        ("nothing", "is not a file"),
+        (str(file), "is the database itself"),
+    ):
+        done = await used.crow("db", "restore", name)
+        assert (done.code, done.out) == (2, ""), name
+        assert said in done.err
+    async with ScriptedServer([Reply("Hello.")]) as server:
+        used.ask(server.url)
+        async with used.editor() as editor:
+            session = await editor.new_session(str(used.project))
+            await editor.prompt(session.session_id, "two")
+            done = await used.crow("db", "restore", str(copy))
+            assert (done.code, done.out) == (2, "")
+            assert "crow.db is open in another process. End every crow, then try again." in done.err
+    assert sorted(await list_titles(used)) == ["hi", "two"]
+    assert not [*file.parent.glob("crow.db.replaced-*")]
+
+
+async def test_words_of_deleted_sessions_are_gone_from_the_files(used: "Machine"):
+    file = used.home / "crow" / "crow.db"
+    word = "zyzzyva"
+    async with ScriptedServer([Reply(f"{word} {n}") for n in range(20)]) as server:
+        used.ask(server.url)
+        async with used.editor() as editor:
+            for n in range(20):
+                session = await editor.new_session(str(used.project))
+                await editor.prompt(session.session_id, f"{word} {n}")
+    old = file.with_name("crow.db.before-0001")
+    old.write_text("an earlier copy")
+    assert word.encode() in file.read_bytes()
+    rows = json.loads((await used.crow("sessions", "list", "--all", "--json")).out)
+    assert str(old) in (await used.crow("db", "info")).out
+    done = await used.crow("sessions", "delete", "--yes", *(one["id"] for one in rows))
+    assert done.code == 0, done.err
+    assert f"An earlier copy of the database still has them: {old}." in done.err
+    assert "`crow db prune` deletes" in done.err
+    for path in file.parent.glob("crow.db*"):
+        assert word.encode() not in path.read_bytes(), path
+    said = (await used.crow("db", "prune", "--max-size", "0")).err
+    assert f"With --yes, a copy of the database goes, too: {old}." in said
+    assert old.exists()
+    assert f"{old}." in (await used.crow("db", "prune", "--max-size", "0", "--yes")).err
+    assert not old.exists()
     assert (await used.crow("db", "check")).code == 0
 
 

@@ -94,7 +94,12 @@ async def test_file_changed_since_prevents_undo(talked: "Machine"):
     file.write_text("mine\n")
     undone = await talked.crow("undo", "--yes")
     assert undone.code == 1
-    assert undone.err == f"crow: {file} has been changed by somebody else since. Nothing was taken back.\n"
+    assert undone.err.startswith(
+        f"crow: {file} has been changed by somebody else since. Nothing was taken back. --keep "
+    )
+    undone = await talked.crow("undo", "--keep", "--yes")
+    assert (undone.code, undone.err) == (0, "")
+    assert f"Kept as they are: {file}." in undone.out
     assert file.read_text() == "mine\n"
 
 

@@ -8,19 +8,22 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random, randrange
+from typing import Any
 
 import pytest
 from crow_agent.workflows import WorkflowHandle, list_workflows
 from crow_agent.workflows.location import find_url
-from sqlalchemy import create_engine, text
+from sqlalchemy import create_engine, make_url, text
 
 SOAK = int(os.environ.get("CROW_SOAK") or 0)
 SEED = int(os.environ.get("CROW_SEED") or randrange(10**6))
@@ -182,6 +185,40 @@ def check_runs(site: Site, disturbed: int) -> None:
     assert site.list_repeated() == [], f"CROW_SEED={SEED}"
     kinds = Counter(effect.kind for effect in site.effects)
     print(f"{RUNS} workflows completed, {disturbed} disturbances, no completed call repeated, {dict(kinds)}")
+
+
+@pytest.mark.anyio
+async def test_worker_that_starts_while_postgresql_is_down_waits_and_says_so(tmp_path: Path, postgres: str) -> None:
+    url, relays = make_url(postgres), list[Any]()
+
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while data := await reader.read(65536):
+                writer.write(data)
+        writer.close()
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        relays.append(asyncio.current_task())
+        far = await asyncio.open_connection(url.host, url.port)
+        await asyncio.gather(pass_on(reader, far[1]), pass_on(far[0], writer))
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    site = Site(tmp_path, url.set(host="127.0.0.1", port=port).render_as_string(hide_password=False))
+    starting = asyncio.ensure_future(asyncio.to_thread(site.start_worker))
+    try:
+        while not (tmp_path / "log").exists() or "Waiting for PostgreSQL at" not in site.log:
+            await asyncio.wait([starting], timeout=0.1)
+            assert not starting.done(), site.log
+        async with await asyncio.start_server(relay, "127.0.0.1", port):
+            worker = await starting
+            worker.terminate()
+            await asyncio.to_thread(worker.wait)
+            await asyncio.wait(relays)
+            assert "PostgreSQL can be reached now." in site.log
+    finally:
+        site.close()
+    assert site.log.count("Waiting for PostgreSQL") == 1
 
 
 @pytest.mark.slow

@@ -113,7 +113,7 @@ async def test_the_method_undo_returns_a_plan_and_carries_it_out_if_confirmed(tm
         assert file.exists()
         told = (await wire.ask("_crow/undo", {"sessionId": session}))["result"]
         files = [{"path": str(file), "removed": True}]
-        assert told == {"done": False, "turns": 1, "prompt": "go", "files": files, "stays": []}
+        assert told == {"done": False, "turns": 1, "prompt": "go", "files": files, "kept": [], "stays": []}
         assert file.exists()
         for wrong in ({"turns": "1"}, {"turns": True}, {"confirm": "yes"}):
             assert code(await wire.ask("_crow/undo", {"sessionId": session, **wrong})) == INVALID_PARAMS

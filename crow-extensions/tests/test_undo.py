@@ -1,8 +1,10 @@
 """Undo restores files to the byte, and never loses a change by somebody else."""
 
+import asyncio
 import codecs
 import hashlib
 import os
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -255,9 +257,36 @@ async def test_undo_changes_nothing_if_somebody_else_changed_a_file_since(tmp_pa
         for words in ("/undo", "/undo yes"):
             said = await it.say(words)
             assert said.startswith(str(file))
-            assert said.endswith("Nothing was taken back.")
+            assert said.splitlines()[0].endswith("Nothing was taken back.")
         assert it.read("a.txt") == "1\n"
         assert len(it.session.log) == length
+
+
+@pytest.mark.posix("the commands are those of a POSIX shell")
+@pytest.mark.parametrize("command", ["sed -i s/2/3/ a.txt", "echo 3 >> a.txt", "rm a.txt", "mv a.txt c.txt"])
+@pytest.mark.anyio
+async def test_undo_keep_takes_back_the_rest_where_something_else_changed_a_file(tmp_path: Path, command: str):
+    (tmp_path / "a.txt").write_text("1\n")
+    (tmp_path / "b.txt").write_text("1\n")
+    async with talk(tmp_path, [replace("b.txt", "1", "2"), replace("a.txt", "1", "2"), create("new", "")], []) as it:
+        await it.say("go")
+        before = view(it.session.log)
+        await asyncio.to_thread(subprocess.run, command, shell=True, cwd=tmp_path, check=True)
+        changed = (tmp_path / "a.txt").read_text() if (tmp_path / "a.txt").exists() else None
+        said = await it.say("/undo yes")
+        assert said.endswith("`/undo keep` tells what changes if such files are kept as they are.")
+        assert it.read("b.txt") == "2\n"
+        told = await it.say("/undo keep")
+        assert f"- `{tmp_path / 'a.txt'}` is kept as it is: {tmp_path / 'a.txt'} has been changed by" in told
+        assert told.endswith("`/undo keep yes` does it.")
+        assert f"2 files as before. Kept as they are: {tmp_path / 'a.txt'}." in await it.say("/undo keep yes")
+        assert it.read("b.txt") == "1\n"
+        assert not (tmp_path / "new").exists()
+        assert view(it.session.log) == []
+        assert "Brought back, 2 files" in await it.say("/redo")
+        assert view(it.session.log) == before
+        assert it.read("b.txt") == "2\n"
+        assert ((tmp_path / "a.txt").read_text() if (tmp_path / "a.txt").exists() else None) == changed
 
 
 @pytest.mark.anyio
@@ -267,7 +296,9 @@ async def test_undo_does_not_lose_an_edit_of_the_user_between_two_turns(tmp_path
         (tmp_path / "a.txt").write_text("2, by hand\n")
         await it.say("second")
         said = await it.say("/undo 2 yes")
-        assert said == f"{tmp_path / 'a.txt'} was changed by somebody else between these turns. Take back fewer turns."
+        assert said.startswith(
+            f"{tmp_path / 'a.txt'} was changed by somebody else between these turns: take back fewer"
+        )
         assert it.read("a.txt") == "3\n"
         await it.say("/undo yes")
         assert it.read("a.txt") == "2, by hand\n"
@@ -328,7 +359,7 @@ async def test_undo_does_not_write_the_mask_of_a_secret_into_a_file(tmp_path: Pa
     async with talk(tmp_path, [replace(".envrc", "PORT=1", "PORT=2"), create("b", "1")], known=[key]) as it:
         await it.say("go")
         said = await it.say("/undo yes")
-        assert said == (
+        assert said.startswith(
             f"What {tmp_path / '.envrc'} held before was not kept whole: a secret in it was masked. "
             "Nothing was taken back."
         )

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import crow_mcp_server
 import pytest
 from crow_core.app import Crow
 from crow_core.mcp.result import ToolResult
@@ -144,6 +145,28 @@ async def test_a_repository_without_a_commit_and_a_detached_head_are_restored(fo
     restore_worktree(await read(folder), make(tmp_path / "two"))
     assert git(tmp_path / "two", "branch", "--show-current") == ""
     assert git(tmp_path / "two", "rev-parse", "HEAD") == git(folder, "rev-parse", "HEAD")
+
+
+@pytest.mark.parametrize("edits", [True, False])
+async def test_undo_takes_back_the_first_turn_in_a_work_tree_with_changes(folder: Path, edits: bool):
+    change(folder)
+    before = list_files(folder)
+    path = str(folder / "fresh")
+    edit: Any = {"name": "file_editor", "arguments": {"command": "create", "path": path, "file_text": "edited\n"}}
+    look: Any = {"name": "terminal", "arguments": {"command": "true"}}
+    server = Server("crow", crow_mcp_server.create_server, definitions=crow_mcp_server.tools(), built_in=True)
+    crow = Crow(ScriptedModel([Reply(tool_calls=[edit if edits else look]), Reply("Done.")]), servers=[server])
+    crow.use(commands).use(undo).use(work_trees).load_session(load_nothing)
+    async with connect(crow) as editor:
+        id = (await editor.new_session(str(folder))).session_id
+        await editor.prompt(id, "Go")
+        recorded = find_recorded(crow.sessions[id].log)
+        assert recorded
+        assert recorded.changes
+        assert (list_files(folder) != before) is edits
+        await editor.prompt(id, "/undo yes")
+        assert "Taken back" in editor.text
+        assert list_files(folder) == before
 
 
 async def test_no_program_that_the_repository_names_runs(folder: Path, tmp_path: Path):

@@ -10,7 +10,7 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from crow_core.acp.connection import RpcError
@@ -36,7 +36,10 @@ from crow_persistence.extension import persistence
 from crow_persistence.store import Store
 from crow_persistence.tables import blobs, calls, draft_parts, drafts, messages, metadata, sessions
 from crow_persistence.writes import SessionWrite
-from sqlalchemy import Connection, func, select, text
+from sqlalchemy import Connection, Engine, create_engine, event, func, inspect, select, text
+
+if TYPE_CHECKING:
+    from conftest import Relay
 
 pytestmark = pytest.mark.anyio
 
@@ -135,6 +138,35 @@ async def test_session_is_listed_after_its_first_message(database: Database):
         await editor.prompt(id, "hi")
         listed = await editor.request("session/list", ListSessionsRequest())
         assert [found.title for found in listed.sessions] == ["Nothing yet"]
+
+
+async def test_first_prompt_is_stored_before_its_request_leaves(database: Database):
+    """The database opens while the user types."""
+    found: list[str] = []
+
+    def reply(request: dict[str, Any]) -> Reply:
+        found.extend(str(entry.get("content")) for entry in stored(database, id) if entry.get("role") == "user")
+        return Reply("Hello.")
+
+    crow = Crow(ScriptedModel(reply)).use(persistence, url=url_of(database), folder=database.folder)
+    async with connect(crow) as editor:
+        id = (await editor.new_session("/tmp")).session_id
+        async with asyncio.timeout(20):
+            while not has_tables(database):
+                await asyncio.sleep(0.02)
+        await editor.prompt(id, "first")
+    assert found == ["first"]
+
+
+def has_tables(database: Database) -> bool:
+    """Test whether a database was opened, without opening it."""
+    if database.file:
+        return database.file.exists() and database.file.stat().st_size > 0
+    engine = create_engine(database.url)
+    try:
+        return inspect(engine).has_table("messages")
+    finally:
+        engine.dispose()
 
 
 async def test_update_is_sent_after_earlier_messages_are_committed(database: Database):
@@ -306,6 +338,10 @@ async def test_session_is_rewritten_after_its_database_was_deleted(tmp_path: Pat
         await editor.prompt(id, "three")
         with closing(Database(url_of(database))) as new:
             assert stored(new, id) == crow.sessions[id].log
+        told = "This session is stored there again, without its earlier model calls."
+        await editor.until(lambda editor: told in str(editor.updates))
+        await editor.prompt(id, "four")
+        assert str(editor.updates).count(told) == 1
     database.close()
 
 
@@ -454,6 +490,38 @@ async def test_rest_of_a_damaged_session_is_restored_and_counted(database: Datab
         assert asked(crow)[0]["messages"][1:] == asked_again[:-1]
         assert json.dumps(asked_again).count("one") == 2
         assert asked_again[-2]["content"] == "four"
+
+
+@pytest.mark.parametrize("moment", ["between turns", "within a turn", "within a transaction"])
+async def test_restart_of_postgresql_ends_no_turn(relay: "tuple[Relay, str]", tmp_path: Path, moment: str):
+    server, url = relay
+    database = Database(url, tmp_path)
+    crow = app(database, Reply("One."), Reply("Two."), Reply("Three."))
+    begun = False
+
+    @crow.before_model
+    def restart(request: Any, session: Session) -> Any:
+        if moment == "within a turn" and begun:
+            server.restart(0.5)
+        return request
+
+    def restart_once(*_: Any) -> None:
+        event.remove(Engine, "before_cursor_execute", restart_once)
+        server.restart(0.5)
+
+    async with connect(crow) as editor:
+        id = (await editor.new_session("/tmp")).session_id
+        await editor.prompt(id, "first")
+        begun = True
+        if moment == "between turns":
+            server.restart(0.5)
+        elif moment == "within a transaction":
+            event.listen(Engine, "before_cursor_execute", restart_once)
+        assert (await editor.prompt(id, "second")).stop_reason == "end_turn"
+        assert (await editor.prompt(id, "third")).stop_reason == "end_turn"
+    said = [entry.get("content") for entry in stored(database, id) if "role" in entry]
+    assert said == ["first", "One.", "second", "Two.", "third", "Three."]
+    database.close()
 
 
 def damage(database: Database, statement: str) -> None:

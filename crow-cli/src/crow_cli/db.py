@@ -1,4 +1,4 @@
-"""`crow db`: show, check, prune, back up and repair the database."""
+"""`crow db`: show, check, prune, back up, restore and repair the database."""
 
 import os
 import sys
@@ -17,7 +17,7 @@ from crow_cli.storage import open_database
 
 @click.group()
 def db() -> None:
-    """Inspect, prune, back up and repair the database of sessions."""
+    """Inspect, prune, back up, restore and repair the database of sessions."""
 
 
 @db.command()
@@ -51,12 +51,15 @@ def info(as_json: bool) -> None:
             }
     except StoreError as error:
         fail(escape_controls(str(error)))
+    copies = [str(copy) for copy in (*database.list_copies(), *database.list_replaced())]
     if as_json:
-        print_json({**about, "rows": rows})
+        print_json({**about, "rows": rows, "copies": copies})
         return
     lines = {**about, "bytes": f"{about['bytes']:,}", **{name: f"{count:,}" for name, count in rows.items()}}
     for name, value in lines.items():
         click.echo(f"{name:<10} {escape_controls(str(value))}")
+    for copy in copies:
+        click.echo(f"{'copy':<10} {escape_controls(copy)}")
 
 
 @db.command()
@@ -87,9 +90,10 @@ def prune(older_than: int | None, folder: Path | None, max_size: int | None, yes
     """List the sessions that would be deleted; with --yes, delete them and free their space.
 
     The options narrow each other; the least recently used sessions go first. The decisions about permissions stay, and
-    so do entries that forks of other sessions use. Sessions that are open stay.
+    so do entries that forks of other sessions use. Sessions that are open stay. The copies that updates of crow have
+    made of the database are deleted, too, as they hold all sessions.
     """
-    from crow_persistence.pruning import choose_sessions, delete_sessions
+    from crow_persistence.pruning import choose_sessions, delete_sessions, measure_sessions
 
     if older_than is None and folder is None and max_size is None:
         fail("say which sessions: --older-than DAYS, --folder FOLDER or --max-size MB.")
@@ -103,8 +107,18 @@ def prune(older_than: int | None, folder: Path | None, max_size: int | None, yes
                 folder=folder and folder.expanduser().absolute(),
                 max_bytes=None if max_size is None else max_size * 1_000_000,
             )
-        if not chosen:
+            size = 0 if max_size is None else measure_sessions(connection)
+        copies = database.list_copies()
+        if not chosen and max_size is not None and size <= max_size * 1_000_000:
+            print_note(f"All sessions take about {size:,} bytes, no more than {max_size:,} MB: none has to go.")
+        elif not chosen:
             print_note("There is no such session.")
+        for copy in copies if yes else ():
+            copy.unlink()
+        for copy in copies:
+            what = "Deleted the copy of the database that an update has made"
+            print_note(f"{what if yes else 'With --yes, a copy of the database goes, too'}: {copy}.")
+        if not chosen:
             return
         if not yes:
             heads = ("ID", "USED", "BYTES", "FOLDER", "TITLE")
@@ -129,8 +143,8 @@ def prune(older_than: int | None, folder: Path | None, max_size: int | None, yes
             print_note(reason)
         print_note(f"Deleted {sum(not reason for _, reason in results)} sessions.")
         database.vacuum()
-    except StoreError as error:
-        fail(str(error))
+    except (StoreError, OSError) as error:
+        fail(escape_controls(str(error)))
 
 
 @db.command()
@@ -141,7 +155,28 @@ def backup(file: Path) -> None:
         open_database(os.environ).back_up(file.expanduser().absolute())
     except StoreError as error:
         fail(str(error))
-    click.echo(escape_controls(f"Copied to {file}. To use it, put it in the place of the database while no crow runs."))
+    click.echo(escape_controls(f"Copied to {file}. `crow db restore {file}` puts it in the place of the database."))
+
+
+@db.command()
+@click.argument("file", type=click.Path(path_type=Path))
+def restore(file: Path) -> None:
+    """Put a copy of FILE, a backup, in the place of the database, while no crow runs.
+
+    FILE is checked before, and stays. The present database and its write-ahead log are moved aside, and named.
+    """
+    from crow_persistence.database import Database
+    from crow_persistence.restore import restore
+
+    home = Home.find(os.environ)
+    try:
+        database = Database(get_database_url(load_config(home, os.environ), home), home.data)
+        moved = restore(database, file.expanduser().absolute())
+    except (ConfigError, StoreError) as error:
+        fail(escape_controls(str(error)))
+    click.echo(escape_controls(f"Restored {database.name} from {file}."))
+    for old in moved:
+        click.echo(escape_controls(f"The file that was there is now {old}."))
 
 
 @db.command()
@@ -160,6 +195,4 @@ def repair(new: Path) -> None:
         said = repair(database.file, new.expanduser().absolute())
     except StoreError as error:
         fail(str(error))
-    click.echo(
-        escape_controls("\n".join([*said, f"To use {new}, put it in the place of the database while no crow runs."]))
-    )
+    click.echo(escape_controls("\n".join([*said, f"`crow db restore {new}` puts it in the place of the database."])))

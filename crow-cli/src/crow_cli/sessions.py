@@ -26,7 +26,7 @@ from crow_cli.console import (
     shorten_path,
 )
 from crow_cli.process import fail
-from crow_cli.storage import connect
+from crow_cli.storage import connect, open_database
 
 if TYPE_CHECKING:
     from crow_core.messages.message import Message
@@ -389,3 +389,12 @@ def delete(ids: tuple[str, ...], yes: bool) -> None:
         with connect(write=True) as connection:
             forks.delete(connection, row.id)
     print_note(f"Deleted {len(rows)} session{'s' if len(rows) > 1 else ''}.")
+    try:
+        database = open_database(os.environ)
+        database.erase_deleted()
+    except StoreError as error:
+        fail(escape_controls(str(error)))
+    for copy in (*database.list_copies(), *database.list_replaced()):
+        print_note(f"An earlier copy of the database still has them: {copy}.")
+    if database.list_copies():
+        print_note("`crow db prune` deletes the copies that updates have made.")

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("session", metavar="[ID]", default="")
 @click.option("--turns", type=click.IntRange(min=1), default=1, show_default=True, help="How many turns to undo.")
+@click.option("--keep", is_flag=True, help="Keep the files as they are that cannot be restored.")
 @click.option("--yes", is_flag=True, help="Undo without asking.")
-def undo(session: str, turns: int, yes: bool) -> None:
+def undo(session: str, turns: int, keep: bool, yes: bool) -> None:
     """Undo the last turn of a session: its edits and its messages.
 
     Without an ID, undo in the last session of this folder.
@@ -38,7 +39,7 @@ def undo(session: str, turns: int, yes: bool) -> None:
         else:
             fail(f"There is no session of {os.getcwd()}. Name one; crow sessions list --all shows them.")
     try:
-        sys.exit(run_to_end(undo_turns(found, turns, yes)))
+        sys.exit(run_to_end(undo_turns(found, turns, keep, yes)))
     except KeyboardInterrupt:
         sys.exit(130)
     except StoreError as error:
@@ -57,13 +58,13 @@ class AbsentClient:
         pass
 
 
-async def undo_turns(stored: "Summary", turns: int, yes: bool) -> int:
+async def undo_turns(stored: "Summary", turns: int, keep: bool, yes: bool) -> int:
     """Print the plan, ask, undo the turns, and return the exit code. The session is open meanwhile, so that no other
     process writes to it."""
     from crow_agent.settings.config import Home, get_database_url, load_config
     from crow_core.app import Crow
     from crow_core.models.chat import ChatModel
-    from crow_extensions.undo import UndoError, plan_undo, take_back
+    from crow_extensions.undo import FilesDiffer, UndoError, plan_undo, take_back
     from crow_persistence.extension import persistence
 
     home = Home.find(os.environ)
@@ -75,12 +76,13 @@ async def undo_turns(stored: "Summary", turns: int, yes: bool) -> int:
             raise StoreError(f"There is no session {stored.id!r} any more.")
         if session.log.damage:
             print_note(escape_controls(session.log.damage))
-        click.echo(escape_controls(str(plan_undo(session.log, turns))))
+        click.echo(escape_controls(str(plan_undo(session.log, turns, keep=keep))))
         if not yes and not click.confirm("\nUndo this?"):
             return 1
-        click.echo(escape_controls(await take_back(session, turns)))
+        click.echo(escape_controls(await take_back(session, turns, keep=keep)))
     except UndoError as error:
-        click.secho(f"crow: {escape_controls(str(error))}", fg="red", err=True)
+        hint = " --keep keeps such files as they are, and undoes the rest." if isinstance(error, FilesDiffer) else ""
+        click.secho(f"crow: {escape_controls(str(error))}{hint}", fg="red", err=True)
         return 1
     finally:
         await crow.shut_down()

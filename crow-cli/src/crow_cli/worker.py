@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from crow_agent.workflows import Workflow, WorkflowError, WorkflowQueue, open_workflows
-from crow_agent.workflows.workflow import WORKFLOWS
+from crow_agent.workflows.location import find_url
+from crow_agent.workflows.workflow import WORKFLOWS, import_engine
 from crow_core.errors import ConfigError
 
 from crow_cli.process import log_to_stderr
@@ -38,6 +39,10 @@ async def work(targets: Sequence[str], queues: Sequence[str], concurrency: int |
     workflows = load_workflows(targets)
     limits = choose_queues(workflows, queues, concurrency)
     try:
+        import_engine()
+        from crow_agent.workflows.takeover import wait_for_server  # imports SQLAlchemy
+
+        await wait_for_server(find_url()[0])
         async with open_workflows(workflows, queues=limits, listen=[each.name for each in limits]) as engine:
             with suppress(asyncio.CancelledError), report_health(health, engine) as state:
                 names = ", ".join(sorted(each.name for each in workflows))

@@ -1,7 +1,7 @@
 """Undo turns: restore the files that they changed, and rewind the session.
 
 No version control is needed, since the log holds the text before each edit. If one of the files was changed by somebody
-else since then, no file is restored.
+else since then, no file is restored, unless the user chooses to keep such files as they are.
 """
 
 import asyncio
@@ -11,7 +11,8 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import pairwise
 from secrets import token_hex
 from typing import Any
 
@@ -29,6 +30,7 @@ from crow_core.messages.message import (
     drop_rewound,
     find_entry,
     find_turns,
+    list_edits,
     marker_kind,
     name_tool_uses,
     parse_arguments,
@@ -45,6 +47,10 @@ HARMLESS_KINDS = ("read", "search", "think")
 
 class UndoError(Exception):
     """A turn cannot be undone; the text tells the user why, and for which file."""
+
+
+class FilesDiffer(UndoError):
+    """Files cannot be restored; the rest can, if the user keeps these as they are."""
 
 
 @dataclass(frozen=True)
@@ -72,11 +78,14 @@ class UndoPlan:
     files: Sequence[ChangedFile]
     stays: Sequence[str]
     """The titles of tool calls whose effects cannot be undone."""
+    kept: dict[str, str] = field(default_factory=dict[str, str])
+    """The paths of files that are kept as they are, each with the reason why it cannot be restored."""
 
     def __str__(self) -> str:
         """Describe the plan to the user, in Markdown."""
         what = "the last turn," if self.turns == 1 else f"the last {self.turns} turns, from"
         lines = [f"To take back {what} “{self.prompt}”:", "", *map(describe_file, self.files)]
+        lines += [f"- `{to_line(path)}` is kept as it is: {to_line(why)}" for path, why in self.kept.items()]
         if not self.files:
             lines.append("- No file changes: only the conversation goes back.")
         if self.stays:
@@ -86,16 +95,20 @@ class UndoPlan:
 
 
 def undo(crow: Crow) -> None:
-    """Add the command /undo, which shows what would be undone; `/undo yes` does it, and /redo reverses it.
+    """Add the command /undo, which shows what would be undone; `/undo yes` does it, and /redo reverses it. `/undo keep`
+    keeps the files as they are that cannot be restored, for example since a command changed them.
 
-    Also adds the method `_crow/undo`, with the parameters `turns` and `confirm`, or `list`: `true` lists the turns.
+    Also adds the method `_crow/undo`, with the parameters `turns`, `keep` and `confirm`, or `list`: `true` lists the
+    turns.
     """
     crow.methods["_crow/undo"] = answer_undo
 
     @crow.commands
     def command(session: Session) -> list[Command]:
         return [
-            Command("undo", "Take back the last turn: its edits, and what was said", run_undo, hint="[turns] [yes]"),
+            Command(
+                "undo", "Take back the last turn: its edits, and what was said", run_undo, hint="[turns] [keep] [yes]"
+            ),
             Command("redo", "Bring back what /undo has just taken back", run_redo),
         ]
 
@@ -103,7 +116,7 @@ def undo(crow: Crow) -> None:
 
     @crow.message
     async def copy_changes(session: Session, entry: Message) -> None:
-        if (parent := session.parent) and (changes := entry.get("crow", {}).get("changes")):
+        if (parent := session.parent) and (changes := list_edits(entry)):
             parent.log.append({"crow": {"kind": "changes", "session": session.id, "changes": changes}})
             await parent.log.written()
 
@@ -115,17 +128,20 @@ def undo(crow: Crow) -> None:
 
 async def run_undo(session: Session, words: str) -> str:
     """Run the command /undo: describe the plan, or, with `yes`, carry it out."""
-    wanted = re.fullmatch(r"([1-9][0-9]{0,8})? *(yes)?", words)
+    wanted = re.fullmatch(r"([1-9][0-9]{0,8})?(?: *(keep)\b)?(?: *(yes))?", words)
     if wanted is None:
         return f"/undo {words} is not understood. `/undo` or `/undo 2` tells what would change, `/undo 2 yes` does it."
-    turns = int(wanted[1] or 1)
+    turns, keep = int(wanted[1] or 1), bool(wanted[2])
+    again = f"/undo {turns} " if turns > 1 else "/undo "
     try:
-        if wanted[2]:
-            return await take_back(session, turns)
-        planned = await asyncio.to_thread(plan_undo, session.log, turns)
+        if wanted[3]:
+            return await take_back(session, turns, keep=keep)
+        planned = await asyncio.to_thread(plan_undo, session.log, turns, keep=keep)
+    except FilesDiffer as error:
+        return f"{error}\n\n`{again}keep` tells what changes if such files are kept as they are."
     except UndoError as error:
         return str(error)
-    return f"{planned}\n\n`/undo {f'{turns} ' if turns > 1 else ''}yes` does it."
+    return f"{planned}\n\n`{again}{'keep ' if keep else ''}yes` does it."
 
 
 async def run_redo(session: Session, words: str) -> str:
@@ -133,10 +149,12 @@ async def run_redo(session: Session, words: str) -> str:
     if words:
         return f"/redo {words} is not understood. `/redo` brings back what the last /undo took back."
     try:
-        to, undone = find_undone(session.log)
-        files = await asyncio.to_thread(
-            plan_files, [(0, invert(change)) for change in [*iterate_changes(undone)][::-1]]
-        )
+        to, undone, kept = find_undone(session.log)
+        edits = [change for entry in reversed(undone) for change in reversed(list_edits(entry))]
+        changes = [(0, invert(change)) for change in edits if change.get("path") not in kept]
+        files, faults = await asyncio.to_thread(plan_files, changes)
+        if faults:
+            raise UndoError(f"{' '.join(faults.values())} Nothing was brought back.")
         await asyncio.to_thread(restore_files, files)
     except UndoError as error:
         return str(error)
@@ -147,9 +165,9 @@ async def run_redo(session: Session, words: str) -> str:
     return f"Brought back, {brought}. The model remembers it again."
 
 
-def find_undone(log: Sequence[Message]) -> tuple[str, Sequence[Message]]:
-    """Return the id of the last entry that the last undo took back, and all entries that it took back. Raises UndoError
-    if the conversation has gone on since, or the entries are not loaded."""
+def find_undone(log: Sequence[Message]) -> tuple[str, Sequence[Message], Sequence[str]]:
+    """Return the id of the last entry that the last undo took back, all entries that it took back, and the files that
+    it kept. Raises UndoError if the conversation has gone on since, or the entries are not loaded."""
     kept = drop_rewound(log)
     marker = next(
         (entry for entry in reversed(kept) if "role" in entry or "undone" in entry.get("crow", {})), Message()
@@ -161,7 +179,7 @@ def find_undone(log: Sequence[Message]) -> tuple[str, Sequence[Message]]:
         raise UndoError(
             "There is nothing to bring back: only an undo that nothing follows, in an open session, can be."
         )
-    return last, undone
+    return last, undone, marker.get("crow", {}).get("kept", ())
 
 
 def invert(change: Change) -> Change:
@@ -177,20 +195,22 @@ async def answer_undo(session: Session, params: dict[str, Any]) -> dict[str, Any
     """
     if params.get("list") is True:
         return {"turns": list_turns(session.log)}
-    turns, confirm = params.get("turns", 1), params.get("confirm", False)
-    if type(turns) is not int or type(confirm) is not bool:
-        raise RpcError(INVALID_PARAMS, "Invalid params", details="turns is a whole number, confirm is true or false.")
+    turns, confirm, keep = params.get("turns", 1), params.get("confirm", False), params.get("keep", False)
+    if type(turns) is not int or type(confirm) is not bool or type(keep) is not bool:
+        details = "turns is a whole number, confirm and keep are true or false."
+        raise RpcError(INVALID_PARAMS, "Invalid params", details=details)
     if session.turns.lock.locked() or session.turns.tasks:
         raise RpcError(INVALID_REQUEST, "A turn is running", details="Cancel it, or wait for its end.")
     try:
         async with session.turns.lock:
-            planned = await asyncio.to_thread(plan_undo, session.log, turns)
+            planned = await asyncio.to_thread(plan_undo, session.log, turns, keep=keep)
             if confirm:
-                await take_back(session, turns)
+                await take_back(session, turns, keep=keep)
     except (UndoError, StoreError) as error:
         raise RpcError(INVALID_REQUEST, "Nothing was taken back", details=str(error)) from error
     files = [{"path": file.path, "removed": file.data is None} for file in planned.files]
-    return {"done": confirm, "turns": planned.turns, "prompt": planned.prompt, "files": files, "stays": planned.stays}
+    told = {"prompt": planned.prompt, "files": files, "kept": [*planned.kept], "stays": planned.stays}
+    return {"done": confirm, "turns": planned.turns, **told}
 
 
 def list_turns(log: Sequence[Message], limit: int = 50) -> list[dict[str, Any]]:
@@ -203,22 +223,26 @@ def list_turns(log: Sequence[Message], limit: int = 50) -> list[dict[str, Any]]:
     ]
 
 
-async def take_back(session: Session, turns: int = 1) -> str:
-    """Restore the files and rewind the session; return a sentence for the user.
+async def take_back(session: Session, turns: int = 1, *, keep: bool = False) -> str:
+    """Restore the files and rewind the session; return a sentence for the user. `keep` is that of `plan_undo`.
 
     Raises UndoError if it cannot be done, StoreError if it is done but cannot be stored.
     """
-    planned = await asyncio.to_thread(plan_undo, session.log, turns)
+    planned = await asyncio.to_thread(plan_undo, session.log, turns, keep=keep)
     await asyncio.to_thread(restore_files, planned.files)
-    session.rewind(planned.to, last=str(session.log[-1].get("crow", {}).get("id", "")))
+    session.rewind(planned.to, last=str(session.log[-1].get("crow", {}).get("id", "")), kept=[*planned.kept])
     await session.log.written()
     count = len(planned.files)
     files = f"{count} file{'' if count == 1 else 's'} as before" if count else "no file had to change"
-    return f"Taken back, {files}. The model has forgotten “{planned.prompt}” and what followed."
+    kept = f" Kept as they are: {', '.join(planned.kept)}." if planned.kept else ""
+    return f"Taken back, {files}.{kept} The model has forgotten “{planned.prompt}” and what followed."
 
 
-def plan_undo(log: Sequence[Message], turns: int = 1) -> UndoPlan:
-    """Plan how to go back to before the last turns; change nothing. Raises UndoError if it cannot be done."""
+def plan_undo(log: Sequence[Message], turns: int = 1, *, keep: bool = False) -> UndoPlan:
+    """Plan how to go back to before the last turns; change nothing. Raises UndoError if it cannot be done.
+
+    With `keep`, files that cannot be restored are kept as they are; without it, they raise FilesDiffer.
+    """
     entries = drop_rewound(log)
     starts = find_turns(entries)
     if not 0 < turns <= len(starts):
@@ -227,61 +251,59 @@ def plan_undo(log: Sequence[Message], turns: int = 1) -> UndoPlan:
     ends = [*starts[1:], len(entries)]
     wanted = [entries[start:end] for start, end in zip(starts, ends, strict=True)][-turns:]
     first = starts[-turns]
+    changes = [(n, change) for n, turn in enumerate(wanted) for entry in turn for change in list_edits(entry)]
+    files, kept = plan_files(changes)
+    if kept and not keep:
+        raise FilesDiffer(f"{' '.join(kept.values())} Nothing was taken back.")
     return UndoPlan(
         prompt=shorten(find_first_text(entries[first])),
         turns=turns,
         to=str(entries[first - 1].get("crow", {}).get("id", "")) if first else "",
-        files=plan_files([(n, change) for n, turn in enumerate(wanted) for change in iterate_changes(turn)]),
+        files=files,
         stays=[title for turn in wanted for title in find_lasting(turn)],
+        kept=kept,
     )
 
 
-def plan_files(changes: Sequence[tuple[int, Change]]) -> list[ChangedFile]:
-    """Find the files to restore, from the last change back to the first; each has the number of its turn. Raises
-    UndoError."""
-    newest: dict[str, Change] = {}
-    oldest: dict[str, tuple[int, Change]] = {}
-    disturbed: set[str] = set()
-    for n, change in reversed(changes):
-        path = change["path"]
-        newest.setdefault(path, change)
-        later, after = oldest.get(path, (n, None))
-        if after and after["before"] != change["after"]:
-            if later != n:
-                raise UndoError(f"{path} was changed by somebody else between these turns. Take back fewer turns.")
-            disturbed.add(path)
-        oldest[path] = n, change
-    files = [plan_file(newest[path], oldest[path][1], path in disturbed) for path in sorted(oldest)]
-    return [file for file in files if file]
+def plan_files(changes: Sequence[tuple[int, Change]]) -> tuple[list[ChangedFile], dict[str, str]]:
+    """Find the files to restore, from changes in their order, each with the number of its turn. Return also the files
+    that cannot be restored, each with the reason."""
+    by_path: dict[str, list[tuple[int, Change]]] = {}
+    for n, change in changes:
+        by_path.setdefault(str(change.get("path")), []).append((n, change))
+    files: list[ChangedFile] = []
+    faults: dict[str, str] = {}
+    for path, its in sorted(by_path.items()):
+        try:
+            files += filter(None, [plan_file(path, its)])
+        except UndoError as error:
+            faults[path] = str(error)
+    return files, faults
 
 
-def iterate_changes(turn: Sequence[Message]) -> Iterator[Change]:
-    """Iterate over the edits of a turn, in order. Raises UndoError for one whose texts were not recorded."""
-    for entry in turn:
-        changes: list[Change] = entry.get("crow", {}).get("changes", [])
-        for change in changes:
-            if not {"path", "old", "new", "before", "after"} <= change.keys():
-                raise UndoError(f"What {change.get('path')} held before is not known.")
-            yield change
-
-
-def plan_file(newest: Change, oldest: Change, disturbed: bool) -> ChangedFile | None:
-    """Plan how to restore one file; None if it is as before. Raises UndoError if somebody else changed it."""
-    path = newest["path"]
+def plan_file(path: str, changes: Sequence[tuple[int, Change]]) -> ChangedFile | None:
+    """Plan how to restore one file; None if it is as before. Raises UndoError if somebody else changed it, or what it
+    held was not recorded."""
+    if not all({"path", "old", "new", "before", "after"} <= change.keys() for _, change in changes):
+        raise UndoError(f"What {path} held before is not known.")
+    breaks = [(n, later_n) for (n, change), (later_n, later) in pairwise(changes) if change["after"] != later["before"]]
+    oldest, newest = changes[0][1], changes[-1][1]
     now = compute_digest(path)
     if now == oldest["before"]:
         return None  # for example after an undo that was interrupted
     if now != newest["after"]:
-        raise UndoError(f"{path} has been changed by somebody else since. Nothing was taken back.")
+        raise UndoError(f"{path} has been changed by somebody else since.")
+    if any(n != later_n for n, later_n in breaks):
+        raise UndoError(f"{path} was changed by somebody else between these turns: take back fewer turns.")
     data = read_old_bytes(oldest)
     old, new = (Counter((change or "").splitlines()) for change in (oldest["old"], newest["new"]))
-    return ChangedFile(path, data, ((old - new).total(), (new - old).total()), disturbed)
+    return ChangedFile(path, data, ((old - new).total(), (new - old).total()), bool(breaks))
 
 
 def compute_digest(path: str) -> str | None:
     """Compute the SHA-256 of a file; None if there is no file. Raises UndoError."""
     if os.path.realpath(path) != path:
-        raise UndoError(f"{path} leads elsewhere now, to {os.path.realpath(path)}. Nothing was taken back.")
+        raise UndoError(f"{path} leads elsewhere now, to {os.path.realpath(path)}.")
     if not os.path.lexists(path):
         return None
     try:
@@ -290,7 +312,7 @@ def compute_digest(path: str) -> str | None:
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise UndoError(f"{path} cannot be read ({error.strerror}). Nothing was taken back.") from error
+        raise UndoError(f"{path} cannot be read ({error.strerror}).") from error
 
 
 def read_old_bytes(change: Change) -> bytes | None:
@@ -304,7 +326,7 @@ def read_old_bytes(change: Change) -> bytes | None:
         data = b""
     if hashlib.sha256(data).hexdigest() != change["before"]:
         why = "a secret in it was masked" if MASK in text else "the log is damaged"
-        raise UndoError(f"What {path} held before was not kept whole: {why}. Nothing was taken back.")
+        raise UndoError(f"What {path} held before was not kept whole: {why}.")
     return data
 
 
@@ -353,7 +375,7 @@ def find_lasting(turn: Sequence[Message]) -> Iterator[str]:
         notes = answer.get("crow", {})
         kind = notes.get("shown", {}).get("kind", "other")
         cut = answer.get("content", INTERRUPTED) == INTERRUPTED
-        harmless = kind in HARMLESS_KINDS or (kind != "execute" and notes.get("failed")) or notes.get("changes")
+        harmless = kind in HARMLESS_KINDS or (kind != "execute" and notes.get("failed")) or list_edits(answer)
         if use["id"] not in denied and (cut or not harmless):
             yield make_title(use["function"]["name"], parse_arguments(use) or {})
 

@@ -27,7 +27,7 @@ from crow_core.content import to_announcement, to_update
 from crow_core.errors import ConfigError
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.tool import ToolCall
-from crow_core.messages.message import Message
+from crow_core.messages.message import Message, list_edits
 from crow_core.session.options import Option
 from crow_core.session.session import Session
 from crow_core.text import to_line
@@ -85,8 +85,7 @@ def permissions(
             known = SessionPermissions(mode, rules, own, protected)
             set_permissions(session, known)
             known.kept = answers
-            notes = [entry.get("crow", {}) for entry in session.log]
-            known.has_edits = any(note.get("changes") or note.get("writes") for note in notes)
+            known.has_edits = any(list_edits(entry) or entry.get("crow", {}).get("writes") for entry in session.log)
         return known
 
     @crow.before_prompt

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 from crow_core.errors import StoreError
-from crow_core.messages.message import Message
+from crow_core.messages.message import Message, list_edits
 from sqlalchemy import Connection, bindparam, func, insert, select
 
 from crow_persistence import audit_key, leases
@@ -100,7 +100,7 @@ def to_decision_row(notes: Mapping[str, Any]) -> AuditRow:
 def to_result_row(decision: AuditRow, answer: Message) -> AuditRow:
     """Build the row for the result of a decided tool call."""
     notes = answer.get("crow", {})
-    files = [{name: change.get(name) for name in ("path", "before", "after")} for change in notes.get("changes", [])]
+    files = [{name: change.get(name) for name in ("path", "before", "after")} for change in list_edits(answer)]
     verdict = "failed" if notes.get("failed") else "completed"
     outcome = {
         "kind": "result",

@@ -25,6 +25,8 @@ HEARTBEAT_INTERVAL = 5.0
 """Seconds between heartbeats for the open sessions; see `leases`."""
 COMMIT_DELAY = 0.1
 """Seconds after which what was gathered is committed, if nobody waits for it before."""
+OPEN_DELAY = 0.2
+"""Seconds without much work after which the database is opened."""
 OPEN_LIMIT = 1.0
 """Seconds by which that is postponed at most as long as the database is not open and the process is busy. SQLAlchemy,
 which is slow to import, would delay the first request to a model."""
@@ -58,13 +60,44 @@ class GroupCommit:
         self._commits: asyncio.Task[None] | None = None
         """Commits as long as somebody waits."""
         self._timer: asyncio.TimerHandle | None = None
+        self._opening: asyncio.TimerHandle | None = None
+        """Opens the store when the process is idle."""
         self._tasks: set[asyncio.Task[None]] = set()
+        self._begun: set[str] = set()
+        """Sessions of which the first message was written, or is about to be."""
         self._is_urgent = False
         """Whether the next commit follows the one that runs at once."""
 
+    def open_soon(self) -> None:
+        """Open the store in the background once this process has little else to do, so that a first prompt that a
+        person types is written when its request is sent."""
+        if self.store_future is None and self._opening is None:
+            self._opening = asyncio.get_running_loop().call_later(OPEN_DELAY, self._open_if_idle, process_time())
+
+    def _open_if_idle(self, before: float) -> None:
+        self._opening = None
+        if process_time() - before > OPEN_DELAY / 10:
+            self.open_soon()
+        elif self.store_future is None:
+            self._tasks.add(task := asyncio.ensure_future(self._open()))
+            task.add_done_callback(self._tasks.discard)
+
+    async def _open(self) -> None:
+        with suppress(StoreError):  # the next write raises it again
+            await self.read(lambda store: store.open())
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the store is open."""
+        return self.store_future is not None and self.store_future.done()
+
     def add(self, session: Session) -> SessionWrite:
-        """Return what the next commit writes of a session. It runs after COMMIT_DELAY, or when somebody waits."""
-        if self._timer is None and self._has_news(session):
+        """Return what the next commit writes of a session. It runs after COMMIT_DELAY, or when somebody waits; that of
+        a session's first message at once, if the database is open."""
+        if self.is_open and session.id not in self._begun and is_stored(session.log):
+            self._begun.add(session.id)
+            self._commit_soon()
+        elif self._timer is None and self._has_news(session):
             self._start_timer(asyncio.get_running_loop().time() + OPEN_LIMIT)
         return self._gathered.setdefault(session.id, SessionWrite(session))
 
@@ -153,6 +186,10 @@ class GroupCommit:
             text = f"The model call {call[:8]} is not stored, and the session goes on without it. {reason}"
             self._tasks.add(task := asyncio.ensure_future(tell(write.session, text)))
             task.add_done_callback(self._tasks.discard)
+        if write.is_copy and error is None:
+            text = "The database is a new file. This session is stored there again, without its earlier model calls."
+            self._tasks.add(task := asyncio.ensure_future(tell(write.session, text)))
+            task.add_done_callback(self._tasks.discard)
         if write.done is not None and not write.done.done():
             if error is None:
                 write.done.set_result(None)
@@ -173,6 +210,7 @@ class GroupCommit:
             self._gathered.pop(session.id, None)
             self._errors.pop(session.id, None)
             self._failing.discard(session.id)
+            self._begun.discard(session.id)
             self._closed.append(session.id)
             await self.write(self._release)
 
@@ -231,8 +269,8 @@ class GroupCommit:
         """Finish all writes, then end the threads."""
         if self.heartbeat is not None:
             self.heartbeat.cancel()
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in filter(None, (self._timer, self._opening)):
+            timer.cancel()
         if self._commits is not None:
             await asyncio.wait([self._commits])
         await asyncio.to_thread(self.reader.shutdown)  # a read that ended later would leave its connection open

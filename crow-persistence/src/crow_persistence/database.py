@@ -4,16 +4,18 @@ import os
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from errno import EACCES
 from functools import partial
+from glob import escape
 from pathlib import Path
 from threading import Lock
 from typing import Any, NoReturn
 from urllib.parse import quote
 
 import crow_system as system
+import stamina
 from crow_core.errors import StoreError
 from sqlalchemy import (
     URL,
@@ -34,7 +36,7 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
 
 from crow_persistence import search
 from crow_persistence.queue import QueueStuck, wait_in_queue
@@ -57,6 +59,8 @@ process that is frozen within a transaction keeps its locks."""
 NO_IDLE_LIMIT = "SET LOCAL idle_in_transaction_session_timeout = 0"
 SHORT_TIMEOUT = 2.0
 """Seconds that a transaction waits for a lock if it may as well be left out."""
+RECONNECT_TIMEOUT = 10.0
+"""Seconds for which a connection to PostgreSQL is tried again after it was lost: so long a restart may take."""
 SCHEMA_LOCK = 0x63726F77_6462
 """PostgreSQL advisory lock, held while tables are created or changed."""
 SQLITE_FAULTS = {
@@ -64,8 +68,9 @@ SQLITE_FAULTS = {
     "FULL": "cannot grow, as its disk is full. Make room, then try again",
     "READONLY": "cannot be written. Make the file, its folder and its disk writable, then try again",
     "CANTOPEN": "cannot be opened. It must be a file that you may read and write, in a folder where you may write",
-    "NOTADB": "is no SQLite database, or its beginning is damaged. Move it away, or name another in [database] url",
-    "CORRUPT": "is damaged; `crow db check` says where. Move it and its -wal away, and put a copy in its place if any",
+    "NOTADB": "is no SQLite database, or its beginning is damaged. `crow db restore FILE` puts a backup in its place",
+    "CORRUPT": "is damaged; `crow db check` says where. `crow db restore FILE` puts a backup in its place, and "
+    "`crow db repair NEW` saves what can be read",
     "IOERR": "could not be read or written. Look whether its disk is full or failing, then try again",
 }
 """SQLite error codes, and the rest of a sentence that begins with the file's name."""
@@ -76,6 +81,10 @@ VERSION = Table(
     Column("version_num", String(32), primary_key=True),
     Column("oldest_reader", String(32)),
 )
+
+
+class DatabaseLost(StoreError):
+    """The connection to PostgreSQL was lost in a transaction, which may succeed when it is tried again."""
 
 
 class Database:
@@ -133,14 +142,37 @@ class Database:
         ):
             yield connection
 
+    def erase_deleted(self) -> None:
+        """Remove the words of deleted messages from a SQLite database's index, and deleted rows from its write-ahead
+        log. PostgreSQL's autovacuum does this by itself. Raises StoreError."""
+        is_merged = not self.file
+        while not is_merged:  # in several transactions, so that other writers do not wait long
+            with self.begin_write() as connection:
+                is_merged = not search.merge(connection)
+        self._run_alone("PRAGMA wal_checkpoint(TRUNCATE)")
+
     def vacuum(self) -> None:
         """Return the space of deleted rows to the file system. PostgreSQL keeps it for new rows. Raises StoreError."""
+        self.erase_deleted()
+        self._run_alone("VACUUM", "PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def _run_alone(self, *statements: str) -> None:
+        """Run statements on a SQLite database outside of a transaction."""
         if self.file:
             with self._explained():
                 self._get_engine(writes=True)
             with self._wait_in_queue(self._lock_timeout), self._transaction(begin="") as connection:
-                connection.exec_driver_sql("VACUUM")
-                connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
+                for statement in statements:
+                    connection.exec_driver_sql(statement)
+
+    def list_copies(self) -> list[Path]:
+        """List the copies of the file that updates have made before they changed it."""
+        name = self.file.name if self.file else ""
+        return sorted(self.folder.glob(f"{escape(name)}.before-[0-9]*")) if name else []
+
+    def list_replaced(self) -> list[Path]:
+        """List the files that `crow db restore` has moved aside."""
+        return sorted(self.file.parent.glob(f"{escape(self.file.name)}.replaced-*")) if self.file else []
 
     def close(self) -> None:
         """Close the connections, those in use when their transactions end. The next use opens them again."""
@@ -175,7 +207,8 @@ class Database:
         with self._explained(), ExitStack() as stack:
             engine = self._get_engine(writes=writes, is_queued=writes)
             stack.callback(self._close_returned, engine, engine.pool)
-            connection = stack.enter_context(engine.connect().execution_options(**options))
+            limit = SHORT_TIMEOUT if options.get("briefly") else RECONNECT_TIMEOUT
+            connection = stack.enter_context(reconnect(engine, limit).execution_options(**options))
             try:
                 with connection.begin():
                     yield connection
@@ -197,7 +230,8 @@ class Database:
         try:
             yield
         except DBAPIError as error:
-            raise StoreError(self.explain(error)) from error
+            kind = DatabaseLost if error.connection_invalidated and not self.file else StoreError
+            raise kind(self.explain(error)) from error
 
     def _get_engine(self, *, writes: bool = False, is_queued: bool = False) -> Engine:
         """Return the engine of the open, updated database. `is_queued` is true if `_wait_in_queue` is running. Raises
@@ -428,6 +462,23 @@ def prepare_connection(driver: Any, _: Any, *, is_durable: bool = False) -> None
         driver.execute("PRAGMA journal_mode = WAL")
     driver.execute(f"PRAGMA synchronous = {'FULL' if is_durable else 'NORMAL'}")
     driver.execute("PRAGMA foreign_keys = ON")
+    driver.execute("PRAGMA secure_delete = ON")  # deleted rows are overwritten
+
+
+def reconnect(engine: Engine, timeout: float) -> Connection:
+    """Connect to an open database; to PostgreSQL for at most `timeout` seconds, while it restarts. Raises
+    DBAPIError."""
+    if engine.dialect.name == "sqlite":
+        return engine.connect()
+    for attempt in retry_lost(OperationalError, timeout):
+        with attempt:
+            return engine.connect()
+    raise AssertionError  # unreachable: the last attempt raises
+
+
+def retry_lost(error: type[Exception], timeout: float = RECONNECT_TIMEOUT) -> Iterator[stamina.Attempt]:
+    """Yield attempts to do something again for `timeout` seconds while it raises this error."""
+    return iter(stamina.retry_context(error, attempts=None, timeout=timeout, wait_initial=0.1, wait_max=1.0))
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from crow_core.acp.schema import INTERNAL_ERROR, INVALID_PARAMS
 from crow_core.app import Crow
 from crow_core.errors import StoreError
 from crow_core.messages.message import Message
-from crow_core.models.chat import ModelCall
+from crow_core.models.chat import ModelCall, ModelRequest
 from crow_core.session.log import new_id
 from crow_core.session.session import Command, Session
 from crow_core.session.store import ArchiveFilter, Page, Record, SessionChange, Summary
@@ -46,12 +46,22 @@ def persistence(
     commits = GroupCommit(url, folder, secrets)
     crow.servers.append(search_tool.make_server(commits.get_database))
 
+    @crow.session_start
+    def open_soon(session: Session) -> None:
+        commits.open_soon()
+
     @crow.before_prompt
     async def begin_turn(message: Message, session: Session) -> None:
         commits.begin_turn(session)
         if len(crow.sessions) > 1:  # the first request of a single session does not wait for the database
             with suppress(StoreError):  # the next write raises it again
                 await commits.get_store()
+
+    @crow.before_model
+    async def write_first_prompt(request: ModelRequest, session: Session) -> ModelRequest:
+        if commits.is_open and not any(entry.get("role") == "assistant" for entry in session.log):
+            await session.log.written()
+        return request
 
     @crow.turn_resume
     def resume_turn(session: Session, entries: Sequence[Message]) -> None:

@@ -71,3 +71,8 @@ def delete_sessions(database: Database, ids: list[str]) -> Iterator[tuple[str, s
     with database.begin_write() as connection:
         blobs.lock(connection, shared=False)
         blobs.delete_unused(connection, connection.scalars(select(tables.blobs.c.hash)).all())
+
+
+def measure_sessions(connection: Connection) -> int:
+    """Estimate the bytes that all sessions store."""
+    return sum(estimate_sizes(connection).values())

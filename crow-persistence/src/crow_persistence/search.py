@@ -47,6 +47,8 @@ MATCH_START, MATCH_END = "⟦", "⟧"
 """Marks around a match in a snippet."""
 SNIPPET_LENGTH = 200
 """Length of a snippet, in characters."""
+MERGED_PAGES = 500
+"""Pages of a FTS5 index that are merged in one transaction."""
 SEARCH_TOOL = "search_sessions"
 """Name of the search tool; its inputs are not indexed."""
 
@@ -93,6 +95,10 @@ SET_PLANNER = text(
 )
 """Settings that make PostgreSQL use the index: it underestimates the cost of making lexemes for every row."""
 EXPLAIN = text(f"EXPLAIN (FORMAT JSON) SELECT FROM search WHERE {LEXEMES} @@ CAST(:query AS tsquery)")
+
+
+MERGE = text(f"INSERT INTO search(search, rank) VALUES ('merge', -{MERGED_PAGES})")
+COUNT_CHANGES = text("SELECT total_changes()")
 
 
 @dataclass(frozen=True)
@@ -164,6 +170,19 @@ def remove_entries(connection: Connection, ids: Iterable[int]) -> None:
         run_for_each(
             connection, REMOVE, [make_document(id, read_entry(body), number, cwd) for id, body, number, cwd in rows]
         )
+
+
+def merge(connection: Connection) -> bool:
+    """Merge a part of a FTS5 index, which drops the words of removed messages from it. Return False if all is merged.
+
+    FTS5 only marks removed words as such until it merges the parts of its index that hold them. Its option
+    `secure-delete` makes an index that SQLite before 3.42 cannot read. https://sqlite.org/fts5.html#the_merge_command
+    """
+    if connection.dialect.name != "sqlite":
+        return False
+    before = connection.execute(COUNT_CHANGES).scalar_one()
+    connection.execute(MERGE)
+    return connection.execute(COUNT_CHANGES).scalar_one() - before > 1
 
 
 def make_document(id: int, entry: Message, number: int, cwd: str) -> dict[str, Any]:

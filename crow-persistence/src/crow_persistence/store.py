@@ -16,7 +16,7 @@ from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, InterfaceError
 
 from crow_persistence import audit, forks, leases, loader, requests, search, writer
 from crow_persistence.batch import Batch, OutOfStep
-from crow_persistence.database import Database
+from crow_persistence.database import RECONNECT_TIMEOUT, SHORT_TIMEOUT, Database, DatabaseLost, retry_lost
 from crow_persistence.heads import AnchoredHead, read_secrets
 from crow_persistence.progress import Progress
 from crow_persistence.requests import RequestEncoder
@@ -38,12 +38,23 @@ class Store:
         self.open_ids: set[str] = set()
         """Ids of the sessions that this owner holds the lease of."""
 
+    def open(self) -> None:
+        """Open the database."""
+        with self.database.begin_read():
+            pass
+
     def write_sessions(self, writes: Sequence[SessionWrite], *, briefly: bool = False) -> dict[str, Exception]:
         """Write what sessions have gathered, in one transaction. Return the faults of single sessions by their ids.
 
         After a fault, the session's next write also writes the entries of this one. Raises StoreError if nothing could
         be written. `briefly` limits the wait for locks.
         """
+        for attempt in retry_lost(DatabaseLost, SHORT_TIMEOUT if briefly else RECONNECT_TIMEOUT):
+            with attempt:
+                return self._write_sessions(writes, briefly=briefly)
+        raise AssertionError  # unreachable: the last attempt raises
+
+    def _write_sessions(self, writes: Sequence[SessionWrite], *, briefly: bool) -> dict[str, Exception]:
         # In the order of their ids, so that two processes cannot wait for each other's rows.
         writes = sorted(filter(self.has_news, writes), key=lambda write: write.session.id)
         if not writes:
@@ -92,7 +103,9 @@ class Store:
         for write in writes:
             progress = self.get_progress(write.session)
             if progress.engine is not connection.engine:
+                was_stored = progress.number > 0
                 writer.resync(connection, progress, write.session)
+                write.is_copy = write.is_copy or (was_stored and not progress.number)
             progress.engine = None  # until the transaction is committed
             write.model_calls[:0], progress.model_calls = progress.model_calls, []
             write.drop_model_calls(progress.lost_calls)
@@ -270,6 +283,7 @@ class Store:
         """Delete a session."""
         with self.database.begin_write() as connection:
             forks.delete(connection, id, self.owner)
+        self.database.erase_deleted()
 
     def release(self, ids: Collection[str]) -> None:
         """Release the leases of sessions."""

@@ -25,6 +25,8 @@ class SessionWrite:
     """Model calls that were sent, or have ended, as they were then."""
     lost_calls: dict[str, str] = field(default_factory=dict[str, str])
     """The reasons for which model calls were not stored and never will be, by their ids."""
+    is_copy: bool = False
+    """True if the session was stored in another file before, which is gone."""
     secrets: Collection[str] = ()
     """Strings that are masked in all of it."""
     entries: int = 0

@@ -117,6 +117,10 @@ class WorkflowRun:
     fork: Fork | None = None
     """Its past; None until it is looked up."""
     is_suspended: bool = False
+    is_replaced: bool = False
+    """Whether the workflow has been started again in this process: nobody puts this execution back into its queue."""
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when its function has ended, and its sessions are closed."""
 
     def suspend(self, why: str) -> asyncio.CancelledError:
         """Stop here without a result: whoever runs the workflow next goes on. Return the error to raise."""
@@ -252,6 +256,8 @@ class Engine:
         self._storing: asyncio.Task[None] | None = None
         self._suspended: set[str] = set()
         """Workflows that were suspended here."""
+        self._runs: dict[str, WorkflowRun] = {}
+        """The last execution of each workflow that runs here."""
         self._dead: set[str] = set()
         """Executors that had died when this one looked."""
 
@@ -336,11 +342,12 @@ class Engine:
             current = assert_current_dbos_context()
             execution = WorkflowRun(current.workflow_id, task)
             try:
+                await self._replace(execution)
                 if self._is_fenced:
                     raise execution.suspend("this process takes no work.")
                 value = await registration.run(execution, current, cast("dict[str, Any]", arguments))
             except asyncio.CancelledError:
-                self._suspended.add(execution.id)
+                self._note_suspended(execution)
                 raise
             except dbos_errors.DBOSUnexpectedStepError as error:
                 raise explain_change(error) from None
@@ -349,13 +356,39 @@ class Engine:
                     raise
                 self._wait_for_store(execution.id, error)
                 raise asyncio.CancelledError from None
+            finally:
+                execution.ended.set()
+                if self._runs.get(execution.id) is execution:
+                    del self._runs[execution.id]
             if execution.is_suspended:
-                self._suspended.add(execution.id)
+                self._note_suspended(execution)
                 raise asyncio.CancelledError
             return value
 
         run.__qualname__ = registration.name
         return DBOS.workflow(name=registration.name, max_recovery_attempts=RECOVERIES)(run)
+
+    async def _replace(self, execution: WorkflowRun) -> None:
+        """End an earlier execution of the same workflow in this process, and wait until it has closed its sessions.
+
+        DBOS starts a workflow again that was taken over by another process and back, or put back into its queue; it
+        lets the earlier execution run until it writes, and that may wait for a model for a day.
+        """
+        self._suspended.discard(execution.id)
+        earlier, self._runs[execution.id] = self._runs.get(execution.id), execution
+        if earlier is not None:
+            earlier.is_replaced = True
+            earlier.task.cancel()
+            try:
+                await earlier.ended.wait()
+            except asyncio.CancelledError:
+                await earlier.ended.wait()  # the next execution waits for this one alone
+                raise
+
+    def _note_suspended(self, execution: WorkflowRun) -> None:
+        """Note that a workflow is to be put back into its queue, unless it has been started again."""
+        if not execution.is_replaced:
+            self._suspended.add(execution.id)
 
     def _wait_for_store(self, id: str, error: DBAPIError) -> None:
         """Run a workflow again when its progress can be stored."""

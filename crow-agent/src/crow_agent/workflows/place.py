@@ -86,7 +86,9 @@ class Place:
                 if client.takes_keys:
                     origin = await self._find_origin(label)
                     open_own = partial(agent.make_session, id, cwd, origin)
-                    session = await engine.retry(open_own, is_session_busy, timeout=PATIENCE)
+                    waits = Waits(self.run.id)
+                    session = await engine.retry(open_own, waits.may_pass, timeout=PATIENCE)
+                    waits.end()
             except AgentClosed as error:
                 raise self.run.suspend(str(error)) from error
         session = session or await self._open_other_session(agent, cwd, step, label)
@@ -180,13 +182,25 @@ class Place:
         return Approval(bool(answer["approved"]), str(answer["note"])) if answer else Approval(False)
 
     async def close(self) -> None:
-        """Close the sessions that the workflow has opened."""
+        """Close the sessions that the workflow has opened, all of them even if it is cancelled meanwhile."""
         with outside_workflows():
-            for session in self.run.sessions:
+            closing = asyncio.gather(*map(close_session, self.run.sessions))
+            is_cancelled = False
+            while not closing.done():
                 try:
-                    await session.close()
-                except AgentError as error:
-                    logger.warning("Session %s could not be closed: %s", session.id, error)
+                    await asyncio.shield(closing)
+                except asyncio.CancelledError:
+                    is_cancelled = True
+        if is_cancelled:
+            raise asyncio.CancelledError
+
+
+async def close_session(session: "AgentSession") -> None:
+    """Close a session; warn if that fails."""
+    try:
+        await session.close()
+    except AgentError as error:
+        logger.warning("Session %s could not be closed: %s", session.id, error)
 
 
 def get_place(what: str) -> Place:
@@ -210,19 +224,20 @@ def get_data(error: AgentError) -> dict[str, Any]:
 
 
 def may_pass(error: Exception) -> bool:
-    """Test whether a prompt may work later: the model is down, or the database does not answer."""
+    """Test whether a request may work later: the model is down, the database does not answer, or another process has
+    the session open."""
     return isinstance(error, PromptFailed) and bool(get_data(error).get("retry"))
 
 
 class Waits:
-    """Tells a person that a prompt waits, once, and when it goes on."""
+    """Tells a person that a workflow waits, once, and when it goes on."""
 
     def __init__(self, workflow: str) -> None:
         self._workflow = workflow
         self._is_waiting = False
 
     def may_pass(self, error: Exception) -> bool:
-        """Test whether a prompt may work later; warn where it is the first time."""
+        """Test whether a request may work later; warn where it is the first time."""
         if not may_pass(error):
             return False
         if not self._is_waiting:
@@ -231,15 +246,9 @@ class Waits:
         return True
 
     def end(self) -> None:
-        """Tell that the prompt has its answer, if it has waited."""
+        """Tell that the request has its answer, if it has waited."""
         if self._is_waiting:
             logger.warning("Workflow %s goes on.", self._workflow)
-
-
-def is_session_busy(error: Exception) -> bool:
-    """Test whether a session may be free later, or its database answer."""
-    is_open = isinstance(error, AgentError) and " is open in " in str(error)
-    return is_open or (isinstance(error, PromptFailed) and bool(get_data(error).get("retry")))
 
 
 def result_to_plain(result: Result[Any]) -> dict[str, Any]:

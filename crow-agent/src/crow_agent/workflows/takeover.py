@@ -18,10 +18,11 @@ from threading import Event, Thread
 from typing import Any, Protocol
 
 import sqlalchemy as sa
+import stamina
 from crow_persistence import leases
 from crow_persistence.database import complete_url
 from crow_persistence.tables import sessions
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
 
 from crow_agent.workflows.errors import WorkflowError
 
@@ -259,3 +260,28 @@ def take_over(connection: sa.Connection, executor: str, recover: Callable[[str],
             logger.warning("Executor %s has ended, and its workflows are taken over: %s.", executor, ", ".join(ids))
     finally:
         connection.execute(UNLOCK, {"id": executor})
+
+
+async def wait_for_server(url: str) -> None:
+    """Wait until PostgreSQL accepts connections; warn once, with the reason, if it does not. Does nothing for
+    SQLite."""
+    if url.startswith("sqlite"):
+        return
+    parsed = complete_url(url)
+    engine = sa.create_engine(parsed.set(query={**parsed.query, **CLIENT_LIMITS}), poolclass=sa.NullPool)
+    is_waiting = False
+
+    def may_pass(error: Exception) -> bool:
+        nonlocal is_waiting
+        if isinstance(error, OperationalError) and not is_waiting:
+            is_waiting = True
+            why = " ".join(str(error.orig).split())
+            logger.warning("Waiting for PostgreSQL at %r, which cannot be reached: %s", parsed.set(query={}), why)
+        return isinstance(error, OperationalError)
+
+    retries = stamina.retry_context(may_pass, attempts=None, timeout=None, wait_initial=0.2, wait_max=5.0)
+    async for attempt in retries:
+        with attempt:
+            (await asyncio.to_thread(engine.connect)).close()
+    if is_waiting:
+        logger.warning("PostgreSQL can be reached now.")

@@ -416,6 +416,8 @@ class AcpAgent:
     async def new_session(self, params: NewSessionRequest) -> NewSessionResponse:
         crow, cwd = await self.crow(), check_folder(params.cwd)
         if id := self.get_own_note(params, "sessionId"):
+            if before := self.sessions.pop(id, None):  # its client was cancelled before it had the answer
+                await crow.close(before)
             opener = partial(crow.load_or_open, origin=self.get_origin(params))
             session = await self.open_session(opener, self, check_id(id), cwd, params=params, id=id)
         else:

@@ -352,6 +352,13 @@ def marker_kind(entry: Message) -> str:
     return "" if "role" in entry else str(entry.get("crow", {}).get("kind", ""))
 
 
+def list_edits(entry: Message) -> list[dict[str, Any]]:
+    """List the edits of files that an entry records: the answer to a tool call, or a marker of kind `changes`. Other
+    markers may have `changes` of another kind."""
+    records = entry.get("role") == "tool" or marker_kind(entry) == "changes"
+    return entry.get("crow", {}).get("changes", []) if records else []
+
+
 def find_prompts(log: Sequence[Message]) -> list[int]:
     """Find the indexes of the user's messages; messages that crow added in the user's place are `hidden`."""
     return [

@@ -284,12 +284,14 @@ class Session:
         self.log.append({"crow": {"kind": "title", "title": title}})
         await self.update(SessionInfoUpdate(title=title))
 
-    def rewind(self, to: str, last: str = "") -> None:
+    def rewind(self, to: str, last: str = "", kept: Sequence[str] = ()) -> None:
         """Go to the entry with the id `to`, or to the start for "": the model no longer reads what follows it.
 
-        `last` is the id of the last entry that is dropped, if it may be restored later.
+        `last` is the id of the last entry that is dropped, if it may be restored later; `kept` are the files that were
+        not restored.
         """
-        self.log.append({"crow": {"kind": "rewind", "to": to, **({"undone": last} if last else {})}})
+        notes = {**({"undone": last} if last else {}), **({"kept": [*kept]} if kept else {})}
+        self.log.append({"crow": {"kind": "rewind", "to": to, **notes}})
         if not any(entry.get("crow", {}).get("purpose") == "system" for entry in self.view.entries()):
             self.prompts.system = None
 

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from crow_core.mcp.tool import make_title
-from crow_core.messages.message import Message, ToolUse, parse_arguments, to_parts
+from crow_core.messages.message import Message, ToolUse, list_edits, parse_arguments, to_parts
 from crow_core.messages.worktree import find_recorded
 from crow_core.session.store import Record, Summary
 from sqlalchemy import Connection, Row, select
@@ -214,7 +214,7 @@ def make_tool_call(
     if answer is not None:
         said, notes = to_parts(answer.get("content")), answer.get("crow", {})
         made.answer, made.media, made.failed = join_text(said), find_media(said), bool(notes.get("failed"))
-        made.diffs = [diff for change in notes.get("changes", []) if (diff := make_diff(change))]
+        made.diffs = [diff for change in list_edits(answer) if (diff := make_diff(change))]
     if decision is not None:
         made.decision = f"{decision.get('is', '')}, by {decision.get('by', '')}"
     return made
