@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from crow_core import bridge
 from crow_core.acp.client import AcpClient
+from crow_core.acp.client import OPTION_NAMES
 from crow_core.acp.schema import (
     AudioBlock,
     BlockContent,
@@ -375,7 +376,7 @@ async def test_form_with_one_choice_is_a_permission_without_client_forms(
     properties: dict[str, Any], names: list[str], content: dict[str, Any], birds: Birds
 ):
     model = script(form("Shall it be?", **properties))
-    editor = await turn(model, birds())
+    editor = await turn(model, birds(), capabilities=ClientCapabilities(meta=OPTION_NAMES))
     (question,) = editor.questions
     assert question.tool_call.title == "MCP server 'birds': Shall it be?"
     assert question.tool_call.tool_call_id == "call_1_0"

@@ -81,6 +81,8 @@ class NestedClient:
             return RequestPermissionResponse(outcome=CancelledOutcome())
         except ElicitationError as error:
             raise RpcError(INTERNAL_ERROR, str(error)) from error
+        if choice.fault:
+            raise RpcError(INTERNAL_ERROR, choice.fault)
         own = {name: text for name in ("reason", "command") if (text := getattr(choice, name))}
         return RequestPermissionResponse(
             outcome=SelectedOutcome(option_id=choice.option_id), meta={"crow": own} if own else UNSET
