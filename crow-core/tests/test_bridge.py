@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 from crow_core import bridge
-from crow_core.acp.client import AcpClient
-from crow_core.acp.client import OPTION_NAMES
+from crow_core.acp.client import OPTION_NAMES, AcpClient
 from crow_core.acp.schema import (
     AudioBlock,
     BlockContent,
