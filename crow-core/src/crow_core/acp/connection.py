@@ -46,6 +46,9 @@ Handler = Callable[[Any], Awaitable[Any]]
 """A function that takes the params struct, or a dict if the method begins with `_`. It returns the result; None stands
 for `{}`."""
 
+REASON_KEYS = ("reason", "message", "error", "description", "detail")
+"""Keys of the data of an error under which agents and clients give its reason."""
+
 MAX_RUNNING = 1000
 """Incoming requests that may run at once; others are refused."""
 
@@ -74,6 +77,23 @@ class RpcError(Exception):
                 self.add_note(text)
             case _:
                 pass
+
+    def describe(self) -> str:
+        """Return the `details` of the data, or the message with the reason that the data gives in another way."""
+        match self.data:
+            case {"details": str(details)} if details.strip():
+                return details
+            case str(reason):
+                pass
+            case {**data}:
+                texts = (data.get(key) for key in REASON_KEYS)
+                known = next((text for text in texts if isinstance(text, str) and text.strip()), "")
+                reason = known or (json.dumps(data, ensure_ascii=False, default=str) if data else "")
+            case _:
+                reason = ""
+        if not reason or reason in self.message:
+            return self.message
+        return reason if self.message in reason else f"{self.message.rstrip('.: ')}: {reason}"
 
 
 class ConnectionClosed(ConnectionError):
