@@ -64,9 +64,10 @@ class Terminals(Protocol):
     ) -> CommandOutcome:
         """Run a shell command to its end.
 
-        `script` is the path of a file that the shell reads before the command, "" for none. `env` is added to the environment that the host gives to commands. After `timeout` seconds the command is
-        killed, and the outcome has `timed_out`. `output_limit` is in characters. Cancelling kills the command. An
-        OSError that this raises becomes the tool's error.
+        `script` is the path of a file that the shell reads before the command, "" for none. `env` is added to the
+        environment that the host gives to commands. After `timeout` seconds the command is killed, and the outcome has
+        `timed_out`. `output_limit` is in characters. Cancelling kills the command. An OSError that this raises becomes
+        the tool's error.
         """
         ...
 
