@@ -154,7 +154,7 @@ class ClientWorkspace:
         """True if the user has allowed this call, by an answer to the question about it or about such calls."""
         notes = (entry.get("crow", {}) for entry in reversed(self.session.log))
         about = (note for note in notes if (note.get("kind"), note.get("call")) == ("decision", self.tool_call_id))
-        last: dict[str, Any] = next(about, {})
+        last = next(about, dict[str, Any]())
         return last.get("is") == "allow" and str(last.get("by")).startswith("the user")
 
     async def show_output(self, output: str) -> None:
