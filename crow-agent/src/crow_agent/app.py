@@ -31,6 +31,7 @@ from crow_core.extensions.permissions import permissions
 from crow_core.extensions.plan import plan
 from crow_core.extensions.printed_calls import printed_calls
 from crow_core.extensions.reasoning_effort import reasoning_effort
+from crow_core.extensions.refused_images import refused_images
 from crow_core.extensions.refused_prompts import refused_prompts
 from crow_core.extensions.resources import resources
 from crow_core.extensions.shell_hooks import shell_hooks
@@ -97,7 +98,8 @@ REPLACED_TOOLS = ("plan", "ask_user")
 FIRST_EXTENSIONS: tuple[Extension, ...] = (
     command_files,  # before the others, whose commands replace a file's command of the same name
     *(commands, mcp, resources, tool_search, reasoning_effort, context_window, cut_prompts, usage),
-    *(printed_calls, broken_replies, empty_replies, refused_prompts, loop_guard, truncate, titles, undo, plan),
+    *(printed_calls, broken_replies, empty_replies, refused_images, refused_prompts),
+    *(loop_guard, truncate, titles, undo, plan),
     *(mentions, agents, skills, work_trees),
 )
 """Used by default, in this order. `NAME = false` in `[extensions]` leaves one out."""

@@ -48,6 +48,7 @@ from crow_core.acp.schema import (
     DisableProviderResponse,
     ForkSessionRequest,
     ForkSessionResponse,
+    ImageBlock,
     Implementation,
     InitializeRequest,
     InitializeResponse,
@@ -69,6 +70,7 @@ from crow_core.acp.schema import (
     ProviderCurrentConfig,
     ProviderInfo,
     ProvidersCapabilities,
+    ResourceBlock,
     ResumeSessionRequest,
     ResumeSessionResponse,
     SessionAdditionalDirectoriesCapabilities,
@@ -104,7 +106,7 @@ from crow_core.acp.schema import (
 )
 from crow_core.acp.transports import Transport
 from crow_core.app import Crow
-from crow_core.content import replay, to_user_message
+from crow_core.content import find_image_type, replay, to_user_message
 from crow_core.errors import ConfigError, ModelError, PromptError, SessionBusy, StoreError
 from crow_core.hooks import call_function
 from crow_core.mcp.server import from_acp
@@ -839,8 +841,24 @@ def check_prompt(blocks: Sequence[ContentBlock], *, audio: bool) -> None:
             details = f"prompt[{index}] has the unknown type {to_line(str(block.raw.get('type'))[:100])!r}."
         elif isinstance(block, AudioBlock) and not audio:
             details = f"prompt[{index}] is audio, which was not announced in promptCapabilities."
+        elif (data := find_image_data(block)) is not None:
+            try:
+                find_image_type(data)
+            except ValueError as error:
+                details = f"The image in prompt[{index}] {error}."
     if details:
         raise RpcError(INVALID_PARAMS, "Unusable prompt", details=details)
+
+
+def find_image_data(block: ContentBlock) -> str | None:
+    """Find the base64 data of an image, also of an embedded one; None for other content."""
+    match block:
+        case ImageBlock(data=data):
+            return data
+        case ResourceBlock(resource=resource) if str(resource.mime_type or "").startswith("image/") and resource.blob:
+            return str(resource.blob)
+        case _:
+            return None
 
 
 def to_own_capabilities(announced: Announced, *, keys: bool = False) -> dict[str, Any]:
