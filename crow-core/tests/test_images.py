@@ -44,6 +44,10 @@ def show(*images: str) -> list[ContentBlock]:
     return [TextBlock(text="look"), *(ImageBlock(data=data, mime_type="image/png") for data in images)]
 
 
+def make_crow(server: ScriptedServer) -> Crow:
+    return Crow(ChatModel(name="m", base_url=server.url)).use(refused_images)
+
+
 async def prompt(editor: Editor, id: str, blocks: list[ContentBlock]) -> Any:
     return await editor.request("session/prompt", PromptRequest(session_id=id, prompt=blocks))
 
@@ -78,7 +82,7 @@ REFUSALS = [
 @pytest.mark.parametrize("error", REFUSALS)
 async def test_refused_image_is_left_out_and_later_prompts_work(error: Any, in_stream: bool):
     async with ScriptedServer(refuse(error, in_stream=in_stream)) as server:
-        crow = Crow(ChatModel(name="m", base_url=server.url)).use(refused_images)
+        crow = make_crow(server)
         async with connect(crow, capabilities=NOTICES) as editor:
             id = (await editor.new_session("/")).session_id
             assert (await prompt(editor, id, show(GOOD))).stop_reason == "end_turn"
@@ -120,7 +124,7 @@ def test_image_that_is_named_or_the_largest_is_the_refused_one(said: str, left_o
 
 async def test_refusal_of_every_image_ends(monkeypatch: pytest.MonkeyPatch):
     async with ScriptedServer(lambda request: Failure(400, '{"error": {"message": "bad image"}}')) as server:
-        crow = Crow(ChatModel(name="m", base_url=server.url)).use(refused_images)
+        crow = make_crow(server)
         async with connect(crow) as editor:
             id = (await editor.new_session("/")).session_id
             with pytest.raises(RpcError, match="bad image"):
@@ -152,7 +156,7 @@ async def test_words_about_one_image_do_not_teach_that_the_model_sees_none():
     ids=range(6),
 )
 async def test_what_is_not_an_image_stops_at_the_door(data: str, fault: str):
-    async with ScriptedServer([]) as server, connect(Crow(ChatModel(name="m", base_url=server.url))) as editor:
+    async with ScriptedServer([]) as server, connect(make_crow(server)) as editor:
         id = (await editor.new_session("/")).session_id
         embedded = ResourceBlock(resource=ResourceContents(uri="file:///b.png", blob=data, mime_type="image/png"))
         for block in (ImageBlock(data=data, mime_type="image/png"), embedded):
@@ -171,10 +175,9 @@ async def test_model_is_sent_the_type_that_the_bytes_of_an_image_show(start: byt
     data = make_image(b"rest", start)
     wrapped = f"{data[:4]}\n{data[4:]}"
     assert find_image_type(wrapped) == kind
-    async with ScriptedServer([Reply("Seen.")]) as server:
-        async with connect(Crow(ChatModel(name="m", base_url=server.url))) as editor:
-            id = (await editor.new_session("/")).session_id
-            await prompt(editor, id, show(wrapped))
+    async with ScriptedServer([Reply("Seen.")]) as server, connect(make_crow(server)) as editor:
+        id = (await editor.new_session("/")).session_id
+        await prompt(editor, id, show(wrapped))
     assert f"data:{kind};base64,{data}" in json.dumps(server.requests)
 
 

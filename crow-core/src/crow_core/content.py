@@ -131,7 +131,7 @@ def to_text_part(text: str) -> dict[str, Any]:
 
 
 def read_image(data: str) -> dict[str, Any]:
-    """Convert an image in base64 to a part of a message, with the type that its bytes show; to text if it is not one."""
+    """Convert an image in base64 to a part with the type that its bytes show, or to a text that says what is wrong."""
     try:
         return to_image_part("".join(data.split()), find_image_type(data))
     except ValueError as error:

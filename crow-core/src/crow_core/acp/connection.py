@@ -49,6 +49,9 @@ for `{}`."""
 REASON_KEYS = ("reason", "message", "error", "description", "detail")
 """Keys of the data of an error under which agents and clients give its reason."""
 
+ERROR_LIMIT = 1_000
+"""Characters of the message of an error."""
+
 MAX_RUNNING = 1000
 """Incoming requests that may run at once; others are refused."""
 
@@ -71,12 +74,21 @@ class RpcError(Exception):
         self.message = message
         """One short line."""
         self.data: Any = {**(data or {}), "details": replace_surrogates(details)} if details else data
-        """Data for programs, UNSET if there is none; clients show its `details` to the user."""
+        """Data for programs, UNSET if there is none. Its `details` are for people; the message that is sent ends with
+        them."""
         match self.data:
             case {"details": str(text)} if text:
                 self.add_note(text)
             case _:
                 pass
+
+    def to_sentence(self) -> str:
+        """Return the message with its details, since most clients show the message alone."""
+        match self.data:
+            case {"details": str(details)} if details.strip() and details not in self.message:
+                return details if self.message in details else f"{self.message.rstrip('.')}: {details}"
+            case _:
+                return self.message
 
     def describe(self) -> str:
         """Return the `details` of the data, or the message with the reason that the data gives in another way."""
@@ -412,7 +424,7 @@ class Connection:
         self._transport.write(self._encode(message, exact=exact))
 
     def _write_error(self, id: RequestId, error: RpcError) -> None:
-        message = to_error_line(error.message)
+        message = to_error_line(error.to_sentence())
         try:
             self._write(OutgoingError(id, Error(code=error.code, message=message, data=error.data)))
         except (TypeError, ValueError):  # the data cannot be encoded as JSON
@@ -460,8 +472,8 @@ def check_utf8(line: bytes | bytearray) -> None:
 
 
 def to_error_line(text: str) -> str:
-    """Return at most 200 characters of a text without newlines, for the message of an error."""
-    return replace_surrogates(" ".join(text.split())[:200])
+    """Return at most ERROR_LIMIT characters of a text without newlines, for the message of an error."""
+    return replace_surrogates(" ".join(text.split())[:ERROR_LIMIT])
 
 
 def replace_surrogates(text: str) -> str:

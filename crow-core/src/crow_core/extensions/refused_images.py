@@ -1,4 +1,4 @@
-"""Take an image that the endpoint refuses out of what the model reads: otherwise every later request is refused, too."""
+"""Take an image that the endpoint refuses out of what the model reads; every later request would be refused, too."""
 
 from crow_core.app import Crow
 from crow_core.errors import ModelError

@@ -1,4 +1,4 @@
-"""The images that an endpoint refuses: its words seldom name one, so they are found by what it says and by their order."""
+"""The images that an endpoint refuses. Its words seldom name one, so their order and their sizes count, too."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ ABOUT_SIZE = re.compile(r"exceed|too (large|big|long)|larger than|at most|max(im
 
 
 def find_refused_images(said: str, messages: Sequence[Message]) -> list[str]:
-    """Find the digests of the images of a request that an endpoint's words may refuse; none if they are not about images.
+    """Find the digests of the images that an endpoint's words may refuse; none if they are not about images.
 
     An endpoint that has answered a request takes its images, so those after the last reply are refused, if there are
     any. Of several, that whose place the words name is refused, or the largest where it is about their size.
