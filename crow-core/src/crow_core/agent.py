@@ -242,6 +242,8 @@ class AcpAgent:
 
     def __init__(self, transport: Transport, crow: Crow | AppSource, *, unstable: bool = False) -> None:
         self.source: AppSource = MadeApp(crow) if isinstance(crow, Crow) else crow
+        self.probe: Callable[[], Awaitable[bool]] | None = getattr(transport, "probe", None)
+        """Tells whether the client still answers, for a transport that can ask (`WebSocketTransport`)."""
         self.unstable = unstable
         """Whether to use parts of ACP that may still change: tokens of a turn, the client's system prompts and
         endpoints, archived sessions, titles that the client sets, and the states of sessions and of the login."""
@@ -489,14 +491,24 @@ class AcpAgent:
         )
 
     async def reopen_session(self, params: LoadSessionRequest | ResumeSessionRequest) -> Session:
-        """Open a stored session. If this client has it open, or one that has disconnected, it is closed first."""
+        """Open a stored session. If this client has it open, or one that has disconnected or does not answer any more,
+        it is closed first."""
         crow, id = await self.crow(), params.session_id
         cwd, _ = check_folder(params.cwd), parse_folders_and_servers(params)
-        if (before := crow.sessions.get(id)) and not self.is_used_elsewhere(before):
+        before = crow.sessions.get(id)
+        if before and self.is_used_elsewhere(before) and isinstance(before.client, AcpAgent):
+            await before.client.close_if_silent()
+            before = crow.sessions.get(id)
+        if before and not self.is_used_elsewhere(before):
             self.sessions.pop(id, None)
             await crow.close(before)
         load = partial(crow.load, goes_on=self.in_process)
         return await self.open_session(load, self, id, cwd, params=params, id=id)
+
+    async def close_if_silent(self) -> None:
+        """Close the connection if the client cannot be reached any more, as after its network has failed."""
+        if self.probe and not await self.probe():
+            await self.connection.close()
 
     def is_used_elsewhere(self, session: Session) -> bool:
         """Whether an open session belongs to another client that is still connected."""
@@ -649,7 +661,7 @@ class AcpAgent:
         if params.provider_id != PROVIDER_ID:
             raise RpcError(INVALID_PARAMS, "Unknown provider", details=f"The only provider is {PROVIDER_ID!r}.")
         if params.api_type != PROTOCOL:
-            raise RpcError(INVALID_PARAMS, "Unknown PROTOCOL type", details=f"Crow speaks {PROTOCOL!r} with models.")
+            raise RpcError(INVALID_PARAMS, "Unknown protocol", details=f"crow speaks {PROTOCOL!r} with models.")
         if not is_shareable_url(params.base_url):
             why = "It takes an http or https address without a password or a query: a key belongs into the headers."
             raise RpcError(INVALID_PARAMS, "Unusable base URL", details=why)

@@ -16,7 +16,6 @@ import logging
 import re
 from codecs import utf_8_decode
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from contextlib import suppress
 from functools import partial
 from itertools import count
 from typing import Any, Literal
@@ -204,6 +203,8 @@ class Connection:
         """Bytes of the params of the running requests."""
         self._tasks: set[asyncio.Task[None]] = set()
         """The handlers that run, of requests and notifications."""
+        self._closing: asyncio.Task[None] | None = None
+        """Closes the connection after the other side has stopped to read."""
         self.is_closing = False
         """Whether the connection has ended or is about to: the other side has closed it, or `close` was called."""
 
@@ -225,6 +226,8 @@ class Connection:
                 await self._finish_notifications()
         finally:
             await self.close()
+            if self._closing:
+                await asyncio.wait([self._closing])
 
     async def request(self, method: str, params: Any) -> Any:
         """Send a request and return its result, as the struct that `peer_methods` says.
@@ -436,14 +439,22 @@ class Connection:
 
     async def _drain(self) -> None:
         """Wait for room to write answers, so that a peer that sends without reading has to wait."""
-        with suppress(OSError):
+        try:
             await self._transport.drain()
+        except OSError:
+            self._close_soon()
+
+    def _close_soon(self) -> None:
+        """Close the connection after the other side has stopped to read: nobody would see what still runs."""
+        if not self.is_closing and self._closing is None:
+            self._closing = asyncio.ensure_future(self.close())
 
     async def _send(self, line: bytes) -> None:
         self._transport.write(line)
         try:
             await self._transport.drain()
         except OSError as error:
+            self._close_soon()
             raise ConnectionClosed(f"the other side has closed the connection: {error}") from error
 
 

@@ -280,10 +280,7 @@ class OtherAgentTask:
         except RpcError as error:
             if error.code == AUTH_REQUIRED and initialized:
                 return self.fail(describe_login(error, initialized.auth_methods))
-            notes = " ".join(getattr(error, "__notes__", ()))
-            return self.fail(
-                f"{error.message}{f': {notes}' if notes else ''}".rstrip(".") + "." + process.quote_stderr()
-            )
+            return self.fail(f"{error.describe().rstrip('.')}.{process.quote_stderr()}")
         if response is None:
             return self.fail(f"it was not done within {self.settings.timeout:g} seconds, and was cancelled.")
         if response.stop_reason != "end_turn":
@@ -440,8 +437,10 @@ class OtherAgentTask:
         return await self.client.request("fs/read_text_file", request)
 
     async def write(self, request: WriteTextFileRequest) -> Any:
-        """Let the client write a file, if our own tools may, and append to the log what that has changed, so that it can
-        be undone."""
+        """Let the client write a file, if our own tools may.
+
+        What that has changed is appended to the log, so that it can be undone.
+        """
         self.check_place(request.path, self.session.folders.for_tools())
         arguments = {"command": "create", "path": request.path, "file_text": request.content}
         await self.allow("file_editor", FILE_TOOL, arguments)
