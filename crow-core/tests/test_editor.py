@@ -23,6 +23,7 @@ from crow_core.acp.schema import (
     TextBlock,
     ToolCall,
     ToolCallUpdate,
+    WriteTextFileRequest,
 )
 from crow_core.acp.transports import memory_pair
 from crow_core.agent import AcpAgent
@@ -227,12 +228,12 @@ async def test_client_that_reports_a_file_as_empty_does_not_lose_it(tmp_path: Pa
         assert path.read_text() == "more\nprecious\n"
 
 
-async def test_disk_decides_whether_a_file_exists(tmp_path: Path):
+async def test_file_for_which_the_client_shows_no_text_does_not_exist(tmp_path: Path):
     async with talk(tmp_path) as it:
         it.editor.buffers[str(tmp_path / "a.py")] = ""
         assert "does not exist" in await it.use(edit("view", "a.py"))
         assert "does not exist" in await it.use(replace("a.py", "a", "b"))
-        assert it.editor.requests == []
+        assert set(it.editor.list_requested_methods()) == {"fs/read_text_file"}
         assert "Created" in await it.use(edit("create", "deep/er/a.py", file_text="a\n"))
         assert "is gone" in await it.use(edit("undo_edit", "deep/er/a.py"))
         assert not (tmp_path / "deep/er/a.py").exists()
@@ -290,6 +291,35 @@ async def test_line_endings_survive_a_client_that_sends_only_line_feeds(tmp_path
         await it.use(replace("a.txt", "one\ntwo", "1\n2"))
         assert path.read_bytes() == b"1\r\n2\r\nthree\r\n"
         assert it.diff() == ("one\ntwo\nthree\n", "1\n2\nthree\n")  # what the client shows has line feeds alone
+
+
+@pytest.mark.parametrize("saves", [True, False])
+async def test_file_that_only_the_client_has_is_viewed_and_edited_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saves: bool
+):
+    if not saves:
+
+        async def keep(editor: Editor, request: WriteTextFileRequest) -> None:
+            editor.buffers[request.path] = request.content
+
+        monkeypatch.setattr(Editor, "on_write", keep)
+    async with talk(tmp_path) as it:
+        path = str(tmp_path / "new.py")
+        it.editor.buffers[path] = "one\ntwo\n"
+        assert "exists, and has not been viewed" in await it.use(edit("create", "new.py", file_text="other\n"))
+        assert "     1\tone\n     2\ttwo" in await it.use(edit("view", "new.py"))
+        assert "Edited" in await it.use(replace("new.py", "one", "1"))
+        assert it.diff() == ("one\ntwo\n", "1\ntwo\n")
+        assert "Overwrote" in await it.use(edit("create", "new.py", file_text="other\n"))
+        text = (tmp_path / "new.py").read_text() if saves else it.editor.buffers[path]
+    assert text == "other\n"
+
+
+async def test_file_that_only_the_client_has_is_written_to_the_disk_if_the_client_does_not_write(tmp_path: Path):
+    async with talk(tmp_path, offers(read=True)) as it:
+        it.editor.buffers[str(tmp_path / "new.py")] = "one\n"
+        assert "Edited" in await it.use(replace("new.py", "one", "1"))
+    assert (tmp_path / "new.py").read_text() == "1\n"
 
 
 async def test_linked_folder_keeps_the_name_that_the_client_uses(tmp_path: Path):

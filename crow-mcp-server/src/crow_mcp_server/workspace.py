@@ -12,8 +12,8 @@ Watch = Callable[[str], Awaitable[None]]
 class Files(Protocol):
     """A host's view of text files, for instance an editor's buffers with unsaved changes.
 
-    It serves only UTF-8 files without a byte order mark. All others are read from and written to the disk, which also
-    decides whether a file exists. Paths are absolute: a root as it was given, followed by a path without symbolic
+    It serves only UTF-8 files without a byte order mark. All others are read from and written to the disk. A file that
+    the disk does not have exists if the host shows text for it, as for one that was never saved. Paths are absolute: a root as it was given, followed by a path without symbolic
     links. An OSError that a method raises becomes the tool's error.
     """
 
