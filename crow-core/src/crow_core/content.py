@@ -56,7 +56,7 @@ from crow_core.paths import from_uri
 from crow_core.text import clean_lines, fence, to_line
 
 RAW_OUTPUT_LIMIT = 10_000
-"""Characters of a result that `rawOutput` has; the content of the update has all of it."""
+"""Characters of a result that `rawOutput` has at most."""
 
 IMAGE_LIMIT = 20_000_000
 """Bytes of an image that a model is sent; some endpoints take fewer."""
@@ -231,7 +231,8 @@ def to_update(result: ToolResult, tool_call: ToolCall) -> ToolCallUpdate:
     ]
     if terminal := result.meta.get("crow/terminal"):
         content.append(TerminalContent(terminal_id=terminal))
-    if result.is_error or not content:
+    shows_text = result.is_error or not content
+    if shows_text:
         content += [BlockContent(content=to_block(block, tool_call.kind)) for block in result.content]
     locations = [
         ToolCallLocation(path=place["path"], line=place.get("line", UNSET))
@@ -243,24 +244,27 @@ def to_update(result: ToolResult, tool_call: ToolCall) -> ToolCallUpdate:
         title=result.meta.get("crow/title", UNSET),
         content=content,
         locations=locations or UNSET,
-        raw_output=to_raw_output(result),
+        raw_output=to_raw_output(result, with_text=not shows_text),
         meta={"crow": {"denied": result.meta["crow/denied"]}} if "crow/denied" in result.meta else UNSET,
     )
 
 
-def to_raw_output(result: ToolResult) -> dict[str, Any]:
-    """Convert a result to `rawOutput`, with the names of ACP's `terminal/output`: its text, cut in the middle.
+def to_raw_output(result: ToolResult, *, with_text: bool) -> dict[str, Any] | UnsetType:
+    """Convert a result to `rawOutput`, with the names of ACP's `terminal/output`; UNSET if nothing is to be told.
 
+    It has the text, cut in the middle, unless the content of the update shows that: some clients print both.
     `exitStatus` is there for a command that failed.
     """
-    text = clean_lines("\n\n".join(filter(None, map(to_text, result.content))))
-    raw: dict[str, Any] = {"output": text}
-    if len(text) > RAW_OUTPUT_LIMIT:
-        half = RAW_OUTPUT_LIMIT // 2
-        raw = {"output": f"{text[:half]}\n\n[…]\n\n{text[-half:]}", "truncated": True}
+    raw: dict[str, Any] = {}
+    if with_text:
+        text = clean_lines("\n\n".join(filter(None, map(to_text, result.content))))
+        raw = {"output": text}
+        if len(text) > RAW_OUTPUT_LIMIT:
+            half = RAW_OUTPUT_LIMIT // 2
+            raw = {"output": f"{text[:half]}\n\n[…]\n\n{text[-half:]}", "truncated": True}
     if status := result.meta.get("crow/exit"):
         raw["exitStatus"] = status
-    return raw
+    return raw or UNSET
 
 
 def to_block(block: dict[str, Any], kind: ToolKind) -> ContentBlock:

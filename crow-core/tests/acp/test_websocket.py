@@ -742,6 +742,22 @@ async def test_client_that_reconnects_at_once_gets_its_session(moment: str):
             assert editor.text == "word"
 
 
+async def test_session_without_a_prompt_can_be_loaded_after_a_reconnect():
+    crow = Crow(ScriptedModel([Reply("word")]))
+    crow.load_session(lambda id: None)  # a store keeps no session without a message
+    async with serving(crow) as url:
+        async with editing(url) as editor:
+            id = (await editor.new_session("/")).session_id
+            request = LoadSessionRequest(session_id=id, cwd="/", mcp_servers=[])
+            await editor.request("session/load", request)
+        async with editing(url) as editor:
+            await editor.request("session/load", request)
+            await editor.prompt(id, "Go.")
+            assert editor.text == "word"
+            with pytest.raises(RpcError, match="No session 'x'"):
+                await editor.request("session/load", LoadSessionRequest(session_id="x", cwd="/", mcp_servers=[]))
+
+
 async def test_number_of_sessions_of_a_client_is_limited(monkeypatch: pytest.MonkeyPatch):
     """Also if it requests many at once."""
     monkeypatch.setattr(AcpAgent, "max_sessions", 3)

@@ -13,8 +13,9 @@ class Files(Protocol):
     """A host's view of text files, for instance an editor's buffers with unsaved changes.
 
     It serves only UTF-8 files without a byte order mark. All others are read from and written to the disk. A file that
-    the disk does not have exists if the host shows text for it, as for one that was never saved. Paths are absolute: a root as it was given, followed by a path without symbolic
-    links. An OSError that a method raises becomes the tool's error.
+    the disk does not have exists if the host shows text for it, as for one that was never saved. Paths are absolute: a
+    root as it was given, followed by a path without symbolic links. An OSError that a method raises becomes the tool's
+    error.
     """
 
     @property
