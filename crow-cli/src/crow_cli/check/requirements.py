@@ -477,6 +477,17 @@ def answers_load_with_an_object(conversation: Conversation) -> None:
 
 
 @requirement(
+    "LOAD-004",
+    "capability",
+    "session/load succeeds in a new process of the agent, too.",
+    scenarios.reloading,
+    capability="loadSession",
+)
+def loads_in_another_process(conversation: Conversation) -> None:
+    get_result(conversation, "session/load", cast("Any", AGENT_METHODS["session/load"].result))
+
+
+@requirement(
     "RESUME-001",
     "capability",
     "session/resume succeeds, also without `mcpServers`.",
