@@ -13,6 +13,7 @@ from typing import Any
 import crow_mcp_server
 import msgspec
 import pytest
+from crow_core.acp.client import OPTION_NAMES
 from crow_core.acp.schema import (
     ClientCapabilities,
     PermissionOption,
@@ -72,6 +73,8 @@ class Machine:
         self.log: list[dict[str, Any]] = []
         self.results: list[str] = []
         self.kind = Person
+        self.meta: dict[str, Any] | None = OPTION_NAMES
+        """`_meta` of the client's capabilities."""
 
     @property
     def store(self) -> KeptAnswers:
@@ -90,7 +93,7 @@ class Machine:
         agent = asyncio.ensure_future(AcpAgent(theirs, crow).serve())
         person = self.kind(ours, choose if callable(choose) else lambda question: (choose, {}))
         async with person.serving():
-            await person.initialize("person", ClientCapabilities())
+            await person.initialize("person", ClientCapabilities(meta=self.meta))
             yield person
         await agent
         await crow.shut_down()
@@ -422,6 +425,37 @@ async def test_decision_names_the_kept_rule_and_its_scope(machine: Machine):
     assert [(note["by"], note["scope"]) for note in first] == [("the user", f"folder {machine.project}: git add …")]
     assert second["by"] == f"the user answered so in {machine.project}"
     assert second["scope"] == f"folder {machine.project}: git add …"
+
+
+@pytest.mark.parametrize("meta", [None, {}, {"crow": {}}, {"crow": {"optionNames": "yes"}}, {"crow": []}])
+@pytest.mark.parametrize("use", [run("git commit -m first"), run("make check"), create("a.txt")])
+async def test_client_that_may_show_one_button_of_each_kind_is_offered_the_narrowest(
+    machine: Machine, use: Use, meta: Any
+):
+    machine.meta = meta
+    person = await machine.say(use, choose="reject")
+    assert [(option.option_id, option.kind) for option in person.options()] == [
+        ("allow", "allow_once"),
+        ("allow-session", "allow_always"),
+        ("reject", "reject_once"),
+        ("reject-session", "reject_always"),
+    ]
+
+
+async def test_option_that_was_not_offered_allows_nothing(machine: Machine):
+    machine.meta = None
+    await machine.say(run("git commit -m first"), choose="allow-always")
+    assert machine.results[0].startswith("This was not run")
+    assert machine.store.list_all() == []
+
+
+@pytest.mark.posix("the commands are those of a POSIX shell")
+@pytest.mark.parametrize("command", [["touch", "b"], 5, True, {"a": 1}, "", " \n", "x" * 100_001])
+async def test_answer_with_a_command_that_cannot_run_runs_nothing(machine: Machine, command: Any):
+    await machine.say(run("touch a"), choose=lambda question: ("allow", {"command": command}))
+    assert os.listdir(machine.project) == []
+    assert "the command in the client's answer is" in machine.results[0]
+    assert [note["is"] for note in machine.decisions()] == ["deny"]
 
 
 async def test_client_learns_that_it_may_give_a_reason_and_change_the_command(machine: Machine):

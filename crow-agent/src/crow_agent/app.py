@@ -38,6 +38,7 @@ from crow_extensions.other_agents import other_agents
 from crow_extensions.plan import plan
 from crow_extensions.printed_calls import printed_calls
 from crow_extensions.reasoning_effort import reasoning_effort
+from crow_extensions.refused_images import refused_images
 from crow_extensions.refused_prompts import refused_prompts
 from crow_extensions.resources import resources
 from crow_extensions.shell_hooks import shell_hooks
@@ -99,7 +100,8 @@ REPLACED_TOOLS = ("plan", "ask_user")
 FIRST_EXTENSIONS: tuple[Extension, ...] = (
     command_files,  # before the others, whose commands replace a file's command of the same name
     *(commands, mcp, resources, tool_search, reasoning_effort, context_window, cut_prompts, usage),
-    *(printed_calls, broken_replies, empty_replies, refused_prompts, loop_guard, truncate, titles, undo, plan),
+    *(printed_calls, broken_replies, empty_replies, refused_images, refused_prompts),
+    *(loop_guard, truncate, titles, undo, plan),
     *(mentions, agents, skills, work_trees),
 )
 """Used by default, in this order. `NAME = false` in `[extensions]` leaves one out."""

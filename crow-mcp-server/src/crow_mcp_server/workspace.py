@@ -12,9 +12,10 @@ Watch = Callable[[str], Awaitable[None]]
 class Files(Protocol):
     """A host's view of text files, for instance an editor's buffers with unsaved changes.
 
-    It serves only UTF-8 files without a byte order mark. All others are read from and written to the disk, which also
-    decides whether a file exists. Paths are absolute: a root as it was given, followed by a path without symbolic
-    links. An OSError that a method raises becomes the tool's error.
+    It serves only UTF-8 files without a byte order mark. All others are read from and written to the disk. A file that
+    the disk does not have exists if the host shows text for it, as for one that was never saved. Paths are absolute: a
+    root as it was given, followed by a path without symbolic links. An OSError that a method raises becomes the tool's
+    error.
     """
 
     @property
@@ -50,19 +51,24 @@ class CommandOutcome(TypedDict):
     """Ids of processes that the command left running."""
     terminal: NotRequired[str]
     """The host's id of the terminal in which the command ran."""
+    refusal: NotRequired[str]
+    """Why the host did not start the command."""
+    may_run_here: NotRequired[bool]
+    """With `refusal`: True if the command may run as a process of this machine instead."""
 
 
 class Terminals(Protocol):
     """A host's terminals, in which commands run."""
 
     async def run(
-        self, command: str, *, cwd: str, env: Mapping[str, str], timeout: float, output_limit: int
+        self, command: str, *, script: str, cwd: str, env: Mapping[str, str], timeout: float, output_limit: int
     ) -> CommandOutcome:
         """Run a shell command to its end.
 
-        `env` is added to the environment that the host gives to commands. After `timeout` seconds the command is
-        killed, and the outcome has `timed_out`. `output_limit` is in characters. Cancelling kills the command. An
-        OSError that this raises becomes the tool's error.
+        `script` is the path of a file that the shell reads before the command, "" for none. `env` is added to the
+        environment that the host gives to commands. After `timeout` seconds the command is killed, and the outcome has
+        `timed_out`. `output_limit` is in characters. Cancelling kills the command. An OSError that this raises becomes
+        the tool's error.
         """
         ...
 

@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import cast
 
 import msgspec
-from crow_core.acp.schema import BlockContent, TextBlock, ToolCallContent, ToolCallFields, ToolCallUpdate
+from crow_core.acp.schema import BlockContent, DiffContent, TextBlock, ToolCallContent, ToolCallFields, ToolCallUpdate
 from crow_core.app import Crow
 from crow_core.content import to_announcement, to_update
 from crow_core.errors import ConfigError
+from crow_core.masking import mask
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.tool import ToolCall
 from crow_core.messages.message import Message, list_edits
@@ -311,7 +312,13 @@ def to_scope(answer: KeptAnswer) -> str:
 
 
 async def preview(session: Session, tool_call: ToolCall) -> "list[ToolCallContent] | msgspec.UnsetType":
-    """Let the tool make the diff of an edit without writing it; UNSET if the edit cannot succeed."""
+    """Let the tool make the diff of an edit without writing it; UNSET if the edit cannot succeed.
+
+    The file that another agent wants to write is shown as it will be.
+    """
+    if tool_call.is_answered_by_hook:
+        path, text = str(tool_call.arguments.get("path")), str(tool_call.arguments.get("file_text"))
+        return [DiffContent(path=path, new_text=mask(text, session.secrets))]
     result = await session.toolbox.call(tool_call, session.meta(tool_call, **{"crow/dry_run": True}))
     content = to_update(result.mask(session.secrets), tool_call).content
     return msgspec.UNSET if result.is_error or content is None else content

@@ -44,8 +44,8 @@ class FileContent:
     """The content of a file."""
 
     data: bytes
-    stamp: tuple[int, ...]
-    """Device, inode, size and modification time; differs after the file has changed."""
+    stamp: tuple[int, ...] | None
+    """Device, inode, size and modification time; differs after the file has changed. None if it is not on the disk."""
 
 
 def resolve_path(path: str, workspace: Workspace) -> ResolvedPath:

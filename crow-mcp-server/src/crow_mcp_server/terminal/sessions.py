@@ -168,7 +168,7 @@ class TerminalSessions:
         folder = await to_thread.run_sync(self._find_folder, workspace, arguments.cwd)
         editor = dict.fromkeys(EDITOR_VARIABLES, self._temp_folders.no_editor)
         env = self._make_environment(folder, COMMAND_ENVIRONMENT | editor) | dict(workspace.env)
-        command, update_state = self._track_state(arguments.command, env, folder)
+        command, _, update_state = self._track_state(arguments.command, env, folder)
         program = PipedCommand(
             env[MARK_VARIABLE],
             self._temp_folders.open_capture(from_terminal=False),
@@ -225,17 +225,21 @@ class TerminalSessions:
         before, timeout = self.shell_state.folder, min(arguments.timeout or COMMAND_WAIT, MAX_WAIT)
         hidden = dict.fromkeys(self._temp_folders.hidden_env, "")
         editor = dict.fromkeys(EDITOR_VARIABLES, self._temp_folders.no_editor)
-        env = self.shell_state.apply_to(hidden | COMMAND_ENVIRONMENT | editor)
-        env |= {"PWD": folder, MARK_VARIABLE: "host", **workspace.env}
-        command, update_state = self._track_state(arguments.command, env, folder, env_is_unknown=True)
+        env = hidden | COMMAND_ENVIRONMENT | editor | {"PWD": folder, MARK_VARIABLE: "host", **workspace.env}
+        command, script, update_state = self._track_state(arguments.command, env, folder, at_host=True)
         try:
             outcome = await terminals.run(
-                command, cwd=folder, env=env, timeout=timeout, output_limit=MAX_OUTPUT_CHARACTERS
+                command, script=script, cwd=folder, env=env, timeout=timeout, output_limit=MAX_OUTPUT_CHARACTERS
             )
         except OSError as error:
             raise ToolRefusal(f"The end of the command was not seen: {error}. What it did until then stays.") from None
         finally:
             update_state()
+        if refusal := outcome.get("refusal"):
+            if not outcome.get("may_run_here"):
+                raise ToolRefusal(f"The command was not run: {refusal}.")
+            answer = await self._run_locally(workspace, arguments)
+            return replace(answer, text=join_parts(answer.text, f"[not in the editor's terminal: {refusal}]"))
         printed = outcome["output"]
         capture = self._temp_folders.open_capture(from_terminal=printed.count("\r\n") == printed.count("\n"))
         capture.feed(printed.encode(errors="replace"))
@@ -359,15 +363,16 @@ class TerminalSessions:
         return env | {"PWD": folder, MARK_VARIABLE: marks}
 
     def _track_state(
-        self, command: str, env: dict[str, str], folder: str, *, env_is_unknown: bool = False
-    ) -> tuple[str, Callable[[], None]]:
+        self, command: str, env: dict[str, str], folder: str, *, at_host: bool = False
+    ) -> tuple[str, str, Callable[[], None]]:
         """Make a command save its shell state.
 
-        Return the command to run, and a function that takes over the state after the command has ended. `env` is
-        changed so that bash reads the script that saves the state.
+        Return the command to run, the path of the script that saves the state, and a function that takes over the state
+        after the command has ended. Unless it runs at the host, `env` or the command is changed so that the shell reads
+        the script. The path is empty if there is no script.
         """
         if not system.HAS_TERMINALS:  # PowerShell: nothing persists
-            return command, lambda: None
+            return command, "", lambda: None
         state, path = self.shell_state, os.path.join(self._temp_folders.state_folder, uuid.uuid4().hex)
         script, long_command = f"{path}.sh", f"{path}.command"
         if len(data := command.encode(errors="replace")) > MAX_COMMAND_BYTES:
@@ -375,19 +380,21 @@ class TerminalSessions:
                 file.write(data)
             command = f'eval "$(command -p cat {shlex.quote(long_command)})"'
         with open(script, "w", encoding="utf-8") as file:
-            file.write(state.make_script(path, env.get("BASH_ENV", ""), env_is_unknown=env_is_unknown))
-        if os.path.basename(processes.SHELL) == "bash":
+            file.write(state.make_script(path, env.get("BASH_ENV", ""), env_is_unknown=at_host))
+        if at_host:
+            pass  # a host may refuse variables that run code
+        elif os.path.basename(processes.SHELL) == "bash":
             env["BASH_ENV"] = script
         else:
             command = f". {shlex.quote(script)}\n{command}"
 
         def update_state() -> None:
-            state.update(path, None if env_is_unknown else env, folder)
+            state.update(path, None if at_host else env, folder)
             for temporary in (script, long_command):
                 with suppress(OSError):
                     os.unlink(temporary)
 
-        return command, update_state
+        return command, script, update_state
 
     def _describe_move(self, before: str) -> str:
         folder = self.shell_state.folder

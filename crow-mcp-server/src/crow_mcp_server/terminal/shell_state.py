@@ -29,17 +29,19 @@ class ShellState:
         """Return a script that a shell reads before a command; it saves the environment at the end of the command.
 
         The environment is saved in `path` + ".after". `before` is the file named by the command's own BASH_ENV, "" for
-        none. With `env_is_unknown`, the script also saves the first environment in `path` + ".before", and unsets the
-        variables that earlier commands unset.
+        none. With `env_is_unknown`, the script also sets and unsets what earlier commands did, and saves the first
+        environment in `path` + ".before".
         """
         lines = [
             f'trap "exec 2>/dev/null; command -p env -0 > {shlex.quote(path + ".after")}" EXIT',
             format_process_limit(),
         ]
         if env_is_unknown:
-            unset = [name for name, value in self.changes.items() if value is None and name.isidentifier()]
-            lines += [f"unset {' '.join(unset)}"] if unset else []
+            changes = [change for change in self.changes.items() if change[0].isidentifier()]
+            lines += [f"unset {name}" for name, value in changes if value is None]
+            lines += [f"export {name}={shlex.quote(value)} 2>/dev/null" for name, value in changes if value is not None]
             lines += [f"command -p env -0 > {shlex.quote(path + '.before')}"]
+            return "\n".join([*lines, ""])
         first = f"export BASH_ENV={shlex.quote(before)}; . {shlex.quote(before)}" if before else "unset BASH_ENV"
         return "\n".join([first, *lines, ""])
 
