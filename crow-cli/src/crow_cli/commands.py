@@ -18,12 +18,13 @@ from crow_cli.db import db
 from crow_cli.evaluation import evaluate
 from crow_cli.histories import import_
 from crow_cli.mcp import mcp
+from crow_cli.own_tree import guard
 from crow_cli.perms import perms
 from crow_cli.process import fail, run_to_end
 from crow_cli.prompts import prompts
 from crow_cli.reask import reask
 from crow_cli.recording.command import record, replay
-from crow_cli.run_command import read_schema, run, to_run_arguments
+from crow_cli.run_command import read_schema, run, to_run_arguments, told_as
 from crow_cli.sessions import sessions
 from crow_cli.settings_commands import completion, config, setup, status
 from crow_cli.skills import skills
@@ -235,3 +236,6 @@ def run_and_exit(coroutine: Coroutine[Any, Any, int]) -> NoReturn:
         sys.exit(130)
     except (ConfigError, ModelError, StoreError) as error:
         fail(str(error))
+
+
+guard(cli, told_as)

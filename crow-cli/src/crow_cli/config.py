@@ -26,7 +26,6 @@ from crow_core.settings.config import (
 from crow_core.settings.trust import TrustedFolders
 
 from crow_cli.console import escape_controls, escape_line, print_json, print_note, shorten_path
-from crow_cli.own_tree import refuse_below_crow
 from crow_cli.settings_file import edit_config, join_keys, read_file, split_keys, to_toml
 
 DEFAULT = "default"
@@ -91,7 +90,6 @@ def print_setting(key: str, as_json: bool) -> None:
 
 def change_setting(key: str, value: str) -> None:
     """Set a setting in `config.toml`. Raises ConfigError."""
-    refuse_below_crow()
     keys, home = split_keys(key), Home.find(os.environ)
     env = load_environment(home, os.environ)
     faults: list[ConfigError] = []

@@ -56,9 +56,6 @@ def add(folder: Path, yes: bool) -> None:
     command that a permission rule allows runs the hooks and other programs that the repository names, as they are
     then.
     """
-    from crow_cli.own_tree import refuse_below_crow  # imported here because it loads the built-in tools
-
-    refuse_below_crow()
     if not yes and not (sys.stdin and sys.stdin.isatty()):
         fail(f"crow trust asks, and there is no terminal to ask on. To trust {show(str(folder))} unasked: --yes")
     folders, folder = TrustedFolders(Home.find(os.environ).data), folder.absolute()
@@ -127,9 +124,6 @@ def describe_state(row: Mapping[str, Any]) -> str:
 @click.option("--all", "every", is_flag=True, help="Trust no folder any more.")
 def revoke(folders: tuple[str, ...], every: bool) -> None:
     """Trust a FOLDER's settings no more. It need not exist any more."""
-    from crow_cli.own_tree import refuse_below_crow  # see above
-
-    refuse_below_crow()
     trusted = TrustedFolders(Home.find(os.environ).data)
     if bool(folders) == every:
         fail("name a folder to revoke, or give --all. crow trust list shows the folders.")

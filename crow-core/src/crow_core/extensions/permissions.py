@@ -46,6 +46,7 @@ from crow_core.permission.lasting import get_folder, list_offers
 from crow_core.permission.rules import Rules, parse_rules, suggest_tool
 from crow_core.permission.subjects import find_subject
 from crow_core.session import Session
+from crow_core.settings.running import find_sign_of_crow
 from crow_core.text import to_line
 
 COMMAND_SHOWN = 1_000
@@ -298,6 +299,8 @@ async def keep(session: Session, permissions: SessionPermissions, answer: KeptAn
     """Keep an answer, for the session at least."""
     if answer.scope != "session" and permissions.kept:
         try:
+            if answer.allows and (sign := find_sign_of_crow(permissions.kept.file.parent)):
+                raise ConfigError(f"another crow has started this one ({sign}), and its client may be a model.")
             await asyncio.to_thread(permissions.kept.add, answer)
             return
         except (ConfigError, OSError) as error:
