@@ -64,6 +64,7 @@ from crow_core.permission.subjects import (
     resolve,
     spell_paths,
 )
+from crow_core.redaction import holds_secret
 from crow_core.session import Session
 from crow_core.text import to_line
 
@@ -296,7 +297,8 @@ def taint(
         found.read_upto[session.id] = len(session.log)
 
     def find_prompt_readings(session: Session, entry: Message) -> list[Reading]:
-        found: list[Reading] = []
+        texts = [part["text"] for part in to_parts(entry.get("content")) if part.get("type") == "text"]
+        found = [Reading("a secret in a prompt")] if any(map(holds_secret, texts)) else []
         for name in list_attached(entry):
             if "://" in name:
                 found.append(Reading(untrusted=name))
@@ -345,6 +347,10 @@ def taint(
         for kind in ("private", "untrusted"):
             for source in result.meta.get(f"crow/{kind}", ()):
                 mark(session, kind, to_line(str(source))[:500], tool_call.id)
+        texts = (str(block.get("text", "")) for block in result.content if block.get("type") == "text")
+        is_page = tool_call.kind == "fetch"  # it holds examples, and no secrets of the user
+        if not get_taint(session).sources["private"] and not is_page and any(map(holds_secret, texts)):
+            mark_reading(session, Reading(f"a secret in the result of {tool_call.title}"), tool_call.id)
         if is_search(tool_call):
             for path in list_paths(result):
                 if is_private_path(path):

@@ -11,12 +11,12 @@ from typing import Any, Literal
 
 from crow_core.mcp.tool import make_title
 from crow_core.messages import Message, ToolUse, parse_arguments, to_parts
+from crow_core.redaction import redact_data, redact_text
 from crow_core.store import Record, Summary
 from crow_core.worktree import find_recorded
 from sqlalchemy import Connection, Row, select
 
 from crow_persistence import blobs, loader, requests
-from crow_persistence.export.redaction import redact_data, redact_text
 from crow_persistence.tables import messages
 
 MAX_DIFF_LENGTH = 2_000_000
