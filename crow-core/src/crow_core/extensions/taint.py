@@ -47,6 +47,7 @@ import msgspec
 from crow_core.acp.schema import BlockContent, TextBlock, ToolCallFields
 from crow_core.app import Crow
 from crow_core.content import to_announcement
+from crow_core.git import may_fetch_objects
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.tool import ToolCall
 from crow_core.messages import Message, marker_kind, to_parts
@@ -82,6 +83,9 @@ SEARCH = re.compile(r"\b(?:[ef]?grep|rg|ag|ack)\b")
 """A program in a command that prints lines of files behind their names."""
 NETWORK = re.compile(r"://|(?<![\w.-])(?:curl|wget|gh|glab|ssh|nc|pull|clone|lynx|w3m)(?![\w-])")
 """Texts in a command line that may bring untrusted content to its output."""
+GIT = re.compile(r"(?<![\w.-])git(?![\w.])")
+FOLDERS_LIMIT = 20
+"""Words of a git command that are looked at as folders."""
 RESOURCE = re.compile(r'<resource uri="([^"\n]*)">')
 """The beginning of what a user's message attaches."""
 
@@ -270,10 +274,22 @@ def taint(
             return ""
         untrusted = next(iter(found.sources["untrusted"]), "")
         untrusted = untrusted or find_untrusted_root(session)  # what is being read cannot have led to this call
-        if not untrusted or not (why := find_exit(tool_call) or find_code(session, tool_call)):
+        if not untrusted or not (
+            why := find_exit(tool_call) or find_fetch(session, tool_call) or find_code(session, tool_call)
+        ):
             return ""
         read = f"This session has read private data ({to_line(private)}) and untrusted content ({to_line(untrusted)})"
         return f"{read}, and this may send data away: {why}.\n\n{describe_call(tool_call)}"
+
+    def find_fetch(session: Session, tool_call: ToolCall) -> str:
+        """Find out why a git command may ask a remote for objects that a partial clone lacks."""
+        command = tool_call.arguments.get("command")
+        if tool_call.kind != "execute" or not isinstance(command, str) or not GIT.search(command):
+            return ""
+        start = resolve(session, session.folders.starts.get(tool_call.id) or session.folders.current or session.cwd)
+        folders = [os.path.join(start, word) for word in command.split()[:FOLDERS_LIMIT] if not word.startswith("-")]
+        found = any(may_fetch_objects(folder) for folder in (start, *filter(os.path.isdir, folders)))
+        return "git may ask a remote for objects that this partial clone lacks" if found else ""
 
     def find_code(session: Session, tool_call: ToolCall) -> str:
         """Find out why a command that runs the folder's code must be asked about."""

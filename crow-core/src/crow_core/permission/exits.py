@@ -241,7 +241,8 @@ def list_variables(root: "Node") -> Iterator[str]:
         if node.type == "variable_assignment" and node.parent and sets_for_others(node.parent):
             yield text.partition("=")[0].rstrip("+")
         elif node.type == "command":
-            words = [SHELL_QUOTES.sub("", (child.text or b"").decode("utf-8", "replace")) for child in node.named_children]
+            texts = [(child.text or b"").decode(errors="replace") for child in node.named_children]
+            words = [SHELL_QUOTES.sub("", each) for each in texts]
             at = next((at for at, word in enumerate(words) if word.rpartition("/")[2] in SETS_VARIABLES), len(words))
             yield from (found[1] for word in words[at + 1 :] if (found := ASSIGNMENT.match(word)))
 
