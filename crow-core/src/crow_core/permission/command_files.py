@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from crow_core.paths import to_subject
 from crow_core.permission.compositions import Composition
-from crow_core.permission.protected import find_protection
+from crow_core.permission.protected import find_protection, unpacks
 from crow_core.permission.rules import Rule, Rules, Verdict
 from crow_core.permission.simple_commands import UNKNOWN, CommandLine
 from crow_core.permission.subjects import EDITOR, expand_user, is_inside, path_from_root, spell_path
@@ -78,6 +78,13 @@ def may_be_about(pattern: str, path: str, start: str) -> bool:
     starts = (begins, to_subject(os.path.relpath(begins, start)) if begins.startswith(start + "/") else begins)
     plain = begins.removeprefix(start).lstrip("/")
     return any(text.startswith(pattern[:first]) or pattern[:first].startswith(text) for text in (*starts, plain))
+
+
+def writes_unknown_files(line: CommandLine) -> bool:
+    """Test whether a command line writes files whose names its text does not show."""
+    if any(UNKNOWN in path for path in line.writes):
+        return True
+    return any(unpacks(spelling.split(" ")) for spelling in line.commands)
 
 
 def find_protection_of_files(
