@@ -1,6 +1,8 @@
 """`crow trust`: show what a folder's settings would run, ask whether to trust them, list and revoke."""
 
+import json
 import os
+import re
 import shutil
 import sys
 import unicodedata
@@ -10,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from crow_core.masking import LIKELY_SECRET_NAMES
 from crow_core.settings.config import Home
 from crow_core.settings.project_files import ProjectFile, Snapshot, UnusableFolder, show_path, take_snapshot
 from crow_core.settings.trust import TrustedFolders, list_changes
@@ -17,6 +20,8 @@ from crow_core.settings.trust import TrustedFolders, list_changes
 from crow_cli.console import AS_JSON, format_time, print_json, print_note, print_table
 from crow_cli.process import fail
 
+REFERENCE = re.compile(r"\$\{(?:env:)?(\w+)")
+"""A variable of crow's environment in the settings of a server."""
 MAX_ITEMS = 6
 """Servers, skills and other things of one kind that are named; the others are counted."""
 MAX_DIFF, MAX_FILE_DIFF = 24, 12
@@ -264,13 +269,15 @@ def describe_server(server: Any) -> str:
     import shlex
 
     table = get_table(server)
+    keys = sorted({name for name in REFERENCE.findall(json.dumps(table)) if LIKELY_SECRET_NAMES.search(name)})
+    gets = f" [gets your {', '.join(keys)}]" if keys else ""
     if address := next((str(table[key]) for key in ("url", "httpUrl", "serverUrl") if table.get(key)), ""):
-        return address
+        return address + gets
     variables = [f"{name}={shlex.quote(str(value))}" for name, value in get_table(table, "env").items()]
     words = [str(table.get("command", "")), *map(str, list_of(table, "args"))]
     place = f" (in {table['cwd']})" if table.get("cwd") else ""
     off = " (disabled)" if table.get("disabled") is True else ""
-    return " ".join([*variables, *map(shlex.quote, words)]) + place + off
+    return " ".join([*variables, *map(shlex.quote, words)]) + place + off + gets
 
 
 def list_of(table: Mapping[str, Any], key: str) -> list[Any]:

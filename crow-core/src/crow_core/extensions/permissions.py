@@ -47,7 +47,7 @@ from crow_core.permission.rules import Rules, parse_rules, suggest_tool
 from crow_core.permission.subjects import find_subject
 from crow_core.session import Session
 from crow_core.settings.running import find_sign_of_crow
-from crow_core.text import to_line
+from crow_core.text import show_invisible, to_line
 
 COMMAND_SHOWN = 1_000
 """Characters of a command that the user has changed, in the record of the decision."""
@@ -267,7 +267,7 @@ async def ask_user(
     moves = tool_call.kind == "execute" and subject.startswith("cd ")
     about = ToolCallFields(
         tool_call_id=tool_call.id,
-        title=to_line(subject[:200]) if moves else announcement.title,
+        title=show_invisible(to_line(subject[:200]) if moves else announcement.title),
         name=announcement.name,
         kind=tool_call.kind,
         status="pending",

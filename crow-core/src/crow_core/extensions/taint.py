@@ -67,7 +67,7 @@ from crow_core.permission.subjects import (
 )
 from crow_core.redaction import holds_secret
 from crow_core.session import Session
-from crow_core.text import to_line
+from crow_core.text import show_invisible, to_line
 
 Kind = Literal["private", "untrusted"]
 CallKey = tuple[str, str, str]
@@ -378,7 +378,7 @@ async def ask(session: Session, tool_call: ToolCall, reason: str) -> ToolResult 
     shown = to_announcement(tool_call, session.cwd)
     about = ToolCallFields(
         tool_call_id=tool_call.id,
-        title=shown.title,
+        title=show_invisible(shown.title),
         name=shown.name,
         kind=tool_call.kind,
         status="pending",
@@ -403,7 +403,7 @@ def describe_call(tool_call: ToolCall) -> str:
             pass
         case arguments:
             text = msgspec.json.encode(arguments).decode()
-    text = to_line(text)
+    text = to_line(show_invisible(text))
     more = f" [{len(text) - SHOWN_LIMIT:,} characters more]" if len(text) > SHOWN_LIMIT else ""
     return f"{to_line(tool_call.name)}: {text[:SHOWN_LIMIT]}{more}"
 

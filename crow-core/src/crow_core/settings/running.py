@@ -28,7 +28,8 @@ class RunningAgents:
     def add(self, owner: object) -> None:
         """Add this process, as long as `owner` lives. A folder that cannot be written is left alone."""
         with suppress(OSError):
-            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self.folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)  # `parents` would give it another mode
+            self.folder.mkdir(exist_ok=True, mode=0o700)
             self.list_pids()  # removes the files of those that have died
             file = self.folder / f"{os.getpid()}-{uuid.uuid4().hex}"
             descriptor = system.create_locked(file)
