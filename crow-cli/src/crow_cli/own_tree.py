@@ -108,7 +108,7 @@ CLASSES = {
     "workflows resume": SETTINGS,
     "workflows show": READS,
 }
-"""The class of each command: one of the constants above, or for a group that runs by itself."""
+"""The class of each command that does something by itself."""
 
 LOOSENING = ("yolo", "allow", "mcp_config", "roots", "agent", "save", "origins", "allow_remote")
 """Parameters of the class WORKS that loosen the settings."""

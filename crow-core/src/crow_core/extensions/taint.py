@@ -7,9 +7,10 @@ away. So from the moment when a session has read both of these, every exit is as
 
 - *untrusted content*: a web page, results of a web search, an answer of an MCP server or of another agent, a file or a
   command's output in a folder that is not trusted;
-- *private data*: the files, variables and commands of private_data.toml, the user's `private` patterns, the paths that
-  rules name which deny or ask. It counts whether a tool or a command reads it, as far as the command's text shows, a
-  prompt attaches it, or a search of stored sessions finds a session that has read such.
+- *private data*: any result of a local tool in which a secret is found, whatever the file is called; the files,
+  variables and commands of private_data.toml, the user's `private` patterns, the paths that rules name which deny or
+  ask. It counts whether a tool or a command reads it, a prompt attaches it, or a search of stored sessions finds a
+  session that has read such.
 
 Exits are `fetch`, `web_search`, calls of MCP servers with arguments, other agents, the commands of exits.toml (network
 commands, `git push` …), code in a command line, input for a running program, and commands of which it is not known what
@@ -27,7 +28,7 @@ It does not cover:
 - the endpoints of the models, which are sent everything that a model reads, also that of a sub-agent's other model;
 - text, links and images of an answer, which a client may load;
 - what an MCP server asks for by itself (sampling, forms);
-- private data under a name that a command's text does not show: `cat $F`, `python read.py`, a program's own settings;
+- private data that no name shows and no result: `python send.py`, a program's own settings, an encoding of its own;
 - data in the words of a command that is no exit here, and files that something else synchronizes or uploads;
 - code of the folder after the one question about it, and programs that were started before;
 - what a session read before this extension was used.
