@@ -117,8 +117,8 @@ def holds_secret(text: str) -> bool:
     text = text[:TEXT_LIMIT]
     if has_plain_secret(text):
         return True
-    encoded = (found[0] for found in islice(BASE64.finditer(text), ENCODED_LIMIT))
-    return any(map(has_plain_secret, filter(None, map(decode, encoded))))
+    encoded = (str(found[0]) for found in islice(BASE64.finditer(text), ENCODED_LIMIT))
+    return any(has_plain_secret(decode(each)) for each in encoded)
 
 
 def has_plain_secret(text: str) -> bool:
