@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from crow_cli.own_tree import MARKS
+from crow_agent.settings.running import MARKS
 from crow_core.testing import Reply, ScriptedServer
 
 if TYPE_CHECKING:

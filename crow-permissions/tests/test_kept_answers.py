@@ -13,6 +13,7 @@ from typing import Any
 import crow_mcp_server
 import msgspec
 import pytest
+from crow_agent.settings.running import MARKS
 from crow_core.acp.client import OPTION_NAMES
 from crow_core.acp.schema import (
     ClientCapabilities,
@@ -187,6 +188,15 @@ async def test_answer_for_the_folder_holds_there_in_later_sessions_and_nowhere_e
     assert (machine.project / "out").read_text() == "x\nx\n"
     assert oct((machine.data / "answers.json").stat().st_mode)[-3:] == "600"
     assert os.listdir(machine.project) == ["out"]
+
+
+async def test_below_another_crow_a_client_gives_no_permission_that_lasts(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv(MARKS[0], "1")
+    await machine.say(run("echo x >> out"), choose="allow-folder")
+    assert (machine.project / "out").read_text() == "x\n"
+    assert machine.store.list_all() == []
 
 
 @pytest.mark.posix("the commands are those of a POSIX shell")

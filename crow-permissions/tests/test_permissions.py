@@ -824,6 +824,89 @@ async def test_file_that_runs_later_or_instructs_an_agent_is_asked_about_each_ti
         assert Path(diff.path).as_posix().endswith(path_of(question))
 
 
+MORE_THAT_RUN_LATER = re.findall(
+    r"\S+",
+    """
+uv.lock package-lock.json pnpm-lock.yaml yarn.lock Cargo.lock go.sum go.mod npm-shrinkwrap.json requirements.txt
+requirements-dev.txt requirements/dev.in constraints.txt Pipfile pixi.toml environment.yml mise.toml mise.local.toml
+devcontainer.json rust-toolchain rust-toolchain.toml docs/conf.py mkdocs.yml docs/_config.yml book.toml
+sub/pyproject.toml sub/package.json sub/setup.py tsconfig.json vue.config.js a/karma.conf.ts bb.edn build.zig
+stack.yaml x.cabal pubspec.yaml go.work Brewfile Guardfile config.ru cpanfile a.podspec conanfile.py PKGBUILD
+debian/rules x.spec main.tf ansible.cfg netlify.toml wrangler.toml vercel.json cdk.json action.yml renovate.json
+x.desktop x.plist x.socket githooks/pre-push gitconfig agents/reviewer.md x.chatmode.md memory-bank/a.md launch.json
+x.xcconfig alembic.ini gunicorn.conf.py jupyter_server_config.py features/environment.py rails_helper.rb uv.toml
+mypy.ini Makefile.am CMakePresets.json a.bzl
+""",
+)
+
+
+async def test_further_files_that_run_later_are_asked_about(tmp_path: Path):
+    model = together(*map(create, MORE_THAT_RUN_LATER))
+    async with connect(crow_with(model, mode="accept-edits", allow=["file_editor"]), permit="reject_once") as editor:
+        session = await editor.new_session(str(tmp_path))
+        await editor.prompt(session.session_id, "go")
+    assert [path_of(question) for question in editor.questions] == MORE_THAT_RUN_LATER
+
+
+WRITES_UNKNOWN = """
+tar xf a.tar
+tar -xf a.tar
+tar -vxzf a.tgz
+tar zxf a.tgz
+tar --extract -f a.tar
+tar -C sub -xf a.tar
+unzip a.zip
+unzip -o a.zip
+cp -r a b
+cp -a a b
+cp -Rp a .
+rsync -a a/ b/
+git init --template=t x
+git worktree add x
+git config -f x.cfg a.b c
+git clone ../other
+csplit -f x a.txt 2
+curl -K x
+curl -OJ http://127.0.0.1:9/x
+zstd -d x.zst -o y
+zstd -do y x.zst
+gunzip a.gz
+gzip -d a.gz
+xz -dk a.xz
+7z x a.7z
+cpio -id
+patch -p1 -i a.diff
+git apply a.diff
+split --additional-suffix=.py a.txt conftest
+wget -r http://127.0.0.1:9/
+unrar x a.rar
+jar xf a.jar
+pax -rf a.pax
+dpkg-deb -x a.deb .
+""".strip().split("\n")
+
+
+@pytest.mark.posix("the commands are those of a POSIX shell")
+async def test_a_rule_with_a_wildcard_does_not_allow_to_write_files_that_are_not_known(tmp_path: Path):
+    uses: list[Use] = [{"name": "terminal", "arguments": {"command": line}} for line in WRITES_UNKNOWN]
+    allow = [f"terminal:{program} *" for program in sorted({line.split()[0] for line in WRITES_UNKNOWN})]
+    async with connect(crow_with(together(*uses), allow=allow), permit="reject_once") as editor:
+        session = await editor.new_session(str(tmp_path))
+        await editor.prompt(session.session_id, "go")
+    assert [question.tool_call.raw_input["command"] for question in editor.questions] == WRITES_UNKNOWN
+
+
+@pytest.mark.posix("the commands are those of a POSIX shell")
+async def test_a_rule_allows_a_command_that_writes_no_unknown_file(tmp_path: Path):
+    lines = ["tar tf a.tar", "cp a.txt b.txt", "git config --get a.b", "zstd -l a.zst", "unzip -o exact.zip"]
+    uses: list[Use] = [{"name": "terminal", "arguments": {"command": line}} for line in lines]
+    allow = ["terminal:tar *", "terminal:cp *", "terminal:git *", "terminal:zstd *", "terminal:unzip -o exact.zip"]
+    async with connect(crow_with(together(*uses), allow=allow), permit="reject_once") as editor:
+        session = await editor.new_session(str(tmp_path))
+        await editor.prompt(session.session_id, "go")
+    assert editor.questions == []
+
+
 @pytest.mark.parametrize(
     "path",
     ["github/a", "crow/a.py", "env.py", "my.bashrc.txt", "src/setup_utils.py", "docs/guide.md", "a/tests/test_a.py"],

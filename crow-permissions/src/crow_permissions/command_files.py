@@ -11,7 +11,7 @@ from crow_core.session.session import Session
 from crow_core.text import to_line
 
 from crow_permissions.compositions import Composition
-from crow_permissions.protected import find_protection
+from crow_permissions.protected import find_protection, unpacks
 from crow_permissions.rules import Rule, Rules, Verdict
 from crow_permissions.simple_commands import UNKNOWN, CommandLine
 from crow_permissions.subjects import EDITOR, expand_user, is_inside, path_from_root, spell_path
@@ -79,6 +79,13 @@ def may_be_about(pattern: str, path: str, start: str) -> bool:
     starts = (begins, to_subject(os.path.relpath(begins, start)) if begins.startswith(start + "/") else begins)
     plain = begins.removeprefix(start).lstrip("/")
     return any(text.startswith(pattern[:first]) or pattern[:first].startswith(text) for text in (*starts, plain))
+
+
+def writes_unknown_files(line: CommandLine) -> bool:
+    """Test whether a command line writes files whose names its text does not show."""
+    if any(UNKNOWN in path for path in line.writes):
+        return True
+    return any(unpacks(spelling.split(" ")) for spelling in line.commands)
 
 
 def find_protection_of_files(

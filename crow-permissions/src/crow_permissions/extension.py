@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import cast
 
 import msgspec
+from crow_agent.settings.running import find_sign_of_crow
 from crow_core.acp.schema import BlockContent, DiffContent, TextBlock, ToolCallContent, ToolCallFields, ToolCallUpdate
 from crow_core.app import Crow
 from crow_core.content import to_announcement, to_update
@@ -31,7 +32,7 @@ from crow_core.mcp.tool import ToolCall
 from crow_core.messages.message import Message, list_edits
 from crow_core.session.options import Option
 from crow_core.session.session import Session
-from crow_core.text import to_line
+from crow_core.text import show_invisible, to_line
 from crow_system.git import find_foreign_settings, find_git_options, make_git_environment
 
 from crow_permissions.judgement import (
@@ -266,7 +267,7 @@ async def ask_user(
     moves = tool_call.kind == "execute" and subject.startswith("cd ")
     about = ToolCallFields(
         tool_call_id=tool_call.id,
-        title=to_line(subject[:200]) if moves else announcement.title,
+        title=show_invisible(to_line(subject[:200]) if moves else announcement.title),
         name=announcement.name,
         kind=tool_call.kind,
         status="pending",
@@ -298,6 +299,8 @@ async def keep(session: Session, permissions: SessionPermissions, answer: KeptAn
     """Keep an answer, for the session at least."""
     if answer.scope != "session" and permissions.kept:
         try:
+            if answer.allows and (sign := find_sign_of_crow(permissions.kept.file.parent)):
+                raise ConfigError(f"another crow has started this one ({sign}), and its client may be a model.")
             await asyncio.to_thread(permissions.kept.add, answer)
             return
         except (ConfigError, OSError) as error:

@@ -16,6 +16,7 @@ from crow_permissions.command_files import (
     find_rule_for_files,
     find_rule_for_unknown_files,
     may_write,
+    writes_unknown_files,
 )
 from crow_permissions.compositions import Composition, read_composition
 from crow_permissions.kept_answers import AnswerRule, KeptAnswer, KeptAnswers, find_answer
@@ -245,6 +246,11 @@ def judge_by_allowing_rules(call: JudgedCall) -> Judgement | None:
         return Judgement(
             "ask", remark=f"What this runs cannot be known, and the rule {str(rule)!r} only says how it begins."
         )
+    if (rule := next(filter(is_open, allowing), None)) and writes_unknown_files(call.line):
+        return Judgement(
+            "ask",
+            remark=f"Which files this writes cannot be known, and the rule {str(rule)!r} only says how it begins.",
+        )
     names = " and ".join(repr(str(rule)) for rule in allowing)
     reason = f"the rule {names}" if len(allowing) == 1 else f"the rules {names}"
     by_pattern = any(rule.pattern is not None for rule in allowing)
@@ -267,6 +273,8 @@ def judge_by_answer(call: JudgedCall) -> Judgement | None:
         return None
     if answer.scope != "session" and (program := find_runner_after_edits(permissions, call.tool_call, call.line)):
         return ask_about_runner(program)
+    if answer.allows and answer.rule.kind == "subcommand" and writes_unknown_files(call.line):
+        return Judgement("ask", remark="Which files this writes cannot be known.")
     return replace(to_judgement(answer), writes=answer.allows and bool(call.line.writes))
 
 

@@ -7,6 +7,7 @@ all other settings of a repository that are not known to be harmless: git has no
 """
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -148,3 +149,24 @@ def read_head(folder: str) -> tuple[str, str]:
     except (OSError, ValueError):
         return "", ""
     return top, head
+
+
+def may_fetch_objects(folder: str) -> bool:
+    """Test whether the settings of a folder's repository let any git command ask a remote for missing objects.
+
+    They do in a partial clone. Settings that are included from elsewhere are not read, and may do so.
+    """
+    while not os.path.lexists(git := os.path.join(folder, ".git")):
+        if folder == (folder := os.path.dirname(folder)):
+            return False
+    try:
+        if os.path.isfile(git):  # of a work tree or a submodule
+            with open(git, encoding="utf-8", errors="replace") as file:
+                git = os.path.join(folder, file.read().removeprefix("gitdir:").strip())
+        if os.path.isfile(common := os.path.join(git, "commondir")):
+            with open(common, encoding="utf-8", errors="replace") as file:
+                git = os.path.join(git, file.read().strip())
+        with open(os.path.join(git, "config"), encoding="utf-8", errors="replace") as file:
+            return re.search(r"promisor|partialclone|\[\s*include", file.read(), re.IGNORECASE) is not None
+    except OSError:
+        return True
