@@ -30,6 +30,7 @@ from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Server
 from crow_core.mcp.tool import ToolCall
 from crow_core.messages import INTERRUPTED, NOT_RUN, Message
+from crow_core.permission.kept_answers import KeptAnswers
 from crow_core.permission.rules import parse_rule
 from crow_core.permission.simple_commands import get_parser
 from crow_core.session import Session
@@ -1360,22 +1361,41 @@ async def test_a_project_can_tighten_the_rules_of_its_sessions(tmp_path: Path):
 
 
 @pytest.mark.posix("the commands are those of a POSIX shell")
-async def test_an_allow_rule_does_not_hold_after_a_command_changed_the_folder(tmp_path: Path):
-    (tmp_path / "sub").mkdir()
-    model = in_turn(run("pwd"), run("cd sub && true"), run("pwd"), run("cd .."), run("pwd"))
-    crow = crow_with(model, allow=["terminal:pwd"])
+async def test_a_folder_below_the_root_is_the_working_directory_for_allow_rules(tmp_path: Path):
+    (tmp_path / "root" / "sub").mkdir(parents=True)
+    uses = [run("pwd"), run("cd sub && true"), run("pwd"), run("./pwd"), run("cd ../.. && true"), run("pwd")]
+    model = in_turn(*uses, run("cd root && true"), run("pwd"))
+    crow = crow_with(model, allow=["terminal:pwd", "terminal:true", "terminal:./pwd"])
     async with connect(crow, permit="allow_once") as editor:
-        session = await editor.new_session(str(tmp_path))
+        session = await editor.new_session(str(tmp_path / "root"))
         told: list[str] = []
-        for _ in range(5):
+        for _ in range(8):
             await editor.prompt(session.session_id, "go")
             told += answers(model)
-        assert told[2] == f"{tmp_path}/sub"
+        assert (told[2], told[5], told[7]) == (f"{tmp_path}/root/sub", str(tmp_path), f"{tmp_path}/root")
         assert [question.tool_call.title for question in editor.questions] == [
-            "cd sub && true",
-            f"cd {tmp_path}/sub && pwd",
-            f"cd {tmp_path}/sub && cd ..",
+            f"cd {tmp_path}/root/sub && ./pwd",  # another program than the rule means
+            f"cd {tmp_path}/root/sub && cd ../.. && true",
+            f"cd {tmp_path} && pwd",
         ]
+
+
+@pytest.mark.posix("the commands are those of a POSIX shell")
+async def test_answer_about_a_subcommand_holds_in_a_folder_below_the_root(tmp_path: Path):
+    (tmp_path / "root" / "sub").mkdir(parents=True)
+    model = in_turn(*(run("git commit -m a", cwd=cwd) for cwd in ("", "sub", "..")))
+    answers = KeptAnswers(tmp_path / "answers.json")
+    crow = crow_with(model, trusted=lambda folder: True, answers=answers)
+
+    async def answer(question: RequestPermissionRequest) -> RequestPermissionResponse:
+        option = next((each.option_id for each in question.options if "subcommand" in each.option_id), "reject")
+        return RequestPermissionResponse(outcome=SelectedOutcome(option_id=option))
+
+    async with connect_person(crow, answer) as person:
+        session = await person.new_session(str(tmp_path / "root"))
+        for _ in range(3):
+            await person.prompt(session.session_id, "go")
+    assert [question.tool_call.raw_input.get("cwd") for question in person.questions] == ["", ".."]  # type: ignore[union-attr]
 
 
 async def test_nothing_is_kept_of_a_call_that_was_answered(tmp_path: Path):

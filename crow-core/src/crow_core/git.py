@@ -12,6 +12,8 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 
+from crow_core.paths import is_below
+
 TIMEOUT = 10.0
 """Seconds that git may take to list the settings of a repository."""
 SUBMODULES_LIMIT = 50
@@ -83,6 +85,16 @@ def find_git_options(words: list[str]) -> str | None:
         return None
     following = [word for word in words[at + 1 :] if word not in HARMLESS_OPTIONS]
     return following[0] if following and following[0].startswith("-") else ""
+
+
+def is_same_repository(folder: str, cwd: str) -> bool:
+    """Test whether git uses the same repository in a folder without links as in `cwd`, which is above it."""
+    top = os.path.realpath(cwd)
+    while folder != top:
+        if not is_below(folder, top) or any(os.path.lexists(os.path.join(folder, name)) for name in (".git", "HEAD")):
+            return False
+        folder = os.path.dirname(folder)
+    return True
 
 
 def find_foreign_settings(folder: str) -> list[str]:

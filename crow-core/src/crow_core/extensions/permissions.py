@@ -14,9 +14,10 @@ can.
 
 import asyncio
 import hashlib
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import takewhile
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import cast
 
@@ -26,11 +27,12 @@ from crow_core.acp.schema import BlockContent, TextBlock, ToolCallContent, ToolC
 from crow_core.app import Crow
 from crow_core.content import to_announcement, to_update
 from crow_core.errors import ConfigError
-from crow_core.git import find_foreign_settings, find_git_options, make_git_environment
+from crow_core.git import find_foreign_settings, find_git_options, is_same_repository, make_git_environment
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.tool import ToolCall
 from crow_core.messages import Message
 from crow_core.options import Option
+from crow_core.permission.command_files import list_folders
 from crow_core.permission.judgement import (
     MODES,
     Judgement,
@@ -44,7 +46,8 @@ from crow_core.permission.judgement import (
 from crow_core.permission.kept_answers import KeptAnswer, KeptAnswers
 from crow_core.permission.lasting import get_folder, list_offers
 from crow_core.permission.rules import Rules, parse_rules, suggest_tool
-from crow_core.permission.subjects import find_subject
+from crow_core.permission.simple_commands import UNKNOWN, read_command_line
+from crow_core.permission.subjects import find_start, find_subject
 from crow_core.session import Session
 from crow_core.text import to_line
 
@@ -174,8 +177,11 @@ def permissions(
         return replace(judgement, verdict="ask", rules=(), answer=None, remark=remark, because=because)
 
     def may_run_git(session: Session, tool_call: ToolCall, judgement: Judgement) -> bool:
-        """Test whether a rule allows a command that may be a git command, in a folder that is not trusted."""
-        return judgement.by_pattern and tool_call.kind == "execute" and not trusted(Path(session.cwd))
+        """Test whether a rule allows a command that may be a git command, in a repository that is not trusted."""
+        if not judgement.by_pattern or tool_call.kind != "execute":
+            return False
+        folders = [os.path.realpath(folder.replace(UNKNOWN, "?")) for folder in list_git_folders(session, tool_call)]
+        return not trusted(Path(session.cwd)) or not all(is_same_repository(each, session.cwd) for each in folders)
 
     @crow.after_tool
     def follow_folder(result: ToolResult, session: Session, tool_call: ToolCall) -> ToolResult | None:
@@ -232,14 +238,18 @@ async def judge_git(session: Session, tool_call: ToolCall, judgement: Judgement)
     """
     composition = find_composition(session, tool_call)
     commands = composition.commands if composition else ()
+    folders = list_git_folders(session, tool_call)
     words = [command.words for command in commands] or [find_subject(session, tool_call).split()]
-    found = [option for each in words if (option := find_git_options(each)) is not None]
-    if not found:
+    given = [option for each in words if (option := find_git_options(each)) is not None]
+    if not given:
         return judgement
-    options = next(filter(None, found), "")
+    options = next(filter(None, given), "")
     session.folders.environments[tool_call.id] = make_git_environment()
     try:
-        foreign = await asyncio.to_thread(find_foreign_settings, session.cwd)
+        if any(UNKNOWN in folder for folder in folders):
+            raise OSError("it is not known in which folder git runs")
+        found = [await asyncio.to_thread(find_foreign_settings, folder) for folder in filter(os.path.isdir, folders)]
+        foreign = list(dict.fromkeys(chain.from_iterable(found)))
         reason = f"its settings may run programs: {', '.join(foreign[:5])}" if foreign else ""
     except OSError as error:
         reason = f"its settings cannot be read: {error}"
@@ -252,6 +262,14 @@ async def judge_git(session: Session, tool_call: ToolCall, judgement: Judgement)
     reasons = f"the answer {str(judgement.answer)!r}" if judgement.answer else judgement.reason
     remark = f"{reasons} allows this, but the repository is not trusted, and {to_line(reason[:500])}."
     return Judgement("ask", remark=remark[:1].upper() + remark[1:])
+
+
+def list_git_folders(session: Session, tool_call: ToolCall) -> list[str]:
+    """List the folders in which an allowed command may run git; a composition has one."""
+    if composition := find_composition(session, tool_call):
+        return [composition.folder]
+    line = read_command_line(find_subject(session, tool_call))
+    return list_folders(line, find_start(session, tool_call))
 
 
 async def ask_user(

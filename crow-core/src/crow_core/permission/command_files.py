@@ -15,24 +15,35 @@ from crow_core.permission.subjects import EDITOR, expand_user, is_inside, path_f
 from crow_core.session import Session
 from crow_core.text import to_line
 
-FOLDERS_LIMIT = 8
-"""Folders into which a command line changes that are followed; with more, its files are not known."""
+FOLDERS_LIMIT = 16
+"""Folders in which a command line may run that are followed; with more, its files are not known."""
 PATHS_LIMIT = 200
 """Files that are compared with the rules; with more, they are not known."""
 
 
+def list_folders(line: CommandLine, start: str) -> list[str]:
+    """List the folders in which commands of a line that starts in a folder may run; UNKNOWN stands in some.
+
+    Where `..` follows a link, both the shell's reading and the system's are listed.
+    """
+    folders = {start: None}
+    for move in line.moves:
+        for folder in [*folders]:
+            path = os.path.join(folder, expand_user(move))
+            folders |= dict.fromkeys((path, os.path.normpath(path)) if ".." in path else (path,))
+        if len(folders) > FOLDERS_LIMIT:
+            return [*folders, UNKNOWN]
+    return [*folders]
+
+
 def list_files(line: CommandLine, start: str) -> Iterator[tuple[str, bool]]:
     """Yield the files of a command line that starts in a folder, and whether it fills them; UNKNOWN stands in some."""
-    folders = [start]
-    for move in line.moves[:FOLDERS_LIMIT]:
-        folders.append(os.path.join(folders[-1], expand_user(move)))
-    if len(line.moves) > FOLDERS_LIMIT:
-        folders.append(UNKNOWN)
+    folders = list_folders(line, start)
     kinds = ((line.writes, True), (line.changes, False), (line.reads, False))
     count = 0
     for paths, writes in kinds:
         for path in sorted(paths):
-            for folder in dict.fromkeys(folders):
+            for folder in folders:
                 count += 1
                 if count > PATHS_LIMIT:
                     yield UNKNOWN, True
@@ -97,7 +108,7 @@ def find_protection_of_files(
 def may_write(session: Session, rules: Rules, composition: Composition, *, accept_edits: bool) -> bool:
     """Test whether all files to which redirections write may be edited without a question."""
     for path in composition.writes:
-        full = os.path.join(session.cwd, path)
+        full = os.path.join(composition.folder, path)
         relative = spell_path(session, full)[0]
         in_roots = accept_edits and is_inside(session, full, session.folders.roots)
         if not in_roots and not any(rule.matches(EDITOR, relative) for rule in rules.allow):

@@ -21,14 +21,15 @@ from crow_core.permission.protected import find_protection
 from crow_core.permission.rules import COMMAND_TOOL, Rule, Rules, Verdict
 from crow_core.permission.simple_commands import PLAIN_COMMAND, CommandLine, read_command_line
 from crow_core.permission.subjects import (
+    find_own_folder,
     find_spellings,
+    find_start,
     find_subject,
     has_posix_shell,
     is_for_terminal_session,
     is_inside,
     only_polls_terminal,
     path_from_root,
-    resolve,
     spell_paths,
 )
 from crow_core.session import Session
@@ -290,28 +291,23 @@ def find_doubt(rules: Rules, tool: str, line: CommandLine, start: str) -> str:
     return ""
 
 
-def find_start(session: Session, tool_call: ToolCall) -> str:
-    """Find the folder in which a command starts."""
-    start = str(tool_call.arguments.get("cwd") or session.folders.starts.get(tool_call.id, session.cwd))
-    return os.path.join(session.cwd, os.path.expanduser(start.replace("\0", "?")))
-
-
 def find_composition(session: Session, tool_call: ToolCall) -> Composition | None:
-    """Read a command as a composition of simple ones, if it starts in the working directory and stays there."""
-    command, cwd = tool_call.arguments.get("command"), os.path.realpath(session.cwd)
+    """Read a command as a composition of simple ones, if they all run in one folder below a root, and that is certain.
+
+    Its folder becomes absolute, without links.
+    """
+    command = tool_call.arguments.get("command")
     if tool_call.name != COMMAND_TOOL or not isinstance(command, str):
         return None
-    if os.path.realpath(find_start(session, tool_call)) != cwd:
-        return None
     composition = read_composition(command)
-    if composition is None or (composition.folder and resolve(session, composition.folder) != cwd):
-        return None
-    return composition
+    folder = find_own_folder(session, tool_call, composition.folder) if composition else ""
+    return replace(composition, folder=folder) if composition and folder else None
 
 
 def find_allowing(session: Session, permissions: SessionPermissions, tool: str, composition: Composition) -> list[Rule]:
     """Find the rules that together allow a composition, with the files that it writes; none if they do not."""
-    rules = permissions.rules.find_for_composition(tool, composition)
+    is_elsewhere = composition.folder != os.path.realpath(session.cwd)
+    rules = permissions.rules.find_for_composition(tool, composition, is_elsewhere=is_elsewhere)
     accept_edits = permissions.mode == "accept-edits"
     return rules if rules and may_write(session, permissions.rules, composition, accept_edits=accept_edits) else []
 

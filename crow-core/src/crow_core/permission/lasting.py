@@ -16,7 +16,14 @@ from crow_core.acp.schema import McpServer, PermissionOption
 from crow_core.mcp.server import ServerSource
 from crow_core.mcp.tool import Tool, ToolCall
 from crow_core.permission.kept_answers import AnswerRule, KeptAnswer, Scope, now
-from crow_core.permission.subjects import find_subject, has_posix_shell, is_for_terminal_session, parse_url, resolve
+from crow_core.permission.subjects import (
+    find_own_folder,
+    find_subject,
+    has_posix_shell,
+    is_for_terminal_session,
+    parse_url,
+    resolve,
+)
 from crow_core.session import Session
 
 LASTING_LIMIT = 5
@@ -51,7 +58,8 @@ def list_covering_rules(session: Session, tool_call: ToolCall) -> list[AnswerRul
     if kind == "execute":
         if own and isinstance(arguments.get("command"), str) and arguments["command"]:
             command = find_subject(session, tool_call)
-            subcommand = find_subcommand(command) if has_posix_shell(tool_call) else ""
+            typed = arguments["command"].strip(" \t\n") if find_own_folder(session, tool_call) else command
+            subcommand = find_subcommand(typed) if has_posix_shell(tool_call) else ""
             more = [AnswerRule("subcommand", name, subcommand)] if subcommand else []
             return [AnswerRule("command", name, command), *more]
         return [AnswerRule("arguments", name, to_json(arguments), identify(tool_call.tool))]

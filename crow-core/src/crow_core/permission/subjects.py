@@ -120,6 +120,32 @@ def expand_user(path: str) -> str:
     return path if "\0" in path.partition("/")[0] else os.path.expanduser(path)
 
 
+def find_start(session: Session, tool_call: ToolCall) -> str:
+    """Find the folder in which a command starts."""
+    start = str(tool_call.arguments.get("cwd") or session.folders.starts.get(tool_call.id, session.cwd))
+    return os.path.join(session.cwd, os.path.expanduser(start.replace("\0", "?")))
+
+
+def find_own_folder(session: Session, tool_call: ToolCall, move: str = "") -> str:
+    """Find the folder in which a command runs after `cd MOVE`; "" if it is not certain, or not below a root."""
+    start = find_start(session, tool_call)
+    folders = read_folders(session.cwd, start)
+    if move and len(folders) == 1:
+        folders = read_folders(start, move)
+    folder = folders.pop()
+    return folder if not folders and is_inside(session, folder, session.folders.roots) else ""
+
+
+def read_folders(start: str, move: str) -> set[str]:
+    """Read into which folders `cd MOVE` may lead from a folder.
+
+    There is more than one if `..` follows a link: the shell removes the link from the text of the path, the system
+    follows it.
+    """
+    paths = {os.path.join(base, move) for base in (start, os.path.realpath(start))}
+    return {os.path.realpath(each) for path in paths for each in (path, os.path.normpath(path))}
+
+
 def resolve(session: Session, path: str) -> str:
     """Make a path absolute, from the working directory, and resolve symbolic links."""
     return os.path.realpath(os.path.join(session.cwd, os.path.expanduser(path.replace("\0", "?"))))

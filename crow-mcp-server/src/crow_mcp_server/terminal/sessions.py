@@ -44,6 +44,7 @@ MAX_NAMES = 20  # in the note on what a restart has ended
 SESSION_NAME = re.compile(r"[\w.-]{1,40}")
 
 COMMAND_ENVIRONMENT = {
+    "CDPATH": "",
     "PAGER": "cat",
     "GIT_PAGER": "cat",
     "MANPAGER": "cat",
@@ -58,7 +59,7 @@ COMMAND_ENVIRONMENT = {
     "TERM": "dumb",
     "NO_COLOR": "1",
 }
-"""Variables of every command: programs do not wait for a person and print no colours."""
+"""Variables of every command: `cd` takes its argument alone, programs wait for no person and print no colours."""
 EDITOR_VARIABLES = ("EDITOR", "VISUAL", "GIT_EDITOR", "GIT_SEQUENCE_EDITOR")
 TERMINAL_EDITORS = ("vi", "vim", "nvim", "nano", "micro", "emacs", "hx", "kak", "joe", "mg", "ne", "ed")
 """Editors that work in a terminal. Others open a window, which the model does not see."""
