@@ -345,7 +345,7 @@ async def test_answer_for_a_command_line_holds_where_the_shell_goes_only_without
     git(repository / "sub", "init", "-q")
     rule = AnswerRule("command", "terminal", command)
     answers = KeptAnswers(tmp_path / "answers.json")
-    answers.add(KeptAnswer(True, rule, "folder", str(repository), "2026-01-01T00:00:00+00:00"))
+    answers.add(KeptAnswer(True, rule, "folder", str(repository), 1.0))
     for setting, asked in (("", False), ("diff.external", True)):
         if setting:
             git(repository / "sub", "config", setting, str(program))
@@ -372,6 +372,39 @@ async def test_commands_after_an_allowed_one_see_the_usual_environment(repositor
         session = await editor.new_session(str(repository))
         await editor.prompt(session.session_id, "go")
     assert "[exit code 1]" in model.requests[-1]["messages"][-1]["content"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "export GIT_DIR=evil/.git GIT_WORK_TREE=evil",
+        "export GIT_EXTERNAL_DIFF=PROGRAM",
+        "export GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=diff.external GIT_CONFIG_VALUE_0=PROGRAM",
+        "export GIT_CONFIG_PARAMETERS=\"'diff.external'='PROGRAM'\"",
+        "export HOME=$PWD/home",
+        "export XDG_CONFIG_HOME=$PWD/home/.config",
+        "export GIT_CONFIG_GLOBAL=$PWD/home/.gitconfig",
+    ],
+)
+async def test_variables_that_commands_have_changed_choose_no_repository_and_no_program(
+    change: str, repository: Path, program: Path, proof: Path
+):
+    git(repository, "clone", "-q", ".", "evil")
+    git(repository / "evil", "config", "diff.external", str(program))
+    (repository / "evil" / "a.txt").write_text("three\n")
+    for file in ("home/.gitconfig", "home/.config/git/config"):
+        (repository / file).parent.mkdir(parents=True, exist_ok=True)
+        git(repository, "config", "--file", file, "diff.external", str(program))
+    commands = [change.replace("PROGRAM", str(program)), "git diff"]
+    uses: list[Any] = [{"name": "terminal", "arguments": {"command": command}} for command in commands]
+    model = ScriptedModel([*(Reply(tool_calls=[use]) for use in uses), Reply("Done.")])
+    crow = Crow(model, servers=[built_in()]).use(permissions, allow=ALLOW)
+    async with connect(crow, permit="allow_once") as editor:
+        session = await editor.new_session(str(repository))
+        await editor.prompt(session.session_id, "go")
+    assert len(editor.questions) == 2
+    assert not has_run(proof)
+    assert "two" in model.requests[-1]["messages"][-1]["content"]
 
 
 def test_settings_of_the_user_are_not_foreign(repository: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

@@ -1398,6 +1398,93 @@ async def test_answer_about_a_subcommand_holds_in_a_folder_below_the_root(tmp_pa
     assert [question.tool_call.raw_input.get("cwd") for question in person.questions] == ["", ".."]  # type: ignore[union-attr]
 
 
+@pytest.mark.posix("the commands are those of a POSIX shell")
+@pytest.mark.parametrize(
+    "change", ["export PATH={0}:$PATH", "source ./activate", "export ANYTHING=1; exit 1", "sleep 0 & unset HOME"]
+)
+async def test_changed_variables_are_asked_about_once_before_a_rule_allows_a_command(change: str, tmp_path: Path):
+    (tmp_path / "activate").write_text(f"export PATH={tmp_path}:$PATH\n")
+    change = change.format(tmp_path)
+    model = in_turn(run("uname"), run(change), run("uname"), run("uname | cat"), run("export A=$RANDOM"), run("uname"))
+    crow = crow_with(model, allow=["terminal:uname", "terminal:cat"])
+    async with connect(crow, permit="allow_once") as editor:
+        session = await editor.new_session(str(tmp_path))
+        for _ in range(6):
+            await editor.prompt(session.session_id, "go")
+    assert commands_asked(editor) == [change, "uname", "export A=$RANDOM", "uname"]
+    told = [str(question.tool_call.content) for question in editor.questions]
+    assert ["have changed variables" in text for text in told] == [False, True, False, True]
+    assert "PATH" in told[1] or "export PATH" not in change
+
+
+@pytest.mark.posix("the commands are those of a POSIX shell")
+async def test_program_that_a_changed_path_has_in_place_of_an_allowed_one_does_not_run_unasked(tmp_path: Path):
+    (tmp_path / "uname").write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
+    (tmp_path / "uname").chmod(0o755)
+    model = in_turn(run(f"export PATH={tmp_path}:$PATH"), run("uname"), run("uname"))
+    crow = crow_with(model, allow=["terminal:uname"])
+
+    async def answer(question: RequestPermissionRequest) -> RequestPermissionResponse:
+        is_export = "export" in str(question.tool_call.raw_input)
+        return RequestPermissionResponse(outcome=SelectedOutcome(option_id="allow" if is_export else "reject"))
+
+    async with connect_person(crow, answer) as person:
+        session = await person.new_session(str(tmp_path))
+        for _ in range(3):
+            await person.prompt(session.session_id, "go")
+    assert len(person.questions) == 3
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.posix("the commands are those of a POSIX shell")
+async def test_answer_for_the_session_asks_again_after_variables_have_changed(tmp_path: Path):
+    model = in_turn(run("uname"), run("uname"), run("export A=1"), run("uname"), run("uname"))
+
+    async def answer(question: RequestPermissionRequest) -> RequestPermissionResponse:
+        offered = {option.option_id for option in question.options}
+        return RequestPermissionResponse(outcome=SelectedOutcome(option_id=max({"allow-session", "allow"} & offered)))
+
+    async with connect_person(crow_with(model), answer) as person:
+        session = await person.new_session(str(tmp_path))
+        for _ in range(5):
+            await person.prompt(session.session_id, "go")
+    assert commands_asked(person) == ["uname", "export A=1", "uname"]
+
+
+@pytest.mark.posix("the commands are those of a POSIX shell")
+async def test_rule_without_a_pattern_and_yolo_ask_nothing_after_variables_have_changed(tmp_path: Path):
+    for options in ({"allow": ["terminal"]}, {"mode": "yolo"}):
+        model = in_turn(run("export A=1"), run("uname"))
+        async with connect(crow_with(model, **options), permit="reject_once") as editor:
+            session = await editor.new_session(str(tmp_path))
+            for _ in range(2):
+                await editor.prompt(session.session_id, "go")
+        assert editor.questions == []
+
+
+@pytest.mark.posix("the commands are those of a POSIX shell")
+async def test_command_that_a_rule_allowed_for_other_variables_does_not_run(tmp_path: Path):
+    uses = [run("export A=1"), run("uname")]
+    model = ScriptedModel([Reply(tool_calls=uses), Reply(tool_calls=[run("uname")]), Reply("Done.")])
+    crow = crow_with(model, allow=["terminal:uname"])
+    moved = asyncio.Event()
+
+    @crow.before_tool
+    async def wait(session: Session, tool_call: ToolCall) -> None:
+        """Keep the allowed command until the other one has ended."""
+        if tool_call.arguments["command"] == "uname" and not moved.is_set():
+            await moved.wait()
+
+    async with connect(crow, permit="allow_once") as editor:
+        session = await editor.new_session(str(tmp_path))
+        turn = asyncio.ensure_future(editor.prompt(session.session_id, "go"))
+        await editor.until(lambda editor: any(states[-1] == "completed" for states in editor.calls().values()))
+        moved.set()
+        await turn
+    assert "another command has changed variables" in str(model.requests[1]["messages"])
+    assert commands_asked(editor) == ["export A=1", "uname"]
+
+
 async def test_nothing_is_kept_of_a_call_that_was_answered(tmp_path: Path):
     model = together(run("true"), run("false"), view("."))
     crow = crow_with(model, mode="yolo")

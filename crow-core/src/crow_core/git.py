@@ -9,7 +9,7 @@ all other settings of a repository that are not known to be harmless: git has no
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 
 from crow_core.paths import is_below
@@ -61,6 +61,8 @@ KNOWN_SETTINGS = """
     submodule.*.url tag.gpgsign tag.sort transfer.* user.email user.name user.signingkey versionsort.* worktree.*
 """
 """Patterns of settings that name no program, or one that is switched off. All others of a repository are foreign."""
+FILES_OF_USER = ("HOME", "XDG_CONFIG_HOME")
+"""Variables that lead to the user's own settings."""
 HARMLESS_OPTIONS = ("--no-pager", "--version", "--help")
 
 
@@ -72,6 +74,14 @@ def make_git_environment() -> dict[str, str]:
     for index, (key, value) in enumerate(SWITCHED_OFF.items(), first):
         variables |= {f"GIT_CONFIG_KEY_{index}": key, f"GIT_CONFIG_VALUE_{index}": value}
     return variables
+
+
+def restore_variables(changed: Iterable[str]) -> dict[str, str | None]:
+    """Return those among these variables that choose a repository, settings or programs for git, as crow has them.
+
+    None stands for one that crow does not have: the command must not have it, either.
+    """
+    return {name: os.environ.get(name) for name in changed if name.startswith("GIT_") or name in FILES_OF_USER}
 
 
 def find_git_options(words: list[str]) -> str | None:

@@ -27,7 +27,13 @@ from crow_core.acp.schema import BlockContent, TextBlock, ToolCallContent, ToolC
 from crow_core.app import Crow
 from crow_core.content import to_announcement, to_update
 from crow_core.errors import ConfigError
-from crow_core.git import find_foreign_settings, find_git_options, is_same_repository, make_git_environment
+from crow_core.git import (
+    find_foreign_settings,
+    find_git_options,
+    is_same_repository,
+    make_git_environment,
+    restore_variables,
+)
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.tool import ToolCall
 from crow_core.messages import Message
@@ -51,6 +57,8 @@ from crow_core.permission.subjects import find_start, find_subject
 from crow_core.session import Session
 from crow_core.text import to_line
 
+VARIABLES_SHOWN = 10
+"""Names of variables in a question."""
 COMMAND_SHOWN = 1_000
 """Characters of a command that the user has changed, in the record of the decision."""
 
@@ -125,12 +133,14 @@ def permissions(
     @crow.permission
     async def decide(session: Session, tool_call: ToolCall) -> ToolResult | None:
         keep_start(session, tool_call)
+        environment = session.folders.environment
         judgement = await judge_with_git(session, tool_call)
         if tool_call.id in get_permissions(session).changed:
             judgement = to_changed(judgement, find_subject(session, tool_call))
         if judgement.verdict == "ask":
             async with get_permissions(session).queue:
                 # The answer to the call before may have settled this one, or the mode may have changed.
+                environment = session.folders.environment
                 judgement = await judge_with_git(session, tool_call)
                 if judgement.verdict == "ask":
                     because = judgement.because
@@ -141,6 +151,8 @@ def permissions(
             return await decide_changed(session, tool_call, judgement.command)
         record(session, tool_call, judgement)
         get_permissions(session).has_edits |= judgement.writes
+        if judgement.verdict == "allow" and (judgement.by_pattern or judgement.answer):
+            session.folders.judged[tool_call.id] = environment
         if judgement.verdict == "deny":
             advice = "" if judgement.advises else " Do not try to reach the same by another way; ask."
             refusal = f"This was not run: {judgement.reason.rstrip('.')}.{advice}"
@@ -184,9 +196,13 @@ def permissions(
         return not trusted(Path(session.cwd)) or not all(is_same_repository(each, session.cwd) for each in folders)
 
     @crow.after_tool
-    def follow_folder(result: ToolResult, session: Session, tool_call: ToolCall) -> ToolResult | None:
+    def follow_shell(result: ToolResult, session: Session, tool_call: ToolCall) -> ToolResult | None:
         session.folders.starts.pop(tool_call.id, None)
         session.folders.environments.pop(tool_call.id, None)
+        session.folders.judged.pop(tool_call.id, None)
+        if shell := result.meta.get("crow/shell"):
+            session.folders.variables = shell.get("variables", ())
+            session.folders.environment = shell.get("environment", "")
         if folder := result.meta.get("crow/folder"):
             session.folders.current = folder
         if result.meta.get("crow/changes"):
@@ -244,7 +260,7 @@ async def judge_git(session: Session, tool_call: ToolCall, judgement: Judgement)
     if not given:
         return judgement
     options = next(filter(None, given), "")
-    session.folders.environments[tool_call.id] = make_git_environment()
+    session.folders.environments[tool_call.id] = restore_variables(session.folders.variables) | make_git_environment()
     try:
         if any(UNKNOWN in folder for folder in folders):
             raise OSError("it is not known in which folder git runs")
@@ -292,12 +308,17 @@ async def ask_user(
         raw_input=announcement.raw_input,
         content=await preview(session, tool_call) if tool_call.kind == "edit" else msgspec.UNSET,
     )
+    environment = session.folders.environment
+    if tool_call.kind == "execute" and environment not in permissions.environments:
+        remark = "\n\n".join(filter(None, [judgement.remark, describe_variables(session.folders.variables)]))
+        judgement = replace(judgement, remark=remark)
     if judgement.remark:
         shown = [] if isinstance(about.content, msgspec.UnsetType) else about.content or []
         about.content = [BlockContent(content=TextBlock(text=judgement.remark)), *shown]
     offers = list_offers(judgement.rules, get_folder(session), kept=permissions.kept is not None)
     answer = await session.user.ask_allowed(about, [offer.to_option() for offer in offers])
     permissions.runs_edits |= judgement.runs_edits and answer.allowed
+    permissions.environments |= {environment} if answer.allowed and tool_call.kind == "execute" else set()
     if answer.allowed and answer.choice.command and can_change(tool_call):
         return Judgement("allow", answer.reason, command=answer.choice.command)
     chosen = next((offer.answer for offer in offers if offer.option_id == answer.choice.option_id), None)
@@ -305,6 +326,14 @@ async def ask_user(
         await keep(session, permissions, chosen)
     verdict = "allow" if answer.allowed else "deny"
     return Judgement(verdict, answer.reason, answer=chosen, advises=bool(answer.choice.reason) and not answer.allowed)
+
+
+def describe_variables(names: Sequence[str]) -> str:
+    """Describe the variables that commands have changed, for a question."""
+    shown = ", ".join(to_line(name[:100]) for name in names[:VARIABLES_SHOWN])
+    more = f" and {len(names) - VARIABLES_SHOWN} more" if len(names) > VARIABLES_SHOWN else ""
+    what = f"Commands have changed variables for those that follow: {shown}{more}."
+    return f"{what} What rules and earlier answers allow may be other programs with them. This is asked once."
 
 
 def can_change(tool_call: ToolCall) -> bool:

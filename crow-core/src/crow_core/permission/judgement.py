@@ -66,7 +66,7 @@ class Judgement:
     answer: KeptAnswer | None = None
     """The answer for longer than once that decided."""
     by_pattern: bool = False
-    """Whether a rule with a pattern allows it."""
+    """True if a rule with a pattern allows it, or would if commands had changed no variables."""
     command: str = ""
     """The command that the user wrote in place of the model's, and allowed."""
     advises: bool = False
@@ -99,6 +99,8 @@ class SessionPermissions:
     """Answers for the rest of the session."""
     kept: KeptAnswers | None = None
     """Answers for longer; None if there are none."""
+    environments: set[str] = field(default_factory=lambda: {""})
+    """The environments that commands have made in which the user has allowed a command."""
     changed: set[str] = field(default_factory=set[str])
     """The ids of the tool calls whose command the user has changed and allowed."""
     queue: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -239,16 +241,27 @@ def judge_by_allowing_rules(call: JudgedCall) -> Judgement | None:
         allowing = find_allowing(call.session, call.permissions, call.tool_call.name, composition)
     if not allowing:
         return None
+    names = " and ".join(repr(str(rule)) for rule in allowing)
+    reason = f"the rule {names}" if len(allowing) == 1 else f"the rules {names}"
+    by_pattern = any(rule.pattern is not None for rule in allowing)
+    if by_pattern and has_unknown_environment(call):
+        return Judgement("ask", reason, by_pattern=True)
     if program := find_runner_after_edits(call.permissions, call.tool_call, call.line):
         return ask_about_runner(program)
     if "" in call.line.unclear and (rule := next(filter(is_open, allowing), None)):
         return Judgement(
             "ask", remark=f"What this runs cannot be known, and the rule {str(rule)!r} only says how it begins."
         )
-    names = " and ".join(repr(str(rule)) for rule in allowing)
-    reason = f"the rule {names}" if len(allowing) == 1 else f"the rules {names}"
-    by_pattern = any(rule.pattern is not None for rule in allowing)
     return Judgement("allow", reason, by_pattern=by_pattern, writes=bool(call.line.writes))
+
+
+def has_unknown_environment(call: JudgedCall) -> bool:
+    """Test whether commands have changed variables and the user has allowed no command since.
+
+    What rules and answers allow may be other programs with such variables.
+    """
+    environment = call.session.folders.environment
+    return call.tool_call.kind == "execute" and environment not in call.permissions.environments
 
 
 def is_open(rule: Rule) -> bool:
@@ -265,6 +278,8 @@ def judge_by_answer(call: JudgedCall) -> Judgement | None:
         return Judgement("ask")
     if answer is None or (answer.scope != "session" and permissions.mode == "plan"):
         return None
+    if has_unknown_environment(call):
+        return replace(to_judgement(answer), verdict="ask", answer=None)
     if answer.scope != "session" and (program := find_runner_after_edits(permissions, call.tool_call, call.line)):
         return ask_about_runner(program)
     return replace(to_judgement(answer), writes=answer.allows and bool(call.line.writes))

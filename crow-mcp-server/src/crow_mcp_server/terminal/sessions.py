@@ -7,7 +7,7 @@ import shlex
 import shutil
 import signal
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypedDict, TypeGuard
@@ -107,8 +107,20 @@ class LastingState(TypedDict, total=False):
     """The folder in which the next command starts."""
     variables: list[str]
     """The names of the environment variables that commands have set or unset."""
+    environment: str
+    """A name of the variables as they are, new after each change."""
     sessions: list[str]
     """The names of the open sessions."""
+
+
+class OtherEnvironment(ToolRefusal):
+    """Refuses a command that the host has judged for other variables than it would get."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "This was not run: another command has changed variables since it was allowed. Run it again if it is still "
+            "right."
+        )
 
 
 class TerminalSessions:
@@ -139,6 +151,7 @@ class TerminalSessions:
         state = LastingState(folder=self.shell_state.folder)
         if variables := sorted(self.shell_state.changes.keys() - {"OLDPWD"}):
             state["variables"] = variables
+            state["environment"] = self.shell_state.environment
         if self._sessions:
             state["sessions"] = [*self._sessions]
         return state
@@ -168,7 +181,8 @@ class TerminalSessions:
         """Run a command without input as a process of this machine."""
         folder = await to_thread.run_sync(self._find_folder, workspace, arguments.cwd)
         editor = dict.fromkeys(EDITOR_VARIABLES, self._temp_folders.no_editor)
-        env = self._make_environment(folder, COMMAND_ENVIRONMENT | editor) | dict(workspace.env)
+        self._check_environment(workspace)
+        env = change_environment(self._make_environment(folder, COMMAND_ENVIRONMENT | editor), workspace.env)
         command, update_state = self._track_state(arguments.command, env, folder)
         program = PipedCommand(
             env[MARK_VARIABLE],
@@ -226,9 +240,11 @@ class TerminalSessions:
         before, timeout = self.shell_state.folder, min(arguments.timeout or COMMAND_WAIT, MAX_WAIT)
         hidden = dict.fromkeys(self._temp_folders.hidden_env, "")
         editor = dict.fromkeys(EDITOR_VARIABLES, self._temp_folders.no_editor)
+        self._check_environment(workspace)
         env = self.shell_state.apply_to(hidden | COMMAND_ENVIRONMENT | editor)
-        env |= {"PWD": folder, MARK_VARIABLE: "host", **workspace.env}
-        command, update_state = self._track_state(arguments.command, env, folder, env_is_unknown=True)
+        env = change_environment(env | {"PWD": folder, MARK_VARIABLE: "host"}, workspace.env)
+        unset = [name for name, value in workspace.env.items() if value is None]
+        command, update_state = self._track_state(arguments.command, env, folder, env_is_unknown=True, unset=unset)
         try:
             outcome = await terminals.run(
                 command, cwd=folder, env=env, timeout=timeout, output_limit=MAX_OUTPUT_CHARACTERS
@@ -310,7 +326,8 @@ class TerminalSessions:
             raise ToolRefusal(f'Not run: too many sessions. End one with keys "kill". {self._list_sessions()}')
         folder = await to_thread.run_sync(self._find_folder, workspace, arguments.cwd)
         editor = dict.fromkeys(EDITOR_VARIABLES, find_editor(os.environ) or self._temp_folders.no_editor)
-        env = self._make_environment(folder, COMMAND_ENVIRONMENT | TERMINAL_ENVIRONMENT | editor) | dict(workspace.env)
+        env = self._make_environment(folder, COMMAND_ENVIRONMENT | TERMINAL_ENVIRONMENT | editor)
+        env = change_environment(env, workspace.env)
         capture = self._temp_folders.open_capture(from_terminal=True)
         shell = Shell(env[MARK_VARIABLE], capture, self._temp_folders.watchdog)
         try:
@@ -359,8 +376,19 @@ class TerminalSessions:
         marks = f"{os.environ.get(MARK_VARIABLE, '')}:{uuid.uuid4().hex}"  # this process may have a mark, too
         return env | {"PWD": folder, MARK_VARIABLE: marks}
 
+    def _check_environment(self, workspace: Workspace) -> None:
+        """Raise OtherEnvironment if the host has judged a command for other variables than it would get."""
+        if workspace.environment is not None and workspace.environment != self.shell_state.environment:
+            raise OtherEnvironment
+
     def _track_state(
-        self, command: str, env: dict[str, str], folder: str, *, env_is_unknown: bool = False
+        self,
+        command: str,
+        env: dict[str, str],
+        folder: str,
+        *,
+        env_is_unknown: bool = False,
+        unset: Collection[str] = (),
     ) -> tuple[str, Callable[[], None]]:
         """Make a command save its shell state.
 
@@ -376,7 +404,8 @@ class TerminalSessions:
                 file.write(data)
             command = f'eval "$(command -p cat {shlex.quote(long_command)})"'
         with open(script, "w", encoding="utf-8") as file:
-            file.write(state.make_script(path, env.get("BASH_ENV", ""), env_is_unknown=env_is_unknown))
+            before = env.get("BASH_ENV", "")
+            file.write(state.make_script(path, before, env_is_unknown=env_is_unknown, unset=unset))
         if os.path.basename(processes.SHELL) == "bash":
             env["BASH_ENV"] = script
         else:
@@ -397,6 +426,12 @@ class TerminalSessions:
     def _list_sessions(self) -> str:
         names = f"Open are: {', '.join(self._sessions)}." if self._sessions else "None is open."
         return f"{names} {self._loss}".rstrip()
+
+
+def change_environment(environment: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
+    """Return an environment with the variables of `changes`, and without those that are None there."""
+    changed = {**environment, **changes}
+    return {name: value for name, value in changed.items() if value is not None}
 
 
 async def report_session(name: str, shell: "PipedCommand | Shell") -> str:
