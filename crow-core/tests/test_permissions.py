@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import re
+import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -1002,6 +1003,33 @@ async def test_link_to_a_file_that_runs_later_is_asked_about(tmp_path: Path):
         session = await editor.new_session(str(tmp_path))
         await editor.prompt(session.session_id, "go")
     assert len(editor.questions) == 1
+
+
+@pytest.mark.posix("links need no permission")
+async def test_edit_is_written_where_it_was_judged_wherever_a_link_leads_meanwhile(tmp_path: Path):
+    hooks, folder, link = (tmp_path / name for name in (".git/hooks", "real", "d"))
+    for each in (hooks, folder):
+        each.mkdir(parents=True)
+    link.symlink_to("real")
+    ended = threading.Event()
+
+    def swap() -> None:
+        while not ended.is_set():
+            for target in (".git/hooks", "real"):
+                (tmp_path / "new").symlink_to(target)
+                (tmp_path / "new").replace(link)
+
+    calls = [create(f"d/{number}.sh", "#!/bin/sh\n") for number in range(240)]
+    replies = [Reply(tool_calls=calls[at : at + 20]) for at in range(0, 240, 20)]
+    crow = crow_with(ScriptedModel([*replies, Reply("Done.")]), mode="accept-edits")
+    swapping = asyncio.ensure_future(asyncio.to_thread(swap))
+    async with connect(crow, permit="reject_once") as editor:
+        session = await editor.new_session(str(tmp_path))
+        await editor.prompt(session.session_id, "go")
+    ended.set()
+    await swapping
+    assert [*hooks.iterdir()] == []
+    assert [*folder.iterdir()]  # some were written
 
 
 async def test_users_own_patterns_are_asked_about_too(tmp_path: Path):

@@ -79,6 +79,8 @@ class Folders:
     """The folder in which the next command starts, if the last one changed its directory; empty for `cwd`."""
     starts: dict[str, str] = field(default_factory=dict[str, str])
     """The folders in which the commands of open tool calls start, by the calls' ids."""
+    paths: dict[str, str] = field(default_factory=dict[str, str])
+    """The files for which open tool calls are judged, absolute and without links, by the calls' ids."""
     environments: dict[str, Mapping[str, str | None]] = field(default_factory=dict[str, Mapping[str, str | None]])
     """Variables for the commands of open tool calls, by the calls' ids; None takes one away."""
     variables: Sequence[str] = ()
@@ -335,6 +337,7 @@ class Session:
             "crow/roots": self.folders.for_tools(),
             "crow/readable": self.folders.readable,
             "crow/folder": self.folders.starts.get(tool_call.id, ""),
+            "crow/path": self.folders.paths.get(tool_call.id, ""),
             "crow/env": self.folders.environments.get(tool_call.id, {}),
             "crow/environment": self.folders.judged.get(tool_call.id),
             **more,

@@ -89,6 +89,9 @@ class Workspace:
     """The folder in which a command starts; "" for the one in which the session's last command ended."""
     env: Mapping[str, str | None] = field(default_factory=dict[str, str | None])
     """Variables for the command, with priority over those that commands have set; None takes one away."""
+    path: str = ""
+    """The file or folder for which the host allowed the call, absolute and without links; the call is refused if its
+    path leads elsewhere now. "" if that does not matter."""
     environment: str | None = None
     """The `environment` of the last `crow/shell` that the host knew when it allowed the command; the command is refused
     if variables have changed since. None: that does not matter."""
@@ -106,8 +109,8 @@ class Workspace:
 def local_workspace(meta: dict[str, Any], bounds: Sequence[str] = ()) -> Workspace:
     """Return the workspace that a tool call's `_meta` describes.
 
-    The keys are `crow/session`, `crow/cwd`, `crow/roots`, `crow/readable`, `crow/folder`, `crow/env` and
-    `crow/environment`; the default is the process's working folder. `bounds` replace the roots that `_meta` names.
+    The keys are `crow/session`, `crow/cwd`, `crow/roots`, `crow/readable`, `crow/folder`, `crow/path`, `crow/env`
+    and `crow/environment`; the default is the process's working folder. `bounds` replace the roots that `_meta` names.
     Raises ValueError for a folder that is not absolute.
     """
     given = [str(root) for root in bounds or meta.get("crow/roots") or ()]
@@ -129,5 +132,6 @@ def local_workspace(meta: dict[str, Any], bounds: Sequence[str] = ()) -> Workspa
         readable=readable,
         folder=start,
         env=env,
+        path=str(meta.get("crow/path") or ""),
         environment=None if environment is None else str(environment),
     )

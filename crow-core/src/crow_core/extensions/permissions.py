@@ -53,7 +53,7 @@ from crow_core.permission.kept_answers import KeptAnswer, KeptAnswers
 from crow_core.permission.lasting import get_folder, list_offers
 from crow_core.permission.rules import Rules, parse_rules, suggest_tool
 from crow_core.permission.simple_commands import UNKNOWN, read_command_line
-from crow_core.permission.subjects import find_start, find_subject
+from crow_core.permission.subjects import find_path, find_start, find_subject
 from crow_core.session import Session
 from crow_core.text import to_line
 
@@ -124,6 +124,7 @@ def permissions(
         """Record a decision that needs neither git nor the user, so that it is stored together with the reply."""
         if session.toolbox.reject(tool_call) is None:
             keep_start(session, tool_call)
+            keep_path(session, tool_call)
             judgement = await collect_reasons(session, tool_call, judge(session, get_permissions(session), tool_call))
             if judgement.verdict != "ask" and not may_run_git(session, tool_call, judgement):
                 record(session, tool_call, judgement)
@@ -133,6 +134,7 @@ def permissions(
     @crow.permission
     async def decide(session: Session, tool_call: ToolCall) -> ToolResult | None:
         keep_start(session, tool_call)
+        keep_path(session, tool_call)
         environment = session.folders.environment
         judgement = await judge_with_git(session, tool_call)
         if tool_call.id in get_permissions(session).changed:
@@ -198,6 +200,7 @@ def permissions(
     @crow.after_tool
     def follow_shell(result: ToolResult, session: Session, tool_call: ToolCall) -> ToolResult | None:
         session.folders.starts.pop(tool_call.id, None)
+        session.folders.paths.pop(tool_call.id, None)
         session.folders.environments.pop(tool_call.id, None)
         session.folders.judged.pop(tool_call.id, None)
         if shell := result.meta.get("crow/shell"):
@@ -233,6 +236,13 @@ def to_changed(judgement: Judgement, command: str) -> Judgement:
 def keep_start(session: Session, tool_call: ToolCall) -> None:
     """Keep the folder in which a command starts: it is judged for this folder, so it runs there."""
     session.folders.starts.setdefault(tool_call.id, session.folders.current or session.cwd)
+
+
+def keep_path(session: Session, tool_call: ToolCall) -> None:
+    """Keep the file to which a call's path leads now: it is judged for this file, so the tool works with no other."""
+    session.folders.paths.pop(tool_call.id, None)
+    if isinstance(tool_call.arguments.get("path"), str):
+        session.folders.paths[tool_call.id] = find_path(session, tool_call)
 
 
 def record(session: Session, tool_call: ToolCall, judgement: Judgement) -> None:

@@ -22,14 +22,16 @@ from crow_core.permission.rules import COMMAND_TOOL, Rule, Rules, Verdict
 from crow_core.permission.simple_commands import PLAIN_COMMAND, CommandLine, read_command_line
 from crow_core.permission.subjects import (
     find_own_folder,
+    find_path,
     find_spellings,
     find_start,
     find_subject,
+    from_root,
     has_posix_shell,
+    is_below_any,
     is_for_terminal_session,
-    is_inside,
     only_polls_terminal,
-    path_from_root,
+    resolve,
     spell_paths,
 )
 from crow_core.session import Session
@@ -133,6 +135,8 @@ class JudgedCall:
     permissions: SessionPermissions
     tool_call: ToolCall
     subject: str
+    path: str
+    """The file or folder of a tool that works with one, absolute and without links; "" for another tool."""
     start: str
     """The folder in which a command starts."""
     line: CommandLine
@@ -164,8 +168,9 @@ def read_call(session: Session, permissions: SessionPermissions, tool_call: Tool
     covering = list_covering_rules(session, tool_call)
     answer = permissions.find_answer(covering, get_folder(session))
     may_compose = one_line and not simple
+    path = find_path(session, tool_call) if isinstance(tool_call.arguments.get("path"), str) else ""
     return JudgedCall(
-        session, permissions, tool_call, subject, start, line, match, covering, answer, to_terminal, may_compose
+        session, permissions, tool_call, subject, path, start, line, match, covering, answer, to_terminal, may_compose
     )
 
 
@@ -223,9 +228,10 @@ def judge_by_protection(call: JudgedCall) -> Judgement | None:
     own_folders, protected, kind = permissions.own_folders, permissions.protected, call.tool_call.kind
     if remark := find_doubt(permissions.rules, call.tool_call.name, line, start):
         return Judgement("ask", remark=remark)
-    if kind == "edit" and is_inside(session, call.subject, own_folders, ignore_case=True):
+    path = call.path or resolve(session, call.subject)
+    if kind == "edit" and is_below_any(path, own_folders, ignore_case=True):
         return Judgement("ask", remark="These are crow's own files.")
-    if kind == "edit" and (protection := find_protection(path_from_root(session, call.subject), protected)):
+    if kind == "edit" and (protection := find_protection(from_root(session, path), protected)):
         paths = [rule for rule in call.covering if rule.kind == "path"]
         if found := permissions.find_answer(paths, get_folder(session)):
             return to_judgement(found)
@@ -291,7 +297,8 @@ def judge_by_kind(call: JudgedCall) -> Judgement | None:
     if kind in ("read", "search", "think"):
         return Judgement("allow", "reading is allowed")
     if kind == "edit" and call.permissions.mode == "accept-edits":
-        in_roots = is_inside(call.session, call.subject, call.session.folders.roots)
+        path = call.path or resolve(call.session, call.subject)
+        in_roots = is_below_any(path, call.session.folders.roots)
         return Judgement("allow", "mode accept-edits") if in_roots else None
     return None
 

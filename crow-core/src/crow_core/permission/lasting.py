@@ -18,11 +18,11 @@ from crow_core.mcp.tool import Tool, ToolCall
 from crow_core.permission.kept_answers import AnswerRule, KeptAnswer, Scope, now
 from crow_core.permission.subjects import (
     find_own_folder,
+    find_path,
     find_subject,
     has_posix_shell,
     is_for_terminal_session,
     parse_url,
-    resolve,
 )
 from crow_core.session import Session
 
@@ -65,8 +65,8 @@ def list_covering_rules(session: Session, tool_call: ToolCall) -> list[AnswerRul
         return [AnswerRule("arguments", name, to_json(arguments), identify(tool_call.tool))]
     if own and kind == "fetch" and isinstance(url := arguments.get("url"), str):
         return [AnswerRule("host", name, parse_url(url)[1])]
-    if own and kind == "edit" and isinstance(path := arguments.get("path"), str):
-        return [AnswerRule("path", name, resolve(session, path)), AnswerRule("edits", name, kind)]
+    if own and kind == "edit" and isinstance(arguments.get("path"), str):
+        return [AnswerRule("path", name, find_path(session, tool_call)), AnswerRule("edits", name, kind)]
     return [AnswerRule("tool", name, kind, identify(tool_call.tool))]
 
 
