@@ -5,9 +5,11 @@ Rules, protection and modes hold for them as for the files of edits.
 
 import os
 from collections.abc import Iterator, Sequence
+from itertools import chain, islice
 
 from crow_core.paths import to_subject
 from crow_core.permission.compositions import Composition
+from crow_core.permission.indirect_commands import list_named_files
 from crow_core.permission.protected import find_protection
 from crow_core.permission.rules import Rule, Rules, Verdict
 from crow_core.permission.simple_commands import UNKNOWN, CommandLine
@@ -56,7 +58,8 @@ def find_rule_for_files(session: Session, rules: Rules, line: CommandLine, start
     asks: tuple[Verdict, Rule] | None = None
     if not (rules.deny or rules.ask):
         return None
-    for path, writes in list_files(line, start):
+    read = ((path, False) for path, is_certain in list_named_paths(rules, line, start) if is_certain)
+    for path, writes in chain(list_files(line, start), read):
         if UNKNOWN not in path and (found := rules.find_for_file(EDITOR, spell_path(session, path), writes=writes)):
             if found[0] == "deny":
                 return found
@@ -64,10 +67,48 @@ def find_rule_for_files(session: Session, rules: Rules, line: CommandLine, start
     return asks
 
 
+def list_file_rules(rules: Rules) -> list[Rule]:
+    """List the rules with a pattern that deny or ask about files."""
+    return [rule for rule in (*rules.deny, *rules.ask) if rule.covers(EDITOR) and rule.pattern is not None]
+
+
+def list_named_paths(rules: Rules, line: CommandLine, start: str) -> Iterator[tuple[str, bool]]:
+    """Yield what may be files among the arguments of commands, and whether they surely are; UNKNOWN stands in some.
+
+    Without rules about files, nothing is looked for.
+    """
+    if not list_file_rules(rules):
+        return
+    folders = list_folders(line, start)
+    words = [*islice(list_named_files(line), 2 * PATHS_LIMIT)]
+    for word, is_certain in dict.fromkeys(words):
+        for folder in folders:
+            yield os.path.join(folder, expand_user(word)), is_certain
+    if len(words) == 2 * PATHS_LIMIT:
+        yield UNKNOWN, False
+
+
+def find_rule_for_named_files(session: Session, rules: Rules, line: CommandLine, start: str) -> tuple[str, Rule] | None:
+    """Find a file that an argument of a command names, and the rule that denies or asks about it."""
+    for path, _ in list_named_paths(rules, line, start):
+        if UNKNOWN not in path and (found := rules.find_for_file(EDITOR, spell_path(session, path), writes=False)):
+            return path, found[1]
+    return None
+
+
+def list_unknown_files(rules: Rules, line: CommandLine, start: str) -> Iterator[str]:
+    """Yield the files with which a command line works; UNKNOWN stands in some, also for all below a folder."""
+    for path, fills in list_files(line, start):
+        is_folder = not fills and UNKNOWN not in path and os.path.isdir(path)
+        yield os.path.join(os.path.normpath(path), UNKNOWN) if is_folder else path
+    for path, _ in list_named_paths(rules, line, start):
+        yield path
+
+
 def find_rule_for_unknown_files(rules: Rules, line: CommandLine, start: str) -> Rule | None:
     """Find a rule that denies or asks about files and may be about one whose name cannot be known."""
-    strict = [rule for rule in (*rules.deny, *rules.ask) if rule.covers(EDITOR) and rule.pattern is not None]
-    for path, _ in list_files(line, start) if strict else ():
+    strict = list_file_rules(rules)
+    for path in list_unknown_files(rules, line, start) if strict else ():
         if UNKNOWN in path:
             for rule in strict:
                 if may_be_about(rule.pattern or "", path, start):

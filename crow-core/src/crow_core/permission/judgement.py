@@ -11,10 +11,12 @@ from crow_core.options import Choice
 from crow_core.permission.command_files import (
     find_protection_of_files,
     find_rule_for_files,
+    find_rule_for_named_files,
     find_rule_for_unknown_files,
     may_write,
 )
 from crow_core.permission.compositions import Composition, read_composition
+from crow_core.permission.indirect_commands import may_run
 from crow_core.permission.kept_answers import AnswerRule, KeptAnswer, KeptAnswers, find_answer
 from crow_core.permission.lasting import get_folder, list_covering_rules
 from crow_core.permission.protected import find_protection
@@ -213,20 +215,26 @@ def judge_by_strict_rules(call: JudgedCall) -> Judgement | None:
 
 
 def judge_by_mode(call: JudgedCall) -> Judgement | None:
-    """Decide what the modes `plan` and `yolo` decide, whatever allows a call or asks about it."""
+    """Decide what the modes `plan` and `yolo` decide, whatever allows a call or asks about it.
+
+    In yolo, too, crow asks where a rule that denies or asks may be about what a command does.
+    """
     kind, mode = call.tool_call.kind, call.permissions.mode
     if kind == "execute" and only_polls_terminal(call.tool_call):
         return Judgement("allow", "it only looks at what was started, or ends it")
     if mode == "plan" and kind not in ("read", "search", "think", "fetch"):
         return Judgement("deny", PLAN_MODE)
-    return Judgement("allow", "mode yolo") if mode == "yolo" else None
+    if mode != "yolo":
+        return None
+    remark = find_doubt(call)
+    return Judgement("ask", remark=remark) if remark else Judgement("allow", "mode yolo")
 
 
 def judge_by_protection(call: JudgedCall) -> Judgement | None:
     """Ask about what cannot be known and a strict rule may be about, about crow's own files and protected files."""
     session, permissions, line, start = call.session, call.permissions, call.line, call.start
     own_folders, protected, kind = permissions.own_folders, permissions.protected, call.tool_call.kind
-    if remark := find_doubt(permissions.rules, call.tool_call.name, line, start):
+    if remark := find_doubt(call):
         return Judgement("ask", remark=remark)
     path = call.path or resolve(session, call.subject)
     if kind == "edit" and is_below_any(path, own_folders, ignore_case=True):
@@ -303,13 +311,16 @@ def judge_by_kind(call: JudgedCall) -> Judgement | None:
     return None
 
 
-def find_doubt(rules: Rules, tool: str, line: CommandLine, start: str) -> str:
+def find_doubt(call: JudgedCall) -> str:
     """Find the sentence about a rule that may be about a part of a command that is not known; "" if there is none."""
-    strict = [rule for rule in (*rules.deny, *rules.ask) if rule.covers(tool)]
-    if rule := next((rule for rule in strict if line.may_match(rule.pattern)), None):
+    rules, line = call.permissions.rules, call.line
+    strict = [rule for rule in (*rules.deny, *rules.ask) if rule.covers(call.tool_call.name)]
+    if rule := next((rule for rule in strict if rule.pattern and may_run(call.subject, line, rule.pattern)), None):
         return f"What this runs cannot be known, and the rule {str(rule)!r} may be about it."
-    if rule := find_rule_for_unknown_files(rules, line, start):
-        return f"Which files this changes cannot be known, and the rule {str(rule)!r} may be about them."
+    if found := find_rule_for_named_files(call.session, rules, line, call.start):
+        return f"This names {to_line(found[0])}, and the rule {str(found[1])!r} is about it."
+    if rule := find_rule_for_unknown_files(rules, line, call.start):
+        return f"Which files this works with cannot be known, and the rule {str(rule)!r} may be about them."
     return ""
 
 
