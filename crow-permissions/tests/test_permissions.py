@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import re
+import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -34,6 +35,7 @@ from crow_core.testing import Editor, Reply, ScriptedModel, connect
 from crow_core.testing.script import ScriptedCall as Use
 from crow_core.text import clean_json
 from crow_permissions.extension import permissions
+from crow_permissions.kept_answers import KeptAnswers
 from crow_permissions.rules import parse_rule
 from crow_permissions.simple_commands import get_parser
 from fastmcp import FastMCP
@@ -1086,6 +1088,33 @@ async def test_link_to_a_file_that_runs_later_is_asked_about(tmp_path: Path):
     assert len(editor.questions) == 1
 
 
+@pytest.mark.posix("links need no permission")
+async def test_edit_is_written_where_it_was_judged_wherever_a_link_leads_meanwhile(tmp_path: Path):
+    hooks, folder, link = (tmp_path / name for name in (".git/hooks", "real", "d"))
+    for each in (hooks, folder):
+        each.mkdir(parents=True)
+    link.symlink_to("real")
+    ended = threading.Event()
+
+    def swap() -> None:
+        while not ended.is_set():
+            for target in (".git/hooks", "real"):
+                (tmp_path / "new").symlink_to(target)
+                (tmp_path / "new").replace(link)
+
+    calls = [create(f"d/{number}.sh", "#!/bin/sh\n") for number in range(240)]
+    replies = [Reply(tool_calls=calls[at : at + 20]) for at in range(0, 240, 20)]
+    crow = crow_with(ScriptedModel([*replies, Reply("Done.")]), mode="accept-edits")
+    swapping = asyncio.ensure_future(asyncio.to_thread(swap))
+    async with connect(crow, permit="reject_once") as editor:
+        session = await editor.new_session(str(tmp_path))
+        await editor.prompt(session.session_id, "go")
+    ended.set()
+    await swapping
+    assert [*hooks.iterdir()] == []
+    assert [*folder.iterdir()]  # some were written
+
+
 async def test_users_own_patterns_are_asked_about_too(tmp_path: Path):
     model = together(create("deploy/prod/a.yaml"), create("b.yaml"))
     crow = crow_with(model, mode="accept-edits", protected=["deploy/**"])
@@ -1463,22 +1492,128 @@ async def test_a_project_can_tighten_the_rules_of_its_sessions(tmp_path: Path):
 
 
 @pytest.mark.posix("the commands are those of a POSIX shell")
-async def test_an_allow_rule_does_not_hold_after_a_command_changed_the_folder(tmp_path: Path):
-    (tmp_path / "sub").mkdir()
-    model = in_turn(run("pwd"), run("cd sub && true"), run("pwd"), run("cd .."), run("pwd"))
-    crow = crow_with(model, allow=["terminal:pwd"])
+async def test_a_folder_below_the_root_is_the_working_directory_for_allow_rules(tmp_path: Path):
+    (tmp_path / "root" / "sub").mkdir(parents=True)
+    uses = [run("pwd"), run("cd sub && true"), run("pwd"), run("./pwd"), run("cd ../.. && true"), run("pwd")]
+    model = in_turn(*uses, run("cd root && true"), run("pwd"))
+    crow = crow_with(model, allow=["terminal:pwd", "terminal:true", "terminal:./pwd"])
     async with connect(crow, permit="allow_once") as editor:
-        session = await editor.new_session(str(tmp_path))
+        session = await editor.new_session(str(tmp_path / "root"))
         told: list[str] = []
-        for _ in range(5):
+        for _ in range(8):
             await editor.prompt(session.session_id, "go")
             told += answers(model)
-        assert told[2] == f"{tmp_path}/sub"
+        assert (told[2], told[5], told[7]) == (f"{tmp_path}/root/sub", str(tmp_path), f"{tmp_path}/root")
         assert [question.tool_call.title for question in editor.questions] == [
-            "cd sub && true",
-            f"cd {tmp_path}/sub && pwd",
-            f"cd {tmp_path}/sub && cd ..",
+            f"cd {tmp_path}/root/sub && ./pwd",  # another program than the rule means
+            f"cd {tmp_path}/root/sub && cd ../.. && true",
+            f"cd {tmp_path} && pwd",
         ]
+
+
+@pytest.mark.posix("the commands are those of a POSIX shell")
+async def test_answer_about_a_subcommand_holds_in_a_folder_below_the_root(tmp_path: Path):
+    (tmp_path / "root" / "sub").mkdir(parents=True)
+    model = in_turn(*(run("git commit -m a", cwd=cwd) for cwd in ("", "sub", "..")))
+    answers = KeptAnswers(tmp_path / "answers.json")
+    crow = crow_with(model, trusted=lambda folder: True, answers=answers)
+
+    async def answer(question: RequestPermissionRequest) -> RequestPermissionResponse:
+        option = next((each.option_id for each in question.options if "subcommand" in each.option_id), "reject")
+        return RequestPermissionResponse(outcome=SelectedOutcome(option_id=option))
+
+    async with connect_person(crow, answer) as person:
+        session = await person.new_session(str(tmp_path / "root"))
+        for _ in range(3):
+            await person.prompt(session.session_id, "go")
+    assert [question.tool_call.raw_input.get("cwd") for question in person.questions] == ["", ".."]  # type: ignore[union-attr]
+
+
+@pytest.mark.posix("the commands are those of a POSIX shell")
+@pytest.mark.parametrize(
+    "change", ["export PATH={0}:$PATH", "source ./activate", "export ANYTHING=1; exit 1", "sleep 0 & unset HOME"]
+)
+async def test_changed_variables_are_asked_about_once_before_a_rule_allows_a_command(change: str, tmp_path: Path):
+    (tmp_path / "activate").write_text(f"export PATH={tmp_path}:$PATH\n")
+    change = change.format(tmp_path)
+    model = in_turn(run("uname"), run(change), run("uname"), run("uname | cat"), run("export A=$RANDOM"), run("uname"))
+    crow = crow_with(model, allow=["terminal:uname", "terminal:cat"])
+    async with connect(crow, permit="allow_once") as editor:
+        session = await editor.new_session(str(tmp_path))
+        for _ in range(6):
+            await editor.prompt(session.session_id, "go")
+    assert commands_asked(editor) == [change, "uname", "export A=$RANDOM", "uname"]
+    told = [str(question.tool_call.content) for question in editor.questions]
+    assert ["have changed variables" in text for text in told] == [False, True, False, True]
+    assert "PATH" in told[1] or "export PATH" not in change
+
+
+@pytest.mark.posix("the commands are those of a POSIX shell")
+async def test_program_that_a_changed_path_has_in_place_of_an_allowed_one_does_not_run_unasked(tmp_path: Path):
+    (tmp_path / "uname").write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
+    (tmp_path / "uname").chmod(0o755)
+    model = in_turn(run(f"export PATH={tmp_path}:$PATH"), run("uname"), run("uname"))
+    crow = crow_with(model, allow=["terminal:uname"])
+
+    async def answer(question: RequestPermissionRequest) -> RequestPermissionResponse:
+        is_export = "export" in str(question.tool_call.raw_input)
+        return RequestPermissionResponse(outcome=SelectedOutcome(option_id="allow" if is_export else "reject"))
+
+    async with connect_person(crow, answer) as person:
+        session = await person.new_session(str(tmp_path))
+        for _ in range(3):
+            await person.prompt(session.session_id, "go")
+    assert len(person.questions) == 3
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.posix("the commands are those of a POSIX shell")
+async def test_answer_for_the_session_asks_again_after_variables_have_changed(tmp_path: Path):
+    model = in_turn(run("uname"), run("uname"), run("export A=1"), run("uname"), run("uname"))
+
+    async def answer(question: RequestPermissionRequest) -> RequestPermissionResponse:
+        offered = {option.option_id for option in question.options}
+        return RequestPermissionResponse(outcome=SelectedOutcome(option_id=max({"allow-session", "allow"} & offered)))
+
+    async with connect_person(crow_with(model), answer) as person:
+        session = await person.new_session(str(tmp_path))
+        for _ in range(5):
+            await person.prompt(session.session_id, "go")
+    assert commands_asked(person) == ["uname", "export A=1", "uname"]
+
+
+@pytest.mark.posix("the commands are those of a POSIX shell")
+async def test_rule_without_a_pattern_and_yolo_ask_nothing_after_variables_have_changed(tmp_path: Path):
+    for options in ({"allow": ["terminal"]}, {"mode": "yolo"}):
+        model = in_turn(run("export A=1"), run("uname"))
+        async with connect(crow_with(model, **options), permit="reject_once") as editor:
+            session = await editor.new_session(str(tmp_path))
+            for _ in range(2):
+                await editor.prompt(session.session_id, "go")
+        assert editor.questions == []
+
+
+@pytest.mark.posix("the commands are those of a POSIX shell")
+async def test_command_that_a_rule_allowed_for_other_variables_does_not_run(tmp_path: Path):
+    uses = [run("export A=1"), run("uname")]
+    model = ScriptedModel([Reply(tool_calls=uses), Reply(tool_calls=[run("uname")]), Reply("Done.")])
+    crow = crow_with(model, allow=["terminal:uname"])
+    moved = asyncio.Event()
+
+    @crow.before_tool
+    async def wait(session: Session, tool_call: ToolCall) -> None:
+        """Keep the allowed command until the other one has ended."""
+        if tool_call.arguments["command"] == "uname" and not moved.is_set():
+            await moved.wait()
+
+    async with connect(crow, permit="allow_once") as editor:
+        session = await editor.new_session(str(tmp_path))
+        turn = asyncio.ensure_future(editor.prompt(session.session_id, "go"))
+        await editor.until(lambda editor: any(states[-1] == "completed" for states in editor.calls().values()))
+        moved.set()
+        await turn
+    assert "another command has changed variables" in str(model.requests[1]["messages"])
+    assert commands_asked(editor) == ["export A=1", "uname"]
 
 
 async def test_nothing_is_kept_of_a_call_that_was_answered(tmp_path: Path):

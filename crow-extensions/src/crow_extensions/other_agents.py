@@ -466,7 +466,10 @@ class OtherAgentTask:
         command, folder = to_command_line(request), request.cwd or self.session.cwd
         tool_call = await self.allow("terminal", COMMAND_TOOL, {"command": command, "cwd": folder})
         env = self.session.folders.environments.pop(tool_call.id, {})
-        request.env = [*request.env, *(EnvVariable(name=name, value=value) for name, value in env.items())]
+        request.env = [
+            *request.env,
+            *(EnvVariable(name=name, value=value) for name, value in env.items() if value is not None),
+        ]
         if tool_call.is_changed:
             request.command, *request.args = system.make_terminal_command(tool_call.arguments["command"])
         created: CreateTerminalResponse = await self.client.request("terminal/create", request)

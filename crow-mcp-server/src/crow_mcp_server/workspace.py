@@ -93,8 +93,14 @@ class Workspace:
     """Receives the output of commands that run on this machine."""
     folder: str = ""
     """The folder in which a command starts; "" for the one in which the session's last command ended."""
-    env: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Variables for the command, with priority over those that commands have set."""
+    env: Mapping[str, str | None] = field(default_factory=dict[str, str | None])
+    """Variables for the command, with priority over those that commands have set; None takes one away."""
+    path: str = ""
+    """The file or folder for which the host allowed the call, absolute and without links; the call is refused if its
+    path leads elsewhere now. "" if that does not matter."""
+    environment: str | None = None
+    """The `environment` of the last `crow/shell` that the host knew when it allowed the command; the command is refused
+    if variables have changed since. None: that does not matter."""
     changes: Callable[[], Iterable[Mapping[str, Any]]] | None = None
     """Returns the `crow/changes` of all results of the session, oldest first, so that a new server can undo its edits.
     None: the server keeps the undo history itself, in ToolOptions.state."""
@@ -109,9 +115,9 @@ class Workspace:
 def local_workspace(meta: dict[str, Any], bounds: Sequence[str] = ()) -> Workspace:
     """Return the workspace that a tool call's `_meta` describes.
 
-    The keys are `crow/session`, `crow/cwd`, `crow/roots`, `crow/readable`, `crow/folder` and `crow/env`; the default is
-    the process's working folder. `bounds` replace the roots that `_meta` names. Raises ValueError for a folder that is
-    not absolute.
+    The keys are `crow/session`, `crow/cwd`, `crow/roots`, `crow/readable`, `crow/folder`, `crow/path`, `crow/env`
+    and `crow/environment`; the default is the process's working folder. `bounds` replace the roots that `_meta` names.
+    Raises ValueError for a folder that is not absolute.
     """
     given = [str(root) for root in bounds or meta.get("crow/roots") or ()]
     cwd = str(meta.get("crow/cwd") or (given[0] if given else os.getcwd()))
@@ -122,5 +128,16 @@ def local_workspace(meta: dict[str, Any], bounds: Sequence[str] = ()) -> Workspa
             raise ValueError(f"crow/cwd, crow/roots and crow/folder must be absolute folders, not {folder!r}")
     readable = () if bounds else tuple(str(folder) for folder in meta.get("crow/readable") or ())
     session = str(meta.get("crow/session") or "")
-    env = {str(name): str(value) for name, value in dict(meta.get("crow/env") or {}).items()}
-    return Workspace(session=session, cwd=cwd, roots=roots, readable=readable, folder=start, env=env)
+    given_env = dict(meta.get("crow/env") or {})
+    env = {str(name): None if value is None else str(value) for name, value in given_env.items()}
+    environment = meta.get("crow/environment")
+    return Workspace(
+        session=session,
+        cwd=cwd,
+        roots=roots,
+        readable=readable,
+        folder=start,
+        env=env,
+        path=str(meta.get("crow/path") or ""),
+        environment=None if environment is None else str(environment),
+    )

@@ -92,7 +92,7 @@ class Composition:
 
     commands: tuple[SimpleCommand, ...]
     folder: str = ""
-    """The folder into which it changes first, by `cd FOLDER &&`."""
+    """The folder into which it changes first, by `cd FOLDER &&`; once that is found, the folder in which it runs."""
 
     @property
     def writes(self) -> list[str]:
@@ -242,9 +242,9 @@ def to_word(node: "Node") -> str | None:
 
 
 def is_change_of_folder(command: SimpleCommand) -> bool:
-    """Test whether a command only changes into a folder, which CDPATH cannot change."""
-    plain = not (command.writes or command.reads or command.quoted[0])
-    return plain and len(command.words) == 2 and command.words[0] == "cd" and command.words[1].startswith(("/", "."))
+    """Test whether a command only changes into a folder; `terminal` empties CDPATH."""
+    plain = not (command.writes or command.reads or command.quoted[0]) and len(command.words) == 2
+    return plain and command.words[0] == "cd" and not command.words[1].startswith(("-", "+"))
 
 
 def is_separable(command: SimpleCommand) -> bool:

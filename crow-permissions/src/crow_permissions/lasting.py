@@ -17,7 +17,14 @@ from crow_core.mcp.tool import Tool, ToolCall
 from crow_core.session.session import Session
 
 from crow_permissions.kept_answers import AnswerRule, KeptAnswer, Scope, now
-from crow_permissions.subjects import find_subject, has_posix_shell, is_for_terminal_session, parse_url, resolve
+from crow_permissions.subjects import (
+    find_own_folder,
+    find_path,
+    find_subject,
+    has_posix_shell,
+    is_for_terminal_session,
+    parse_url,
+)
 
 LASTING_LIMIT = 5
 """The most answers for longer than once that a question offers, beside allowing and rejecting once."""
@@ -51,14 +58,15 @@ def list_covering_rules(session: Session, tool_call: ToolCall) -> list[AnswerRul
     if kind == "execute":
         if own and isinstance(arguments.get("command"), str) and arguments["command"]:
             command = find_subject(session, tool_call)
-            subcommand = find_subcommand(command) if has_posix_shell(tool_call) else ""
+            typed = arguments["command"].strip(" \t\n") if find_own_folder(session, tool_call) else command
+            subcommand = find_subcommand(typed) if has_posix_shell(tool_call) else ""
             more = [AnswerRule("subcommand", name, subcommand)] if subcommand else []
             return [AnswerRule("command", name, command), *more]
         return [AnswerRule("arguments", name, to_json(arguments), identify(tool_call.tool))]
     if own and kind == "fetch" and isinstance(url := arguments.get("url"), str):
         return [AnswerRule("host", name, parse_url(url)[1])]
-    if own and kind == "edit" and isinstance(path := arguments.get("path"), str):
-        return [AnswerRule("path", name, resolve(session, path)), AnswerRule("edits", name, kind)]
+    if own and kind == "edit" and isinstance(arguments.get("path"), str):
+        return [AnswerRule("path", name, find_path(session, tool_call)), AnswerRule("edits", name, kind)]
     return [AnswerRule("tool", name, kind, identify(tool_call.tool))]
 
 

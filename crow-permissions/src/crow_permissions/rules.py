@@ -71,6 +71,12 @@ class Rule:
             return False
         return self.matches(tool, command.text) and self.matches(tool, command.masked_text)
 
+    @property
+    def names_a_path(self) -> bool:
+        """True if its pattern has a relative path, so that it means another file in each folder."""
+        first, *others = (self.pattern or "").split() or [""]
+        return ("/" in first and first[0] != "/") or any(word[0] != "/" and {"/", "."} & {*word} for word in others)
+
     def __str__(self) -> str:
         return self.tool if self.pattern is None else f"{self.tool}:{self.pattern}"
 
@@ -138,11 +144,15 @@ class Rules:
                 return "allow", rule
         return None
 
-    def find_for_composition(self, tool: str, composition: Composition) -> list[Rule] | None:
-        """Find the rules that together allow all commands of a command line; None if they do not."""
+    def find_for_composition(self, tool: str, composition: Composition, *, is_elsewhere: bool) -> list[Rule] | None:
+        """Find the rules that together allow all commands of a command line; None if they do not.
+
+        A rule that names a relative path holds in the working directory alone, not where the line runs `is_elsewhere`.
+        """
+        allowing = [rule for rule in self.allow if not (is_elsewhere and rule.names_a_path)]
         found: dict[Rule, None] = {}
         for command in composition.commands:
-            rule = next((rule for rule in self.allow if rule.allows(tool, command)), None)
+            rule = next((rule for rule in allowing if rule.allows(tool, command)), None)
             if rule is None:
                 return None
             found[rule] = None

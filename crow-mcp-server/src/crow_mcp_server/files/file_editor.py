@@ -1,6 +1,7 @@
 """The tool `file_editor`: view, create and edit files, and undo edits."""
 
 import asyncio
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -453,6 +454,8 @@ class FileCommand:
             disk.write_file(self.target, data, before.stamp if before else None)
             return after
         with disk.create_parents(self.target):
+            if os.path.realpath(self.target.as_given) != self.target.path:
+                raise ToolRefusal(f"{self.target.path} was replaced at this very moment. Nothing was written.")
             try:
                 from_thread.run(self.files.write_text, self.target.as_given, after.text)
                 written = self._load()
