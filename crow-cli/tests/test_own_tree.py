@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from crow_agent.settings.running import MARKS, RunningAgents
 from crow_cli.commands import cli
 from crow_cli.own_tree import CLASSES, list_commands
 from crow_core.testing import Reply, ScriptedCall, ScriptedServer
 from crow_mcp_server.terminal.watchdog import MARK_VARIABLE
+from crow_permissions.running import MARKS, RunningAgents
 
 if TYPE_CHECKING:
     from conftest import Machine
@@ -77,7 +77,7 @@ def test_a_process_that_the_user_has_started_may_change_it(tmp_path: Path) -> No
 
 def test_the_file_of_a_process_that_was_killed_counts_for_nothing(tmp_path: Path) -> None:
     killed = (
-        "import os, sys; from pathlib import Path; from crow_agent.settings.running import RunningAgents\n"
+        "import os, sys; from pathlib import Path; from crow_permissions.running import RunningAgents\n"
         "class Owner: pass\n"
         "owner = Owner(); RunningAgents(Path(sys.argv[1])).add(owner); print(os.listdir(sys.argv[1] + '/agents'))\n"
         "sys.stdout.flush(); os.kill(os.getpid(), 9)"
@@ -143,7 +143,7 @@ def test_what_changes_something_is_refused_below_crow(command: str, tmp_path: Pa
 
 
 HOLD = (
-    "import sys; from pathlib import Path; from crow_agent.settings.running import RunningAgents\n"
+    "import sys; from pathlib import Path; from crow_permissions.running import RunningAgents\n"
     "class Owner: pass\n"
     "owner = Owner(); RunningAgents(Path(sys.argv[1])).add(owner); print('works', flush=True); sys.stdin.read()"
 )

@@ -13,7 +13,6 @@ from typing import Any
 import crow_mcp_server
 import msgspec
 import pytest
-from crow_agent.settings.running import MARKS
 from crow_core.acp.client import OPTION_NAMES
 from crow_core.acp.schema import (
     ClientCapabilities,
@@ -31,6 +30,7 @@ from crow_core.testing.script import ScriptedCall as Use
 from crow_permissions.extension import permissions
 from crow_permissions.kept_answers import AnswerRule, KeptAnswer, KeptAnswers
 from crow_permissions.lasting import find_subcommand
+from crow_permissions.running import MARKS
 from fastmcp import FastMCP
 
 pytestmark = pytest.mark.anyio

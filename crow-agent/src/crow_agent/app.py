@@ -58,6 +58,7 @@ from crow_mcp_server.web.search_settings import PROVIDER_KEYS
 from crow_mcp_server.workspace import Workspace, local_workspace
 from crow_permissions.extension import permissions
 from crow_permissions.kept_answers import KeptAnswers
+from crow_permissions.running import RunningAgents
 from crow_permissions.taint import taint
 from crow_persistence.extension import persistence
 from crow_skills.agents import agents
@@ -85,7 +86,6 @@ from crow_agent.settings.config import (
 )
 from crow_agent.settings.discovery import FoundModels, search_models
 from crow_agent.settings.project_files import FOLDERS, SETTINGS, list_settings, show_path
-from crow_agent.settings.running import RunningAgents
 from crow_agent.settings.trust import TrustedFolders
 
 Mode = Literal["ask", "accept-edits", "plan", "yolo"]

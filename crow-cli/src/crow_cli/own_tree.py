@@ -19,7 +19,7 @@ from typing import Any
 
 import click
 from crow_agent.settings.config import Home
-from crow_agent.settings.running import find_sign_of_crow, find_unknown_origin
+from crow_permissions.running import find_sign_of_crow, find_unknown_origin
 
 from crow_cli.process import fail
 

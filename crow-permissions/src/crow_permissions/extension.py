@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import cast
 
 import msgspec
-from crow_agent.settings.running import find_sign_of_crow
 from crow_core.acp.schema import BlockContent, DiffContent, TextBlock, ToolCallContent, ToolCallFields, ToolCallUpdate
 from crow_core.app import Crow
 from crow_core.content import to_announcement, to_update
@@ -56,6 +55,7 @@ from crow_permissions.judgement import (
 from crow_permissions.kept_answers import KeptAnswer, KeptAnswers
 from crow_permissions.lasting import get_folder, list_offers
 from crow_permissions.rules import Rules, parse_rules, suggest_tool
+from crow_permissions.running import find_sign_of_crow
 from crow_permissions.simple_commands import UNKNOWN, read_command_line
 from crow_permissions.subjects import find_path, find_start, find_subject
 

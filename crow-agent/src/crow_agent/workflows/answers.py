@@ -118,8 +118,9 @@ def refuse_below_crow(env: Mapping[str, str] | None = None) -> None:
     """
     import os
 
+    from crow_permissions.running import find_sign_of_crow
+
     from crow_agent.settings.config import Home
-    from crow_agent.settings.running import find_sign_of_crow
 
     if sign := find_sign_of_crow(Home.find(os.environ if env is None else env).data):
         raise WorkflowError(
