@@ -33,6 +33,7 @@ from crow_core.messages import Message
 from crow_core.options import Option
 from crow_core.permission.judgement import (
     MODES,
+    ONLY_READS,
     Judgement,
     Mode,
     SessionPermissions,
@@ -249,8 +250,10 @@ async def judge_git(session: Session, tool_call: ToolCall, judgement: Judgement)
         reason = reason or "another command in the same line may change its settings"
     if not reason:
         return judgement
-    reasons = f"the answer {str(judgement.answer)!r}" if judgement.answer else judgement.reason
-    remark = f"{reasons} allows this, but the repository is not trusted, and {to_line(reason[:500])}."
+    allows = f"the answer {str(judgement.answer)!r} allows this" if judgement.answer else f"{judgement.reason} allows this"
+    if judgement.reason == ONLY_READS:
+        allows = "this only reads"
+    remark = f"{allows}, but the repository is not trusted, and {to_line(reason[:500])}."
     return Judgement("ask", remark=remark[:1].upper() + remark[1:])
 
 

@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterator, Sequence
 
 from crow_core.paths import to_subject
-from crow_core.permission.compositions import Composition
 from crow_core.permission.protected import find_protection
 from crow_core.permission.rules import Rule, Rules, Verdict
 from crow_core.permission.simple_commands import UNKNOWN, CommandLine
@@ -94,9 +93,9 @@ def find_protection_of_files(
     return ""
 
 
-def may_write(session: Session, rules: Rules, composition: Composition, *, accept_edits: bool) -> bool:
-    """Test whether all files to which redirections write may be edited without a question."""
-    for path in composition.writes:
+def may_write(session: Session, rules: Rules, paths: Sequence[str], *, accept_edits: bool) -> bool:
+    """Test whether all files that redirections and options write may be edited without a question."""
+    for path in paths:
         full = os.path.join(session.cwd, path)
         relative = spell_path(session, full)[0]
         in_roots = accept_edits and is_inside(session, full, session.folders.roots)

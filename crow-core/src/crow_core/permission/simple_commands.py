@@ -6,16 +6,16 @@ command may differ from the shell's own, so it may only make a decision stricter
 
 import posixpath
 import re
-import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache, lru_cache
-from importlib.resources import files
 from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
+
+from crow_core.permission.programs import read_table, read_usage
 
 if TYPE_CHECKING:
     from tree_sitter import Node, Parser
@@ -162,8 +162,7 @@ class CommandLine:
 @cache
 def get_tables() -> CommandTables:
     """Return the tables of programs."""
-    text = (files("crow_core.permission") / "simple_commands.toml").read_text("utf-8")
-    return msgspec.convert(tomllib.loads(text), CommandTables)
+    return msgspec.convert(read_table("simple_commands.toml"), CommandTables)
 
 
 @cache
@@ -392,6 +391,7 @@ def add_words(found: CommandLine, words: Sequence[str], depth: int) -> None:
         found.unclear.update([""] if len(actions) > ANYWHERE_LIMIT else ())
     if name in ("cd", "pushd"):
         found.moves.append(next((word for word in words[1:] if not word.startswith("-")), UNKNOWN))
+    found.writes.update(read_usage(words).writes)
     found.moves.extend(words[at + 1] for at, word in enumerate(words[:-1]) if word in FOLDER_OPTIONS)
     for known in {name, to_known_name(name)}:
         add_arguments(found, known, words[1:], depth)
