@@ -117,7 +117,6 @@ def permissions(
             judgement = await collect_reasons(session, tool_call, judge(session, get_permissions(session), tool_call))
             if judgement.verdict != "ask" and not may_run_git(session, tool_call, judgement):
                 record(session, tool_call, judgement)
-                get_permissions(session).has_edits |= judgement.writes
 
     @crow.before_tool
     @crow.permission
@@ -250,7 +249,9 @@ async def judge_git(session: Session, tool_call: ToolCall, judgement: Judgement)
         reason = reason or "another command in the same line may change its settings"
     if not reason:
         return judgement
-    allows = f"the answer {str(judgement.answer)!r} allows this" if judgement.answer else f"{judgement.reason} allows this"
+    allows = (
+        f"the answer {str(judgement.answer)!r} allows this" if judgement.answer else f"{judgement.reason} allows this"
+    )
     if judgement.reason == ONLY_READS:
         allows = "this only reads"
     remark = f"{allows}, but the repository is not trusted, and {to_line(reason[:500])}."

@@ -237,7 +237,7 @@ def judge_by_allowing_rules(call: JudgedCall) -> Judgement | None:
     allowing = find_allowing(call)
     if allowing is None:
         return None
-    if program := find_runner_after_edits(call.permissions, call.tool_call):
+    if program := find_runner_after_edits(call.permissions, call.tool_call, call.line):
         return ask_about_runner(program)
     if not allowing:
         return Judgement("allow", ONLY_READS, by_pattern=True)
@@ -260,7 +260,7 @@ def judge_by_answer(call: JudgedCall) -> Judgement | None:
         return Judgement("ask")
     if answer is None or (answer.scope != "session" and permissions.mode == "plan"):
         return None
-    if answer.scope != "session" and (program := find_runner_after_edits(permissions, call.tool_call)):
+    if answer.scope != "session" and (program := find_runner_after_edits(permissions, call.tool_call, call.line)):
         return ask_about_runner(program)
     return replace(to_judgement(answer), writes=answer.allows and bool(call.line.writes))
 
@@ -311,7 +311,11 @@ def find_allowing(call: JudgedCall) -> list[Rule] | None:
     is_command = tool_call.name == COMMAND_TOOL and tool_call.kind == "execute"
     if call.match:
         rule = call.match[1]
-        return [rule] if may_write_files(call, rule.read_usage(call.subject.split()).writes if is_command else ()) else None
+        return (
+            [rule]
+            if may_write_files(call, rule.read_usage(call.subject.split()).writes if is_command else ())
+            else None
+        )
     composition = find_composition(session, tool_call) if call.may_compose else None
     if composition is None:
         return None
@@ -347,19 +351,24 @@ def find_unlisted(call: JudgedCall) -> str:
     composition = find_composition(call.session, call.tool_call) if call.may_compose else None
     for command in composition.commands if composition else ():
         if found := call.permissions.rules.find_unlisted(call.tool_call.name, command):
-            return f"The rule {str(found[0])!r} does not cover {to_line(found[1])!r}; a rule for the whole command does."
+            return (
+                f"The rule {str(found[0])!r} does not cover {to_line(found[1])!r}; a rule for the whole command does."
+            )
     return ""
 
 
-def find_runner_after_edits(permissions: SessionPermissions, tool_call: ToolCall) -> str:
+def find_runner_after_edits(permissions: SessionPermissions, tool_call: ToolCall, line: CommandLine) -> str:
     """Find the program in an allowed command that may run code which the session has changed without a question; "" if
     there is none, or if the session was asked about that already. Commands that are known to only read are none."""
     if tool_call.kind != "execute" or permissions.mode != "accept-edits":
         return ""
-    if not permissions.has_edits or permissions.runs_edits:
+    if permissions.runs_edits:
         return ""
     command = tool_call.arguments.get("command")
     composition = read_composition(command) if isinstance(command, str) else None
+    writes_before = line.writes and (composition is None or len(composition.commands) > 1)
+    if not (permissions.has_edits or writes_before):
+        return ""
     if composition is None:
         return tool_call.name
     return next((each.words[0] for each in composition.commands if not each.only_reads), "")

@@ -175,11 +175,11 @@ def read_arguments(usage: Usage, words: list[str], start: int, literal: int) -> 
             reads_files |= word in entry.reading
             continue
         for option, kind, value in split_options(word, options, words=entry.words):
+            reads_files |= option in entry.reading
             if kind is None or (value and kind in ("", "!")):
                 if here >= literal and not (entry.literal and usage.program):
                     usage.unlisted = usage.unlisted or word
                 break
-            reads_files |= option in entry.reading
             inplace |= kind == "!" and here >= literal
             if kind[:1] in ("=", ">"):
                 count = 2 if kind == "=2" else 1

@@ -135,7 +135,9 @@ def count_names(pattern: str) -> int:
     words = pattern.split()
     plain = [WILDCARD.split(word)[0] for word in words]
     count = 1
-    while count < len(words) and plain[count - 1] == words[count - 1] and takes_name(words[:count], plain[count]):
+    while count < len(words) and takes_name(words[:count], plain[count]):
+        if count > 1 and plain[count - 1] != words[count - 1]:
+            break
         count += 1
     return count
 

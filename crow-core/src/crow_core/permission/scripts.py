@@ -5,7 +5,9 @@ environment. Whatever is not recognised here may do more.
 import re
 
 SED_ADDRESS = re.compile(r"\s*(\d+(~\d+)?|\$|/)")
-SED_SIMPLE = re.compile(r"[pPdDgGhHxnNFz=](?=\s*($|[;}\n]))|[lqQ]\s*\d*(?=\s*($|[;}\n]))|[:btT]\s*\w*(?=\s*($|[;}\n]))|[aic]\s[^\n\\]*(?=\n|$)")
+SED_SIMPLE = re.compile(
+    r"[pPdDgGhHxnNFz=](?=\s*($|[;}\n]))|[lqQ]\s*\d*(?=\s*($|[;}\n]))|[:btT]\s*\w*(?=\s*($|[;}\n]))|[aic]\s[^\n\\]*(?=\n|$)"
+)
 SED_FLAGS = re.compile(r"[gpiIM0-9]*(?=\s*($|[;}\n]))")
 SED_BETWEEN = re.compile(r"[\s;{}]*")
 AWK_MORE = re.compile(r"system|getline|(?<!\|)\|(?!\|)|\|\|\||@|ENVIRON|ARGV|PROCINFO|\\\n|close|fflush|load|include")
@@ -74,7 +76,9 @@ def skip_text(script: str, at: int, delimiter: str) -> int:
             return -1
         end += 2 if script[end] == "\\" else 1
     text = script[at:end]
-    if end >= len(script) or re.search(r"\[[^]]*$", re.sub(r"\\.", "", text)):  # some take it for a part of the brackets
+    if end >= len(script) or re.search(
+        r"\[[^]]*$", re.sub(r"\\.", "", text)
+    ):  # some take it for a part of the brackets
         return -1
     return end + 1
 

@@ -391,7 +391,6 @@ def add_words(found: CommandLine, words: Sequence[str], depth: int) -> None:
         found.unclear.update([""] if len(actions) > ANYWHERE_LIMIT else ())
     if name in ("cd", "pushd"):
         found.moves.append(next((word for word in words[1:] if not word.startswith("-")), UNKNOWN))
-    found.writes.update(read_usage(words).writes)
     found.moves.extend(words[at + 1] for at, word in enumerate(words[:-1]) if word in FOLDER_OPTIONS)
     for known in {name, to_known_name(name)}:
         add_arguments(found, known, words[1:], depth)
@@ -451,9 +450,10 @@ def may_run_commands(words: Sequence[str], code: InlineCode) -> bool:
 
 
 def add_spelling(found: CommandLine, words: Sequence[str]) -> None:
-    """Add one spelling of a command."""
+    """Add one spelling of a command, with the files that its options write."""
     spelling = " ".join(words)
     found.commands.add(spelling)
+    found.writes.update(read_usage(words).writes)
     if UNKNOWN in spelling:
         found.unclear.add(spelling.partition(UNKNOWN)[0])
 
