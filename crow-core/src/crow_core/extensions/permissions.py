@@ -249,11 +249,8 @@ async def judge_git(session: Session, tool_call: ToolCall, judgement: Judgement)
         reason = reason or "another command in the same line may change its settings"
     if not reason:
         return judgement
-    allows = (
-        f"the answer {str(judgement.answer)!r} allows this" if judgement.answer else f"{judgement.reason} allows this"
-    )
-    if judgement.reason == ONLY_READS:
-        allows = "this only reads"
+    source = f"the answer {str(judgement.answer)!r}" if judgement.answer else judgement.reason
+    allows = "this only reads" if source == ONLY_READS else f"{source} allows this"
     remark = f"{allows}, but the repository is not trusted, and {to_line(reason[:500])}."
     return Judgement("ask", remark=remark[:1].upper() + remark[1:])
 

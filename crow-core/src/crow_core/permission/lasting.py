@@ -47,8 +47,8 @@ def list_covering_rules(session: Session, tool_call: ToolCall) -> list[AnswerRul
 
 
 def find_subcommand(command: str) -> str:
-    """Find the program and its subcommand, such as `git commit`, if an answer may cover the command with the options and
-    operands that programs.toml lists.
+    """Find the program and its subcommand, such as `git commit`, if an answer may cover the command with all that
+    programs.toml lists.
 
     Returns "" for a command that is more than one simple command, or of which the text does not tell everything.
     """

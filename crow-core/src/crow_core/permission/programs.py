@@ -1,9 +1,8 @@
 """The options of programs: whether the arguments of a command are all known to be harmless, and which files they write.
 
 programs.toml lists the options that run no other program. Under a rule with a wildcard, and for an answer such as
-`git commit …`, anything else asks. A program that crow knows to start others, but of which no options are listed, has
-none that are allowed. Of a program that crow does not know (`./build.sh *`), all options are: a rule that names it means
-them.
+`git commit …`, anything else asks. Of a program that is known to start others, but is not listed, no option is allowed.
+Of a program that is not known (`./build.sh *`), all options are: a rule that names it means them.
 """
 
 import posixpath
@@ -122,7 +121,7 @@ def has_subcommands(program: str) -> bool:
 
 
 def read_usage(words: Sequence[str], literal: int = 0) -> Usage:
-    """Read the arguments of a command. The first `literal` words are those that a rule itself names: they are allowed."""
+    """Read the arguments of a command. The first `literal` words stand in the rule itself, so they are allowed."""
     usage = Usage()
     read_arguments(usage, list(words), 0, literal)
     return usage
@@ -227,7 +226,7 @@ def is_unclear_value(value: str, kind: str, joined: str | None) -> bool:
 
 
 def split_options(word: str, options: dict[str, str], *, words: bool) -> Iterator[tuple[str, str | None, str | None]]:
-    """Yield the options in a word: the option, its kind, or None if it is not listed, and its value in the same word."""
+    """Yield the options in a word: the option, its kind (None if it is not listed), and its value in the same word."""
     if word.startswith("--") or words:
         name, equals, value = word.partition("=")
         kind = options.get(name)

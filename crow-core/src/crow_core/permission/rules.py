@@ -158,7 +158,7 @@ def takes_name(words: Sequence[str], following: str) -> bool:
 
 @cache
 def count_literal_words(pattern: str) -> int:
-    """Count the words at the beginning of a pattern that have no wildcard, or only one after a whole name or after `=`."""
+    """Count the words at the beginning of a pattern without a wildcard, or with one after a whole name or after `=`."""
     words = pattern.split()
     count = next((index for index, word in enumerate(words) if WILDCARD.search(word)), len(words))
     if count == len(words):
@@ -223,8 +223,8 @@ class Rules:
         """Find the rule that decides a call, and its verdict; None if no rule matches.
 
         `spellings` are further forms of the subject; they are compared with deny and ask rules only. A call that is not
-        `simple` is allowed only by a rule without a pattern. A command is not allowed by a rule with a wildcard if one of
-        its words is not listed in programs.toml.
+        `simple` is allowed only by a rule without a pattern. A rule with a wildcard allows no word of a command that is
+        not listed in programs.toml.
         """
         forms = [subject, *spellings]
         for rule in self.deny:
@@ -235,8 +235,9 @@ class Rules:
                 return "ask", rule
         for rule in self.allow:
             if (simple or rule.pattern is None) and rule.allows_text(tool, subject):
-                if tool != COMMAND_TOOL or not rule.read_usage(subject.split()).unlisted:
-                    return "allow", rule
+                if tool == COMMAND_TOOL and rule.read_usage(subject.split()).unlisted:
+                    continue
+                return "allow", rule
         return None
 
     def find_for_command(self, tool: str, command: SimpleCommand) -> Rule | None:
