@@ -226,7 +226,7 @@ async def test_file_that_an_option_writes_is_an_edit(project: Path) -> None:
 async def test_commands_that_only_read_run_without_a_rule(project: Path) -> None:
     commands = [
         *HOSTILE["readers"],
-        *("ls", "cat notes.txt | head -5 | wc -l", "git log --oneline -3 && git status", "rg -n x"),
+        *("ls", "cat notes.txt | head -5 | wc -l", "git log --oneline -3 && git status", "rg -n x src"),
     ]
     assert await list_unasked(project, {}, commands) == commands[len(HOSTILE["readers"]) :]
 

@@ -17,10 +17,13 @@ from crow_core.permission.rules import Rules
 from crow_core.permission.subjects import EDITOR, expand_user, is_inside, spell_path
 from crow_core.session import Session
 
+GREPS = ("grep", "egrep", "fgrep")
 SPECIAL = ("/dev", "/proc", "/sys")
 """Folders of files that are no ordinary ones."""
-RECURSIVE = re.compile(r"-\w*[rRd]|--(dereference-)?recursive|--directories")
+RECURSIVE = re.compile(r"-\w*[rd]|--recursive|--directories")
 """The beginning of an option with which a program reads all files in a folder."""
+FOLLOWS_LINKS = re.compile(r"-\w*R|--dereference-recursive")
+"""The beginning of an option of grep with which it also reads what links name; diff does so anyway."""
 SIGNATURE = "%G"
 """Begins the parts of a format of git that start a program, which checks signatures."""
 
@@ -44,6 +47,10 @@ def is_private(command: SimpleCommand, start: str, is_named: Callable[[str], boo
     """Test whether a command that only reads may show what is private, or start another program."""
     if command.words[0] == "git" and any(SIGNATURE in word for word in command.words):
         return True
+    if command.words[0] == "diff" and any(RECURSIVE.match(word) for word in command.words[1:]):
+        return True
+    if command.words[0] in GREPS and any(FOLLOWS_LINKS.match(word) for word in command.words[1:]):
+        return True
     for word in (*command.words[1:], *command.reads):
         for part in WORD.findall(word):
             path = os.path.realpath(os.path.join(start, expand_user(part)))
@@ -56,13 +63,10 @@ def list_searched(command: SimpleCommand, start: str) -> Iterator[str]:
     """Yield the files in folders that a command searches, and below them."""
     program, *words = command.words
     is_recursive = any(RECURSIVE.match(word) for word in words)
-    if program not in ("rg", "git") and not (program in ("grep", "egrep", "fgrep", "diff") and is_recursive):
+    if program not in ("rg", "git") and not (program in GREPS and is_recursive):
         return
     if program == "git" and "grep" not in words:
         return
     folders = [path for word in read_usage(command.words).operands if os.path.isdir(path := os.path.join(start, word))]
     for folder in folders or [start]:
-        for name in list_files(folder):
-            is_hidden = any(part.startswith(".") for part in os.path.relpath(name, folder).split(os.sep))
-            if program != "rg" or not is_hidden:
-                yield name
+        yield from list_files(folder)
