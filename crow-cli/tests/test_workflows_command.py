@@ -13,11 +13,11 @@ from urllib.request import urlopen
 
 import pytest
 from click.testing import CliRunner, Result
-from crow_agent.settings import running
 from crow_agent.workflows import WorkflowQueue, approve, open_workflows, workflow
 from crow_cli import own_tree, worker
 from crow_cli.commands import cli
 from crow_core.errors import ConfigError
+from crow_permissions import running
 
 Crow = Callable[..., Result]
 

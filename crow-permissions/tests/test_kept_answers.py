@@ -401,8 +401,8 @@ def test_two_processes_that_write_at_once_lose_no_answer(tmp_path: Path):
         b'{"version": 2, "answers": []}',
         b'{"answers": [{"allows": true}]}',
         b'{"answers": [{"allows": true, "rule": {"kind": "any", "tool": "*", "value": "*"}, "scope": "always"}]}',
-        b'{"answers": [{"allows": true, "rule": {"kind": "command", "tool": "terminal", "value": "true"}}]}',
-        b'{"answers": [{"allows": true, "rule": {"kind": "command", "tool": "terminal", "value": "true"}, '
+        b'{"answers": [{"allows": true, "rule": {"kind": "command", "tool": "terminal", "value": "test 1"}}]}',
+        b'{"answers": [{"allows": true, "rule": {"kind": "command", "tool": "terminal", "value": "test 1"}, '
         b'"scope": "folder"}]}',
         b"[" * 100_000,
     ],
@@ -411,7 +411,7 @@ async def test_damaged_file_allows_nothing_is_not_overwritten_and_is_said_once(m
     file = machine.data / "answers.json"
     file.write_bytes(content)
     file.chmod(0o600)
-    person = await machine.say(run("true"), run("true"), choose="allow-always")
+    person = await machine.say(run("test 1"), run("test 1"), choose="allow-always")
     notices = person.thoughts
     assert len(person.questions) == 1  # the answer holds for the session
     assert notices.count("No kept answer is used") == 2  # and is said not to hold longer
@@ -420,9 +420,9 @@ async def test_damaged_file_allows_nothing_is_not_overwritten_and_is_said_once(m
 
 @pytest.mark.posix("files have no modes there")
 async def test_file_that_others_may_write_allows_nothing(machine: Machine):
-    machine.store.add(KeptAnswer(True, AnswerRule("command", "terminal", "true"), "always"))
+    machine.store.add(KeptAnswer(True, AnswerRule("command", "terminal", "test 1"), "always"))
     (machine.data / "answers.json").chmod(0o666)
-    person = await machine.say(run("true"))
+    person = await machine.say(run("test 1"))
     assert len(person.questions) == 1
 
 
@@ -492,13 +492,13 @@ async def test_client_may_give_the_reason_with_the_outcome_too(machine: Machine)
             return RequestPermissionResponse(outcome=SelectedOutcome(option_id="reject", meta=meta))
 
     machine.kind = Other
-    await machine.say(run("true"))
+    await machine.say(run("test 1"))
     assert machine.results == ["This was not run: the user rejected it: not now."]
 
 
 @pytest.mark.parametrize("own", [{}, {"reason": 5}, {"reason": ""}, {"reason": " \n"}, {"command": None}, {"x": []}])
 async def test_answer_without_a_usable_reason_is_an_ordinary_rejection(machine: Machine, own: dict[str, Any]):
-    await machine.say(run("true"), choose=lambda question: ("reject", own))
+    await machine.say(run("test 1"), choose=lambda question: ("reject", own))
     assert machine.results == [
         "This was not run: the user rejected it. Do not try to reach the same by another way; ask."
     ]

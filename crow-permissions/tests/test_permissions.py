@@ -140,7 +140,7 @@ async def test_each_mode_asks_as_described(mode: Mode, verdicts: list[str], tmp_
     (tmp_path / "a.txt").write_text("one\n")
     server = FastMCP("demo")
     server.tool(lambda: "told", name="tell")
-    model = together(view("a.txt"), create("b.txt"), run("true"), {"name": "demo_tell", "arguments": {}})
+    model = together(view("a.txt"), create("b.txt"), run("test 1"), {"name": "demo_tell", "arguments": {}})
     crow = crow_with(model, Server("demo", lambda: server, shared=True), mode=mode)
     async with connect(crow) as editor:
         session = await editor.new_session(str(tmp_path))
@@ -202,8 +202,16 @@ async def test_each_answer_has_the_effect_that_it_names(permit: str, runs: int, 
 async def test_an_answer_for_the_session_covers_exactly_what_it_names(tmp_path: Path):
     """It covers the same command in the same folder, or all edits, but no other session."""
     (tmp_path / "sub").mkdir()
-    uses = [run("true"), run("true"), run("true "), run("true x"), run("true", cwd="sub"), create("a"), create("b")]
-    model = in_turn(*uses, run("true"))
+    uses = [
+        run("test 1"),
+        run("test 1"),
+        run("test 1 "),
+        run("test 1 x"),
+        run("test 1", cwd="sub"),
+        create("a"),
+        create("b"),
+    ]
+    model = in_turn(*uses, run("test 1"))
     async with connect(crow_with(model), permit="allow_always") as editor:
         session = await editor.new_session(str(tmp_path))
         for _ in uses:
@@ -211,7 +219,7 @@ async def test_an_answer_for_the_session_covers_exactly_what_it_names(tmp_path: 
         asked = [question.tool_call.raw_input for question in editor.questions]
         assert asked == [uses[at]["arguments"] for at in (0, 3, 4, 5)]
         names = [question.options[1].name for question in editor.questions]
-        commands = ["true", "true x", "cd sub && true"]
+        commands = ["test 1", "test 1 x", "cd sub && test 1"]
         assert names == [f"Allow for this session: {what}" for what in (*commands, "changes to files here")]
         other = await editor.new_session(str(tmp_path))
         await editor.prompt(other.session_id, "go")
@@ -260,44 +268,44 @@ async def test_deny_and_ask_rules_hold_in_yolo_mode_too(tmp_path: Path):
 
 
 SIMPLE = [
-    "git status",
-    "  git status \n",
+    "git fetch",
+    "  git fetch \n",
     "ls -la src/a_b.py",
     "python3.11 -m pytest -x tests",
-    "make a=b c@d +e ,f :g %h",
+    "tool a=b c@d +e ,f :g %h",
 ]
 
 DANGEROUS = [
     # operators that join commands
-    "git status; rm -rf x",
-    "git status;rm -rf x",
-    "git status && rm -rf x",
-    "git status || rm -rf x",
-    "git status | sh",
-    "git status |& sh",
-    "git status & rm -rf x",
-    "git status &",
-    "git status\nrm -rf x",
-    "git status\r\nrm -rf x",
-    "git status\rrm -rf x",
-    "\ngit status\n;rm x",
+    "git fetch; rm -rf x",
+    "git fetch;rm -rf x",
+    "git fetch && rm -rf x",
+    "git fetch || rm -rf x",
+    "git fetch | sh",
+    "git fetch |& sh",
+    "git fetch & rm -rf x",
+    "git fetch &",
+    "git fetch\nrm -rf x",
+    "git fetch\r\nrm -rf x",
+    "git fetch\rrm -rf x",
+    "\ngit fetch\n;rm x",
     "(rm -rf x)",
     "{ rm -rf x; }",
-    "! git status",
+    "! git fetch",
     "f() { rm x; }",
     "coproc (rm x)",
     # substitution and expansion
-    "git status $(rm -rf x)",
-    "git status `rm -rf x`",
-    "git status $((1+1))",
-    "git status $[1+1]",
-    "git status ${x:-y}",
-    "git status $HOME",
+    "git fetch $(rm -rf x)",
+    "git fetch `rm -rf x`",
+    "git fetch $((1+1))",
+    "git fetch $[1+1]",
+    "git fetch ${x:-y}",
+    "git fetch $HOME",
     "git$IFS-status",
-    "git status $'\\x3b'",
-    'git status $"x"',
-    "git status <(rm x)",
-    "git status >(rm x)",
+    "git fetch $'\\x3b'",
+    'git fetch $"x"',
+    "git fetch <(rm x)",
+    "git fetch >(rm x)",
     "ls *",
     "ls ?",
     "ls [ab]",
@@ -308,57 +316,57 @@ DANGEROUS = [
     "echo !$",
     "ls ^a^b",
     # redirection
-    "git status > x",
-    "git status >x",
-    "git status >> .bashrc",
-    "git status 2> x",
-    "git status &> x",
-    "git status >| x",
-    "git status >&2",
-    "git status < x",
-    "git status <<< x",
-    "git status <<EOF\nx\nEOF",
+    "git fetch > x",
+    "git fetch >x",
+    "git fetch >> .bashrc",
+    "git fetch 2> x",
+    "git fetch &> x",
+    "git fetch >| x",
+    "git fetch >&2",
+    "git fetch < x",
+    "git fetch <<< x",
+    "git fetch <<EOF\nx\nEOF",
     # quotes, escapes, comments
-    "git 'status'",
-    'git "status"',
-    "git status '; rm x'",
+    "git 'fetch'",
+    'git "fetch"',
+    "git fetch '; rm x'",
     "git st\\atus",
-    "git status \\\n; rm x",
+    "git fetch \\\n; rm x",
     "'rm' -rf x",
     "r\\m -rf x",
-    "git status #",
-    "git status 'unclosed",
+    "git fetch #",
+    "git fetch 'unclosed",
     # characters that look like others
-    "git status\trm",
-    "git status\x0brm x",
-    "git status\x0crm x",
-    "git status\x00; rm x",
-    "git status\x1b[2K",
-    "git status\x07",
-    "git status\x7f",
-    "git status\x85rm x",
-    "git status\u2028rm x",
-    "git status\u2029rm x",
+    "git fetch\trm",
+    "git fetch\x0brm x",
+    "git fetch\x0crm x",
+    "git fetch\x00; rm x",
+    "git fetch\x1b[2K",
+    "git fetch\x07",
+    "git fetch\x7f",
+    "git fetch\x85rm x",
+    "git fetch\u2028rm x",
+    "git fetch\u2029rm x",
     "git\u00a0status",
     "git\u3000status",
-    "git status\u200b",
-    "git status\u202e",
-    "git status\ufeff",
-    "git status\U000e0041",
-    "git status\uff1b rm x",
+    "git fetch\u200b",
+    "git fetch\u202e",
+    "git fetch\ufeff",
+    "git fetch\U000e0041",
+    "git fetch\uff1b rm x",
     "g\u0456t status",
     "git sta\u0301tus",
     # variables that change what runs
-    "LD_PRELOAD=./x.so git status",
-    "PATH=. git status",
-    "GIT_PAGER=x git status",
-    "PYTHONPATH+=. git status",
-    "A= git status",
+    "LD_PRELOAD=./x.so git fetch",
+    "PATH=. git fetch",
+    "GIT_PAGER=x git fetch",
+    "PYTHONPATH+=. git fetch",
+    "A= git fetch",
     "A=b",
 ]
 
 
-@pytest.mark.parametrize("rule", ["terminal:*", "terminal:*git status*"])
+@pytest.mark.parametrize("rule", ["terminal:*", "terminal:*git fetch*"])
 async def test_an_allow_rule_does_not_match_a_command_that_is_not_simple(rule: str, tmp_path: Path):
     assert len(DANGEROUS) >= 60
     model = together(*map(run, DANGEROUS))
@@ -394,19 +402,19 @@ async def test_an_allow_rule_without_a_pattern_allows_every_command(tmp_path: Pa
 
 async def test_a_rule_without_a_wildcard_matches_exactly_and_in_the_working_directory_only(tmp_path: Path):
     twins = [
-        "git status --short",
-        "git statusx",
-        "xgit status",
-        "GIT STATUS",
-        "sudo git status",
-        "./git status",
-        "git  status",
+        "git fetch --all",
+        "git fetchx",
+        "xgit fetch",
+        "GIT FETCH",
+        "sudo git fetch",
+        "./git fetch",
+        "git  fetch",
     ]
-    model = together(*map(run, twins), run("git status", cwd="/"), run("git status", cwd="../.."))
-    async with connect(crow_with(model, allow=["terminal:git status"]), permit="reject_once") as editor:
+    model = together(*map(run, twins), run("git fetch", cwd="/"), run("git fetch", cwd="../.."))
+    async with connect(crow_with(model, allow=["terminal:git fetch"]), permit="reject_once") as editor:
         session = await editor.new_session(str(tmp_path))
         await editor.prompt(session.session_id, "go")
-    assert commands_asked(editor) == [*twins, "git status", "git status"]
+    assert commands_asked(editor) == [*twins, "git fetch", "git fetch"]
 
 
 @pytest.mark.posix("the commands are those of a POSIX shell")
@@ -941,7 +949,9 @@ async def test_allowed_command_that_runs_the_folders_code_is_asked_about_once_af
         for _ in range(5):
             await editor.prompt(session.session_id, "go")
     (question,) = editor.questions
-    assert "python3 runs code of this folder, where this session has changed files" in str(question.tool_call.content)
+    assert "python3 may run code of this folder, where this session has changed files" in str(
+        question.tool_call.content
+    )
     assert [option.kind for option in question.options] == ["allow_once", "reject_once"]
 
 
@@ -961,7 +971,7 @@ async def test_command_that_runs_the_folders_code_is_asked_about_only_where_edit
         session = await editor.new_session(str(tmp_path))
         for _ in range(2):
             await editor.prompt(session.session_id, "go")
-    assert not any("runs code" in str(question.tool_call.content) for question in editor.questions)
+    assert not any("run code" in str(question.tool_call.content) for question in editor.questions)
     assert (tmp_path / "a.py").exists()
 
 
@@ -1126,7 +1136,7 @@ async def test_users_own_patterns_are_asked_about_too(tmp_path: Path):
 
 
 async def test_the_model_is_told_that_nobody_can_answer(tmp_path: Path):
-    model = together(run("true"))
+    model = together(run("test 1"))
 
     async def ignore(_: Any) -> None: ...
 
@@ -1148,7 +1158,7 @@ async def test_the_model_is_told_that_nobody_can_answer(tmp_path: Path):
 @pytest.mark.posix("the commands are those of a POSIX shell")
 async def test_questions_come_one_at_a_time_in_the_order_of_the_calls(tmp_path: Path):
     open_questions = 0
-    commands = [f"echo {number}" for number in range(8)]
+    commands = [f"expr {number}" for number in range(1, 9)]
 
     async def answer(question: RequestPermissionRequest) -> RequestPermissionResponse:
         nonlocal open_questions
@@ -1163,11 +1173,11 @@ async def test_questions_come_one_at_a_time_in_the_order_of_the_calls(tmp_path: 
         session = await person.new_session(str(tmp_path))
         await person.prompt(session.session_id, "go")
     assert commands_asked(person) == commands
-    assert answers(model) == [str(number) for number in range(8)]
+    assert answers(model) == [str(number) for number in range(1, 9)]
 
 
 async def test_an_answer_for_the_session_settles_the_questions_that_wait(tmp_path: Path):
-    model = together(*[run("true")] * 5)
+    model = together(*[run("test 1")] * 5)
     crow = crow_with(model)
     async with connect(crow, permit="allow_always") as editor:
         session = await editor.new_session(str(tmp_path))
@@ -1295,7 +1305,7 @@ async def test_the_answer_cancelled_ends_the_turn_as_cancelled(tmp_path: Path):
     async def answer(question: RequestPermissionRequest) -> RequestPermissionResponse:
         return RequestPermissionResponse(outcome=CancelledOutcome())
 
-    model = ScriptedModel([Reply(tool_calls=[run("true"), run("true x")]), Reply("Well.")])
+    model = ScriptedModel([Reply(tool_calls=[run("test 1"), run("test x")]), Reply("Well.")])
     crow = crow_with(model)
     async with connect_person(crow, answer) as person:
         session = await person.new_session(str(tmp_path))
@@ -1392,7 +1402,7 @@ async def test_an_answer_that_was_not_offered_denies_the_call(tmp_path: Path):
 
 async def test_the_log_has_every_decision_with_its_reason(tmp_path: Path):
     written: list[Message] = []
-    model = in_turn(view("a.txt"), run("true"), run("false"))
+    model = in_turn(view("a.txt"), run("test 1"), run("false"))
     crow = crow_with(model, deny=["terminal:false"])
     crow.message(lambda session, entry: written.append(entry))
     async with connect(crow) as editor:
@@ -1422,7 +1432,7 @@ async def test_rejecting_edits_for_the_session_does_not_reject_reading(tmp_path:
 
 async def test_a_decision_names_its_scope_and_a_digest_of_the_arguments(tmp_path: Path):
     edit = {"name": "file_editor", "arguments": {"command": "create", "path": "a.txt", "file_text": "1"}}
-    uses = [run("true"), run("true"), edit, view("a.txt")]
+    uses = [run("test 1"), run("test 1"), edit, view("a.txt")]
     model = in_turn(*uses, run("touch x"))
     crow = crow_with(model, ask=["terminal:touch*"])
     async with connect(crow, permit="allow_always") as editor:
@@ -1433,7 +1443,7 @@ async def test_a_decision_names_its_scope_and_a_digest_of_the_arguments(tmp_path
         await editor.prompt(session.session_id, "go")
         (log,) = (session.log for session in crow.sessions.values())
     notes = [entry["crow"] for entry in log if entry.get("crow", {}).get("kind") == "decision"]
-    command, files = "session: true", "session: changes to files here"
+    command, files = "session: test 1", "session: changes to files here"
     assert [note["scope"] for note in notes] == [command, command, files, "once", "once"]
     asked = [call["function"]["arguments"] for entry in log for call in entry.get("tool_calls", [])]
     assert [note["arguments"] for note in notes] == [hashlib.sha256(text.encode()).hexdigest() for text in asked]

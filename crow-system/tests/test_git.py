@@ -362,6 +362,31 @@ async def test_trust_of_a_folder_holds_in_the_folders_below_it(repository: Path,
     assert has_run(proof)
 
 
+@pytest.mark.parametrize(
+    "command",
+    ["git status", "git diff", "git log -p", "git show", "git diff | head -5", "git status && git log --format=%GS"],
+)
+async def test_git_that_only_reads_runs_no_program_of_a_hostile_repository(
+    command: str, repository: Path, program: Path, proof: Path
+):
+    set_config(("diff.external", "PROGRAM"), ("gpg.program", "PROGRAM"), FSMONITOR)(repository, program)
+    add_hook("post-index-change")(repository, program)
+    _, questions = await run(command, repository, allow=[])
+    assert not has_run(proof)
+    assert len(questions) == 1
+
+
+async def test_git_that_only_reads_needs_no_rule_in_a_repository_with_usual_settings(
+    repository: Path, program: Path, proof: Path
+):
+    set_config(FSMONITOR)(repository, program)
+    add_hook("post-index-change")(repository, program)
+    result, questions = await run("git status --short && git log --oneline | head -1", repository, allow=[])
+    assert questions == []
+    assert "a.txt" in result
+    assert not has_run(proof)
+
+
 async def test_commands_after_an_allowed_one_see_the_usual_environment(repository: Path):
     uses: list[Any] = [
         {"name": "terminal", "arguments": {"command": command}} for command in ("git status", "env | grep GIT_CONFIG")

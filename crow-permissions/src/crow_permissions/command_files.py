@@ -11,7 +11,6 @@ from crow_core.paths import to_subject
 from crow_core.session.session import Session
 from crow_core.text import to_line
 
-from crow_permissions.compositions import Composition
 from crow_permissions.indirect_commands import list_named_files
 from crow_permissions.protected import find_protection, unpacks
 from crow_permissions.rules import Rule, Rules, Verdict
@@ -154,10 +153,10 @@ def find_protection_of_files(
     return ""
 
 
-def may_write(session: Session, rules: Rules, composition: Composition, *, accept_edits: bool) -> bool:
-    """Test whether all files to which redirections write may be edited without a question."""
-    for path in composition.writes:
-        full = os.path.join(composition.folder, path)
+def may_write(session: Session, rules: Rules, paths: Sequence[str], *, accept_edits: bool) -> bool:
+    """Test whether all files that redirections and options write may be edited without a question."""
+    for path in paths:
+        full = os.path.join(session.cwd, path)
         relative = spell_path(session, full)[0]
         in_roots = accept_edits and is_inside(session, full, session.folders.roots)
         if not in_roots and not any(rule.matches(EDITOR, relative) for rule in rules.allow):

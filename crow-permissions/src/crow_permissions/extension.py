@@ -44,6 +44,7 @@ from crow_system.git import (
 from crow_permissions.command_files import list_folders
 from crow_permissions.judgement import (
     MODES,
+    ONLY_READS,
     Judgement,
     Mode,
     SessionPermissions,
@@ -129,7 +130,6 @@ def permissions(
             judgement = await collect_reasons(session, tool_call, judge(session, get_permissions(session), tool_call))
             if judgement.verdict != "ask" and not may_run_git(session, tool_call, judgement):
                 record(session, tool_call, judgement)
-                get_permissions(session).has_edits |= judgement.writes
 
     @crow.before_tool
     @crow.permission
@@ -286,8 +286,9 @@ async def judge_git(session: Session, tool_call: ToolCall, judgement: Judgement)
         reason = reason or "another command in the same line may change its settings"
     if not reason:
         return judgement
-    reasons = f"the answer {str(judgement.answer)!r}" if judgement.answer else judgement.reason
-    remark = f"{reasons} allows this, but the repository is not trusted, and {to_line(reason[:500])}."
+    source = f"the answer {str(judgement.answer)!r}" if judgement.answer else judgement.reason
+    allows = "this only reads" if source == ONLY_READS else f"{source} allows this"
+    remark = f"{allows}, but the repository is not trusted, and {to_line(reason[:500])}."
     return Judgement("ask", remark=remark[:1].upper() + remark[1:])
 
 

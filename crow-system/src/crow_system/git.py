@@ -12,8 +12,7 @@ import shutil
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
-
-from crow_core.paths import is_below
+from pathlib import Path
 
 TIMEOUT = 10.0
 """Seconds that git may take to list the settings of a repository."""
@@ -102,7 +101,9 @@ def is_same_repository(folder: str, cwd: str) -> bool:
     """Test whether git uses the same repository in a folder without links as in `cwd`, which is above it."""
     top = os.path.realpath(cwd)
     while folder != top:
-        if not is_below(folder, top) or any(os.path.lexists(os.path.join(folder, name)) for name in (".git", "HEAD")):
+        if not Path(folder).is_relative_to(top) or any(
+            os.path.lexists(os.path.join(folder, name)) for name in (".git", "HEAD")
+        ):
             return False
         folder = os.path.dirname(folder)
     return True
