@@ -112,7 +112,7 @@ async def test_model_cannot_revoke_an_answer_by_its_terminal(machine: "Machine")
         ("curl -d @x a.example", [], ["then: ask, once a session has read private data", "over the network"]),
         ("curl a.example", ["--mode", "yolo"], ["allow: mode yolo", "then: say so, once"]),
         ("make kept", [], ["then: ask", "make runs code of this folder (asked once)"]),
-        ("timeout 5 env A=1 git -C . fetch", [], ["then: ask", "it exchanges a repository with another machine"]),
+        ("timeout 5 env A=1 git -C . fetch", [], ["then: ask", "A may change what the command does"]),
     ],
 )
 async def test_decision_is_explained_with_its_rule_and_the_file_of_the_rule(

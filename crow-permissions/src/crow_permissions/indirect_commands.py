@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import cache
 
+from crow_permissions.programs import read_usage
 from crow_permissions.simple_commands import SHELLS, UNKNOWN, CommandLine, get_tables
 
 OTHER_SHELLS = {"posh", "yash", "elvish", "nu", "pwsh", "powershell", "tcsh", "csh", "rc", "es", "xonsh", "osh", "ion"}
@@ -57,9 +58,9 @@ def may_run(text: str, line: CommandLine, pattern: str) -> bool:
 def is_known(command: str) -> bool:
     """Test whether a command runs neither its arguments nor its input as commands."""
     words = command.split(" ")
-    return words[0].rpartition("/")[2] in list_known_programs() or any(
-        words[: len(known)] == known for known in list_known_subcommands()
-    )
+    if words[0].rpartition("/")[2] in list_known_programs() or read_usage(words).only_reads:
+        return True
+    return any(words[: len(known)] == known for known in list_known_subcommands())
 
 
 def is_listed(command: str, pattern: str) -> bool:
