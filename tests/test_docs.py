@@ -7,16 +7,20 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 import yaml
+from crow_core import Crow, Server
+from crow_core.testing import Reply, ScriptedModel, ScriptedServer, connect
+from fastmcp import FastMCP
 
 ROOT = Path(__file__).parents[1]
 READMES = [
-    f"{folder}README.md" for folder in ("", "crow-core/", "crow-cli/", "crow-compact/", "crow-skills/", "crow-agent/")
+    f"{folder}README.md" for folder in ("crow-core/", "crow-cli/", "crow-compact/", "crow-skills/", "crow-agent/")
 ]
-"""All but that of crow-mcp-server, whose own tests cover it."""
+"""Those whose code runs with a scripted model. The tests of crow-mcp-server cover its own."""
 
 
 def python_blocks(path: Path) -> list[str]:
@@ -43,6 +47,45 @@ def test_the_python_code_of_every_readme_runs(
     assert "Nothing was compacted" not in printed
 
 
+def test_the_readme_is_a_front_page():
+    text = re.sub(r"^```.*?^```", "", (ROOT / "README.md").read_text("utf-8"), flags=re.M | re.S)
+    assert len(text.split()) <= 800
+    for link in re.findall(r"\]\(([^)#]+)\)", text):
+        assert link.startswith("https://") or (ROOT / link).exists(), link
+
+
+@pytest.mark.anyio
+async def test_the_agent_of_the_readme_answers_with_a_typed_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    call = {"name": "population", "arguments": {"city": "Rome"}}
+    async with ScriptedServer([Reply(tool_calls=[call]), Reply("2750000")]) as server:
+        for name, value in (("CROW_HOME", str(tmp_path)), ("OPENAI_BASE_URL", server.url), ("OPENAI_API_KEY", "key")):
+            monkeypatch.setenv(name, value)
+        monkeypatch.chdir(tmp_path)
+        names: dict[str, Any] = {"__name__": "readme"}
+        exec(compile(python_blocks(ROOT / "README.md")[0], "README.md", "exec"), names)
+        await names["main"]()
+    assert capsys.readouterr().out == "2750000\n"
+
+
+@pytest.mark.anyio
+async def test_the_extension_of_the_readme_refuses_what_does_more_than_read(tmp_path: Path):
+    names: dict[str, Any] = {"__name__": "readme"}
+    exec(compile(python_blocks(ROOT / "README.md")[1], "README.md", "exec"), names)
+    model = ScriptedModel([Reply(tool_calls=[{"name": "tools_write", "arguments": {}}]), Reply("Refused.")])
+    tools = FastMCP("tools")
+    tools.tool(lambda: "written", name="write")
+    crow = Crow(model, servers=[Server("tools", lambda: tools, shared=True)]).use(
+        names["read_only"], reason="Not today."
+    )
+    async with connect(crow) as editor:
+        session = await editor.new_session(str(tmp_path))
+        await editor.prompt(session.session_id, "Write.")
+        (opened,) = crow.sessions.values()
+        assert [entry["content"] for entry in opened.log if entry.get("role") == "tool"] == ["No."]
+
+
 def test_the_example_in_one_file_runs_and_stays_short():
     file = ROOT / "streaming_async_react.py"
     assert len(file.read_text("utf-8").splitlines()) <= 200
@@ -59,8 +102,8 @@ def test_the_settings_in_the_readme_are_valid(tmp_path: Path):
     assert blocks
     (tmp_path / "config.toml").write_text(blocks[0])
     config = load_config(Home(tmp_path, tmp_path), {})
-    assert config.models["local"].window == 32768
-    assert config.permissions.deny == ["terminal:rm *"]
+    assert config.models["local"].model == "qwen3-coder"
+    assert config.permissions.deny == ["terminal:rm *", "*:.env"]
 
 
 def test_the_settings_in_the_page_on_mcp_are_valid(tmp_path: Path):
