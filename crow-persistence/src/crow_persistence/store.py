@@ -28,7 +28,7 @@ STATE_KEY = "persistence"
 """Key of `session.state` that holds a session's progress."""
 
 
-class Store:
+class BlockingStore:
     """The stored sessions of one app. Methods that write must be called from one thread. Every method may raise
     StoreError."""
 
