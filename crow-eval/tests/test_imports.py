@@ -191,7 +191,9 @@ def test_deleted_session_is_not_brought_back(store: BlockingStore, history: Call
     assert (found.known, found.sessions, count_rows(store)) == (1, [], 0)
 
 
-def test_copy_of_a_history_only_completes_it(store: BlockingStore, history: Callable[[int], Path], tmp_path: Path) -> None:
+def test_copy_of_a_history_only_completes_it(
+    store: BlockingStore, history: Callable[[int], Path], tmp_path: Path
+) -> None:
     for folder, lines in (("a", SECOND), ("b", len(BRANCHES)), ("c", FIRST)):
         (tmp_path / folder).mkdir()
         history(lines).rename(tmp_path / folder / "session.jsonl")
@@ -459,7 +461,9 @@ HOSTILE = [
 
 
 @pytest.mark.anyio
-async def test_history_decides_no_options_and_no_permissions(database: Database, store: BlockingStore, tmp_path: Path) -> None:
+async def test_history_decides_no_options_and_no_permissions(
+    database: Database, store: BlockingStore, tmp_path: Path
+) -> None:
     (tmp_path / "session.jsonl").write_text("\n".join(map(json.dumps, HOSTILE)))
     (id,) = import_history(store, "claude-code", tmp_path / "session.jsonl").sessions
     log = read_log(store, id)

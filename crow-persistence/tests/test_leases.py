@@ -275,7 +275,9 @@ async def test_turn_in_a_deleted_session_gets_an_error(database: Database):
 
 
 async def test_heartbeat_keeps_a_lease(database: Database):
-    store, other = (BlockingStore(database.url.render_as_string(hide_password=False), database.folder) for _ in range(2))
+    store, other = (
+        BlockingStore(database.url.render_as_string(hide_password=False), database.folder) for _ in range(2)
+    )
     async with app(database) as crow:
         id = (await talk(crow, "one")).id
     assert store.acquire(id)
