@@ -83,6 +83,7 @@ def kill(crow: Crow) -> None:
     apps.append(crow)
     assert isinstance(crow.store, SqlStore)
     crow.store = DyingStore(crow.store.commits, crow.sessions)
+
     @crow.message
     def message(session: Session, entry: Message) -> None:  # it is not stored yet
         die("steered" if entry.get("crow", {}).get("steer") else marker_kind(entry) or entry.get("role", ""))

@@ -70,7 +70,7 @@ class Crow(Hooks):
         self.max_requests = max_requests
         """The most model calls that one turn may make."""
         self.store: Store | None = None
-        """Keeps the sessions; None if they end with the process. An extension sets it before the first session opens."""
+        """Keeps the sessions; without one, they end with the process. Set it before the first session opens."""
         self.methods: dict[str, Method] = {}
         """Methods beyond ACP that a client may call for a session, by name, such as `_crow/usage`."""
         self.takes_output_schema = False

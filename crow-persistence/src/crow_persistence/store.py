@@ -1,5 +1,4 @@
-"""The store: the operations on stored sessions that the hooks need. Each method blocks, and runs one or two
-transactions."""
+"""The operations on stored sessions that `SqlStore` needs. Each method blocks, and runs one or two transactions."""
 
 from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime

@@ -23,8 +23,8 @@ def new_id() -> str:
 class SessionLog(Sequence[Message]):
     """The entries of a session, messages and markers, in order.
 
-    `append` extends the log at once. The writers, which are a session's hooks `message` and `model_call` and its store's
-    `write_draft`, run after it, one after the other. `written` waits for them, and then for the store's `flush`.
+    `append` extends the log at once. The writers run after it, one after the other: a session's hooks `message` and
+    `model_call`, and `write_draft` of its store. `written` waits for them, and then for the store's `flush`.
     """
 
     def __init__(
