@@ -30,7 +30,7 @@ from crow_core.testing import Editor, Reply, ScriptedModel, connect
 from crow_persistence.database import Database
 from crow_persistence.entries import encode
 from crow_persistence.extension import persistence
-from crow_persistence.store import Store
+from crow_persistence.store import BlockingStore
 from crow_persistence.tables import sessions
 from search import chance, database_on, sizes, some_entry, some_text
 from sqlalchemy import insert
@@ -106,7 +106,7 @@ async def append(database: Database, editor: Editor, crow: Crow) -> None:
     show("append a message", median(ours[10:]), median(bare[10:]))
 
 
-async def load(database: Database, editor: Editor, crow: Crow, store: Store) -> None:
+async def load(database: Database, editor: Editor, crow: Crow, store: BlockingStore) -> None:
     """Load a long session with its log, prompt and tools; compared with decoding its rows."""
     id = (await editor.new_session("/")).session_id
     session = crow.sessions[id]
@@ -131,7 +131,7 @@ async def load(database: Database, editor: Editor, crow: Crow, store: Store) -> 
         show(f"load {LONG:,} messages", milliseconds(ours, 10), milliseconds(bare, 10))
 
 
-def listing(database: Database, store: Store) -> None:
+def listing(database: Database, store: BlockingStore) -> None:
     """List the latest 50 of many sessions, in one folder of 20 and in all."""
     rows = [
         {"id": uuid4().hex, "cwd": f"/folder{n % 20}", "title": some_text()[:60], "created": n, "updated": n}
@@ -225,7 +225,7 @@ async def report(database: Database) -> None:
     print(f"{'':44} {'database':>11} {'JSON':>11}")
     await growth(database)
     print(f"{'':44} {'ours':>11} {'driver':>11}")
-    crow, store = Crow(ScriptedModel([])).use(persistence, url=url_of(database)), Store(url_of(database))
+    crow, store = Crow(ScriptedModel([])).use(persistence, url=url_of(database)), BlockingStore(url_of(database))
     async with connect(crow) as editor:
         await append(database, editor, crow)
         await load(database, editor, crow, store)

@@ -71,7 +71,7 @@ async def test_phone_numbers_are_hidden_from_the_model(tmp_path: Path):
     assert "Ada: [a number]" in model.requests[1]["messages"][-1]["content"]
 
 
-@pytest.mark.parametrize("name", ["test_redact.py", "test_with_tools.py"])
+@pytest.mark.parametrize("name", ["test_redact.py", "test_with_tools.py", "test_memory_store.py"])
 def test_the_tests_in_the_guide_pass(tmp_path: Path, name: str):
     (tmp_path / "redact.py").write_text(FILES["extensions/redact.py"])
     (tmp_path / name).write_text(FILES[name])

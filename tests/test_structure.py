@@ -19,6 +19,8 @@ import pytest
 from crow_core.acp.client import AcpClient
 from crow_core.acp.schema import ClientCapabilities
 from crow_core.acp.transports import spawn
+from crow_core.hooks import Hook
+from crow_core.session.session import Hooks
 from crow_core.testing import Reply, ScriptedServer
 
 HEAVY_AT_INITIALIZE = {
@@ -182,6 +184,36 @@ def test_class_names_are_unique_in_the_workspace():
                     if isinstance(node, ast.ClassDef):
                         places.setdefault(node.name, []).append(name)
     assert {name: where for name, where in places.items() if len(where) > 1} == {}
+
+
+HOOKS_OF_ONE = {
+    "app_end": "closes what an extension shares between sessions, which it has opened when it was used",
+    "must_ask": "makes another extension's question part of the one question about a call",
+    "model_error": "is the only place where a refused request can be made again",
+}
+"""Hooks that one module uses, with the reason why each is a hook."""
+
+
+def test_every_hook_has_two_users_or_a_reason_and_there_are_few():
+    users: dict[str, set[str]] = {name: set() for name, hook in vars(Hooks).items() if isinstance(hook, Hook)}
+    for package in {*PACKAGES} - {"crow_testing"}:
+        for name, path in modules_of(package).items():
+            for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+                match node:
+                    case ast.FunctionDef() | ast.AsyncFunctionDef():
+                        registered = node.decorator_list
+                    case ast.Call(func=function):
+                        registered = [function]
+                    case _:
+                        continue
+                for one in registered:
+                    match one:
+                        case ast.Attribute(value=ast.Name(id="crow" | "self" | "app"), attr=hook) if hook in users:
+                            users[hook].add(name)
+                        case _:
+                            pass
+    assert {hook for hook, modules in users.items() if len(modules) < 2} == {*HOOKS_OF_ONE}, users
+    assert len(users) <= 22
 
 
 def test_public_names_are_listed_once():

@@ -20,6 +20,7 @@ from crow_core.messages.message import Message, marker_kind
 from crow_core.session.session import Session
 from crow_core.testing import Reply, ScriptedModel
 from crow_extensions.steering import get_steering
+from crow_persistence.extension import SqlStore
 
 *keys, moment = sys.argv[1:]
 keys += [moment] if moment != "-" else []
@@ -65,17 +66,23 @@ def put(text: str) -> str:
     return run("put", text)
 
 
-def kill(crow: Crow) -> None:
-    """Kill the process at the moments that hooks see."""
-    apps.append(crow)
+class DyingStore(SqlStore):
+    """Kills the process at the third draft of a process; the first is stored."""
+
     drafts = 0
 
-    @crow.draft
-    def draft(session: Session, reply: Message) -> None:
-        nonlocal drafts
-        drafts += 1
-        if drafts == 3:  # the first is stored
+    async def write_draft(self, session: Session, reply: Message) -> None:
+        await super().write_draft(session, reply)
+        self.drafts += 1
+        if self.drafts == 3:
             die("draft")
+
+
+def kill(crow: Crow) -> None:
+    """Kill the process at the moments that hooks and the store see."""
+    apps.append(crow)
+    assert isinstance(crow.store, SqlStore)
+    crow.store = DyingStore(crow.store.commits, crow.sessions)
 
     @crow.message
     def message(session: Session, entry: Message) -> None:  # it is not stored yet

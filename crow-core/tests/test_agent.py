@@ -29,7 +29,7 @@ async def test_initialize_returns_name_version_and_capabilities():
     capabilities = answer["agentCapabilities"]
     assert capabilities["promptCapabilities"] == {"image": True, "embeddedContext": True}
     assert capabilities["mcpCapabilities"] == {"http": True, "sse": True}
-    assert not capabilities.get("loadSession")  # no function is registered in `load_session`
+    assert not capabilities.get("loadSession")  # the app has no store
     assert "list" not in capabilities["sessionCapabilities"]
 
 

@@ -11,8 +11,8 @@ from crow_core.acp.transports import HIGH_WATER_BYTES, memory_pair
 from crow_core.agent.acp_agent import AcpAgent
 from crow_core.app import Crow
 from crow_core.messages.message import Delta
-from crow_core.session.store import ArchiveFilter, Page, Record
-from crow_core.testing import Reply, ScriptedModel
+from crow_core.session.store import Record
+from crow_core.testing import MemoryStore, Reply, ScriptedModel
 from crow_core.testing.wire import INVALID_LINES, RawClient
 from crow_extensions.ask_user import ask_user
 from crow_extensions.commands import commands
@@ -115,21 +115,7 @@ def everything() -> Crow:
         ask_user
     )
     entry: Any = {"role": "user", "content": "earlier", "crow": {"id": "1"}}
-
-    @crow.load_session
-    def load(id: str) -> Record | None:
-        return Record(id, [entry]) if id == "kept" else None
-
-    @crow.fork_session
-    def fork(id: str, new_id: str, at: str) -> Record | None:
-        return Record(new_id, [entry]) if id == "kept" else None
-
-    @crow.list_sessions
-    def list_sessions(cwd: str, cursor: str, limit: int, archived: ArchiveFilter) -> Page:
-        if cursor:
-            raise ValueError(cursor)
-        return Page(())
-
+    crow.store = MemoryStore(Record("kept", [entry]))
     return crow
 
 

@@ -23,7 +23,7 @@ from crow_core.messages.message import INTERRUPTED, Message
 from crow_core.models.chat import ChatModel, ModelCall, ModelRequest, encode_json
 from crow_core.session import log as log_module
 from crow_core.session.session import Hooks, Session
-from crow_core.testing import Editor, Failure, Reply, ScriptedModel, ScriptedServer, connect
+from crow_core.testing import Editor, Failure, MemoryStore, Reply, ScriptedModel, ScriptedServer, connect
 from crow_core.testing.script import ScriptedCall as Use
 from crow_permissions.extension import permissions
 from fastmcp import FastMCP
@@ -640,15 +640,22 @@ async def test_tool_calls_end_on_the_client_even_if_writing_fails(fails: str):
     assert_valid(model.requests[1])
 
 
+class DraftStore(MemoryStore):
+    """A store that keeps the drafts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drafts: asyncio.Queue[Message] = asyncio.Queue()
+
+    async def write_draft(self, session: Session, reply: Message) -> None:
+        self.drafts.put_nowait(reply)
+
+
 async def test_a_streaming_reply_is_drafted_under_its_final_id():
     """Text that was shown is drafted soon, even if no more text arrives for a long time."""
     crow = Crow(ScriptedModel([Reply("Half a sent", reasoning="Hm.", hang=True)]))
-    drafts: asyncio.Queue[Message] = asyncio.Queue()
-
-    @crow.draft
-    def keep(session: Session, reply: Message) -> None:
-        drafts.put_nowait(reply)
-
+    crow.store = store = DraftStore()
+    drafts = store.drafts
     async with connect(crow) as editor:
         session = await editor.new_session("/")
         turn = asyncio.ensure_future(editor.prompt(session.session_id, "hi"))
@@ -666,8 +673,7 @@ async def test_a_streaming_reply_is_drafted_under_its_final_id():
 async def test_text_that_was_shown_is_drafted_after_a_fifth_of_a_second(monkeypatch: pytest.MonkeyPatch):
     """By the event loop's clock, which the test puts forward."""
     crow = Crow(ScriptedModel([Reply("Half a sent", hang=True)]))
-    drafts: list[Message] = []
-    crow.draft(lambda session, reply: drafts.append(reply))
+    crow.store = store = DraftStore()
     loop, ahead = asyncio.get_running_loop(), 0.0
     read_clock = loop.time
     monkeypatch.setattr(loop, "time", lambda: read_clock() + ahead)
@@ -678,6 +684,7 @@ async def test_text_that_was_shown_is_drafted_after_a_fifth_of_a_second(monkeypa
         ahead = 0.2
         for _ in range(10):
             await asyncio.sleep(0)
+        drafts = [store.drafts.get_nowait() for _ in range(store.drafts.qsize())]
         assert "".join(str(draft.get("content")) for draft in drafts) == "Half a sent"
         await editor.cancel(session.session_id)
         await turn
@@ -686,12 +693,11 @@ async def test_text_that_was_shown_is_drafted_after_a_fifth_of_a_second(monkeypa
 async def test_a_fast_reply_needs_no_draft(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(log_module, "DRAFT_INTERVAL", 3600)  # the reply comes before that
     crow = Crow(ScriptedModel([Reply("All of it.")]))
-    drafts: list[Message] = []
-    crow.draft(lambda session, reply: drafts.append(reply))
+    crow.store = store = DraftStore()
     async with connect(crow) as editor:
         session = await editor.new_session("/")
         await editor.prompt(session.session_id, "hi")
-    assert drafts == []
+    assert store.drafts.empty()
 
 
 async def test_model_call_is_called_when_a_request_is_sent_and_when_it_has_ended():

@@ -13,7 +13,7 @@ from crow_core.messages.message import Message, view
 from crow_core.messages.view import View
 from crow_core.models.chat import ChatModel
 from crow_core.session.store import Record
-from crow_core.testing import Failure, Reply, ScriptedModel, ScriptedServer, connect
+from crow_core.testing import Failure, MemoryStore, Reply, ScriptedModel, ScriptedServer, connect
 from crow_core.testing.script import ScriptedCall as Use
 from crow_extensions.tool_search import tool_search
 from crow_permissions.extension import permissions
@@ -204,11 +204,7 @@ async def test_loaded_session_shows_and_sends_the_same_names_as_before() -> None
         log = open_session.log
         live = [call.name for call in editor.of(AcpToolCall)]
     later = Crow(model, servers=[make_server("caw")])
-
-    @later.load_session
-    async def load(id: str) -> Record:
-        return Record(id, [*log])
-
+    later.store = MemoryStore(Record("stored", [*log]))
     async with connect(later) as editor:
         await editor.request("session/load", LoadSessionRequest(session_id="stored", cwd="/", mcp_servers=[]))
         assert [call.name for call in editor.of(AcpToolCall)] == live == ["birds_caw", "fly.away", "birds_caw"]

@@ -11,7 +11,7 @@ from crow_core.models.chat import ChatModel
 from crow_core.session.prompts import Prompt
 from crow_core.session.session import Session
 from crow_core.session.store import Record
-from crow_core.testing import Reply, ScriptedModel, ScriptedServer
+from crow_core.testing import MemoryStore, Reply, ScriptedModel, ScriptedServer
 from crow_core.testing.script import ScriptedCall as Use
 from crow_core.testing.wire import RawClient, connect_raw
 from crow_extensions.mask_secrets import mask_secrets
@@ -205,10 +205,7 @@ def make_app_with_store(model: ScriptedModel) -> Crow:
     variables: dict[str, Any] = {"instructions": ["Be brief."]}
     render = {"kind": "render", "purpose": "system", "prompt": "system", "variables": variables, "id": "1"}
 
-    @crow.load_session
-    def load(id: str) -> Record:
-        return Record(id, [{"crow": render}], system="As it was: Be brief.")
-
+    crow.store = MemoryStore(Record("s", [{"crow": render}], system="As it was: Be brief."))
     return crow
 
 

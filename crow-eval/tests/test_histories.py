@@ -17,7 +17,7 @@ from crow_persistence.checks import check
 from crow_persistence.database import Database
 from crow_persistence.loader import find_session, load_session
 from crow_persistence.search import search
-from crow_persistence.store import Store
+from crow_persistence.store import BlockingStore
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -27,8 +27,8 @@ ANSWER = "The notes say: buy milk."
 
 
 @pytest.fixture
-def store(database: Database) -> Iterator[Store]:
-    store = Store(database.url.render_as_string(hide_password=False), database.folder)
+def store(database: Database) -> Iterator[BlockingStore]:
+    store = BlockingStore(database.url.render_as_string(hide_password=False), database.folder)
     yield store
     store.database.close()
 
@@ -43,7 +43,7 @@ def place(agent: str, folder: Path) -> Path:
     return RECORDED / f"{agent}.jsonl"
 
 
-def read_messages(store: Store, id: str) -> list[Any]:
+def read_messages(store: BlockingStore, id: str) -> list[Any]:
     with store.database.begin_read() as connection:
         return [entry for entry in load_session(connection, find_session(connection, id)).log if "role" in entry]
 
@@ -58,7 +58,7 @@ def read_messages(store: Store, id: str) -> list[Any]:
     ],
 )
 def test_recorded_session_is_imported_once_with_its_call_and_its_times(
-    store: Store, agent: str, tool: str, times: tuple[int, int], tmp_path: Path
+    store: BlockingStore, agent: str, tool: str, times: tuple[int, int], tmp_path: Path
 ) -> None:
     path = place(agent, tmp_path)
     found = import_history(store, agent, path)
@@ -84,7 +84,7 @@ def test_recorded_session_is_imported_once_with_its_call_and_its_times(
     assert (again.sessions, again.known, again.messages) == ([], 1, 0)
 
 
-def test_conversations_of_llm_are_imported(store: Store, tmp_path: Path) -> None:
+def test_conversations_of_llm_are_imported(store: BlockingStore, tmp_path: Path) -> None:
     place("llm", tmp_path)
     found = import_history(store, "llm", tmp_path)
     first, second = (read_messages(store, id) for id in found.sessions)
@@ -99,7 +99,7 @@ def test_conversations_of_llm_are_imported(store: Store, tmp_path: Path) -> None
     assert found.left_out == {"system prompts": 1}
 
 
-def test_earlier_tables_of_llm_are_read(store: Store, tmp_path: Path) -> None:
+def test_earlier_tables_of_llm_are_read(store: BlockingStore, tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "logs.db")) as database:
         database.executescript(
             "CREATE TABLE conversations (id, name, model); INSERT INTO conversations VALUES ('c', 'Hi', 'm');"
@@ -110,7 +110,7 @@ def test_earlier_tables_of_llm_are_read(store: Store, tmp_path: Path) -> None:
     assert [message["content"] for message in read_messages(store, id)] == ["Hi there.", "Hello."]
 
 
-def test_files_of_earlier_opencode_are_read(store: Store, tmp_path: Path) -> None:
+def test_files_of_earlier_opencode_are_read(store: BlockingStore, tmp_path: Path) -> None:
     def write(path: str, value: Any) -> None:
         file = tmp_path / "storage" / path
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -132,7 +132,7 @@ def test_files_of_earlier_opencode_are_read(store: Store, tmp_path: Path) -> Non
     assert found.left_out["broken files"] == 1
 
 
-def test_sub_agents_of_claude_code_get_a_session_of_their_own(store: Store, tmp_path: Path) -> None:
+def test_sub_agents_of_claude_code_get_a_session_of_their_own(store: BlockingStore, tmp_path: Path) -> None:
     lines = (RECORDED / "claude-code.jsonl").read_text().splitlines()
     side = [json.dumps({**json.loads(line), "isSidechain": True}) for line in lines]
     (tmp_path / "both.jsonl").write_text("\n".join([*lines, *side]))
@@ -140,13 +140,13 @@ def test_sub_agents_of_claude_code_get_a_session_of_their_own(store: Store, tmp_
     assert [len(read_messages(store, id)) for id in found.sessions] == [4, 4]
 
 
-def test_history_that_is_no_database_is_named(store: Store, tmp_path: Path) -> None:
+def test_history_that_is_no_database_is_named(store: BlockingStore, tmp_path: Path) -> None:
     (tmp_path / "logs.db").write_text("no database at all, but text")
     with pytest.raises(OSError, match="cannot be read as a database of llm"):
         import_history(store, "llm", tmp_path)
 
 
-def test_what_is_no_session_is_counted_and_the_rest_is_imported(store: Store, tmp_path: Path) -> None:
+def test_what_is_no_session_is_counted_and_the_rest_is_imported(store: BlockingStore, tmp_path: Path) -> None:
     (tmp_path / "folder.jsonl").mkdir()
     (tmp_path / "gone.jsonl").symlink_to(tmp_path / "nowhere")
     (tmp_path / "broken.jsonl").write_text("no JSON\n")
@@ -157,7 +157,7 @@ def test_what_is_no_session_is_counted_and_the_rest_is_imported(store: Store, tm
 
 
 @pytest.mark.parametrize("columns", ["id", "id, name, tip_message_hash"])
-def test_database_with_other_columns_is_named(store: Store, columns: str, tmp_path: Path) -> None:
+def test_database_with_other_columns_is_named(store: BlockingStore, columns: str, tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "logs.db")) as database:
         database.executescript(f"CREATE TABLE threads ({columns}); CREATE TABLE turns (thread_id);")
         database.execute(f"INSERT INTO threads VALUES ({', '.join('1' for _ in columns.split(','))})")

@@ -28,7 +28,7 @@ from crow_persistence.checks import check
 from crow_persistence.database import Database
 from crow_persistence.extension import persistence
 from crow_persistence.loader import find_session, load_session
-from crow_persistence.store import Store
+from crow_persistence.store import BlockingStore
 from crow_persistence.tables import messages, sessions
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -43,15 +43,15 @@ PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgG
 
 
 @pytest.fixture
-def store(database: Database) -> Iterator[Store]:
-    store = Store(url_of(database), database.folder)
+def store(database: Database) -> Iterator[BlockingStore]:
+    store = BlockingStore(url_of(database), database.folder)
     yield store
     store.database.close()
 
 
 @pytest.fixture
-def sqlite_store(tmp_path: Path) -> Iterator[Store]:
-    store = Store(f"sqlite:///{tmp_path / 'crow.db'}", tmp_path)
+def sqlite_store(tmp_path: Path) -> Iterator[BlockingStore]:
+    store = BlockingStore(f"sqlite:///{tmp_path / 'crow.db'}", tmp_path)
     yield store
     store.database.close()
 
@@ -64,20 +64,20 @@ def app(database: Database, *replies: Reply) -> Crow:
     return Crow(ScriptedModel(replies)).use(persistence, url=url_of(database), folder=database.folder)
 
 
-def read_log(store: Store, id: str) -> list[Message]:
+def read_log(store: BlockingStore, id: str) -> list[Message]:
     with store.database.begin_read() as connection:
         record = load_session(connection, find_session(connection, id))
     assert not record.damage
     return record.log
 
 
-def read_texts(store: Store, id: str) -> list[Any]:
+def read_texts(store: BlockingStore, id: str) -> list[Any]:
     """Return the texts of a session's prompts and answers."""
     said = [entry for entry in view(read_log(store, id)) if entry.get("role") in ("user", "assistant")]
     return [entry.get("content") for entry in said]
 
 
-def count_rows(store: Store) -> int:
+def count_rows(store: BlockingStore) -> int:
     with store.database.begin_read() as connection:
         roles = messages.c.kind.in_(("user", "assistant", "tool"))
         return connection.scalar(select(func.count()).select_from(messages).where(roles)) or 0
@@ -100,7 +100,7 @@ OTHER = [*ONE, "Something different?", "I read both.", "The notes say: answer 6.
 
 
 def test_only_the_branch_of_the_last_message_is_imported_with_all_results_of_its_calls(
-    store: Store, history: Callable[[int], Path]
+    store: BlockingStore, history: Callable[[int], Path]
 ) -> None:
     found = import_history(store, "claude-code", history(len(BRANCHES)))
     (id,) = found.sessions
@@ -111,7 +111,7 @@ def test_only_the_branch_of_the_last_message_is_imported_with_all_results_of_its
 
 
 def test_history_that_has_grown_is_completed_and_one_that_has_changed_is_rewound(
-    store: Store, history: Callable[[int], Path]
+    store: BlockingStore, history: Callable[[int], Path]
 ) -> None:
     (id,) = import_history(store, "claude-code", history(FIRST)).sessions
     assert read_texts(store, id) == ONE
@@ -130,7 +130,7 @@ def test_history_that_has_grown_is_completed_and_one_that_has_changed_is_rewound
 @given(cuts=st.lists(st.integers(3, len(BRANCHES)), min_size=1, max_size=6))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None)
 def test_session_has_what_any_later_state_of_its_history_has_and_nothing_twice(
-    sqlite_store: Store, cuts: list[int], tmp_path: Path
+    sqlite_store: BlockingStore, cuts: list[int], tmp_path: Path
 ) -> None:
     file = tmp_path / f"{uuid4().hex}.jsonl"
     ids = list[str]()
@@ -155,7 +155,7 @@ def test_session_has_what_any_later_state_of_its_history_has_and_nothing_twice(
 
 @pytest.mark.anyio
 async def test_session_that_was_continued_in_crow_stays_and_a_fork_grows(
-    database: Database, store: Store, history: Callable[[int], Path]
+    database: Database, store: BlockingStore, history: Callable[[int], Path]
 ) -> None:
     (id,) = import_history(store, "claude-code", history(FIRST)).sessions
     async with connect(app(database, Reply("I went on."))) as editor:
@@ -173,7 +173,7 @@ async def test_session_that_was_continued_in_crow_stays_and_a_fork_grows(
 
 @pytest.mark.anyio
 async def test_session_that_is_open_in_crow_is_left_as_it_is(
-    database: Database, store: Store, history: Callable[[int], Path]
+    database: Database, store: BlockingStore, history: Callable[[int], Path]
 ) -> None:
     (id,) = import_history(store, "claude-code", history(FIRST)).sessions
     async with connect(app(database)) as editor:
@@ -184,14 +184,16 @@ async def test_session_that_is_open_in_crow_is_left_as_it_is(
     assert import_history(store, "claude-code", history(SECOND)).grown == [id]
 
 
-def test_deleted_session_is_not_brought_back(store: Store, history: Callable[[int], Path]) -> None:
+def test_deleted_session_is_not_brought_back(store: BlockingStore, history: Callable[[int], Path]) -> None:
     (id,) = import_history(store, "claude-code", history(FIRST)).sessions
     store.delete(id)
     found = import_history(store, "claude-code", history(SECOND))
     assert (found.known, found.sessions, count_rows(store)) == (1, [], 0)
 
 
-def test_copy_of_a_history_only_completes_it(store: Store, history: Callable[[int], Path], tmp_path: Path) -> None:
+def test_copy_of_a_history_only_completes_it(
+    store: BlockingStore, history: Callable[[int], Path], tmp_path: Path
+) -> None:
     for folder, lines in (("a", SECOND), ("b", len(BRANCHES)), ("c", FIRST)):
         (tmp_path / folder).mkdir()
         history(lines).rename(tmp_path / folder / "session.jsonl")
@@ -202,7 +204,7 @@ def test_copy_of_a_history_only_completes_it(store: Store, history: Callable[[in
 
 @pytest.mark.parametrize("link", [{"logicalParentUuid": "b"}, {}], ids=["linked", "not linked"])
 def test_messages_before_a_compaction_of_claude_code_are_imported(
-    store: Store, link: dict[str, str], tmp_path: Path
+    store: BlockingStore, link: dict[str, str], tmp_path: Path
 ) -> None:
     lines: list[dict[str, Any]] = [
         {"type": "user", "uuid": "a", "parentUuid": None, "message": {"content": "One."}},
@@ -217,7 +219,7 @@ def test_messages_before_a_compaction_of_claude_code_are_imported(
 
 
 def test_turns_that_were_rolled_back_in_codex_are_left_and_a_fork_has_an_id_of_its_own(
-    store: Store, tmp_path: Path
+    store: BlockingStore, tmp_path: Path
 ) -> None:
     def say(role: str, text: str) -> dict[str, Any]:
         return {"type": "response_item", "payload": {"type": "message", "role": role, "content": [{"text": text}]}}
@@ -255,7 +257,7 @@ def watch_statements(note: Callable[[str], None]) -> Iterator[None]:
 
 
 def test_database_that_fails_at_any_statement_leaves_no_part_of_a_session(
-    store: Store, history: Callable[[int], Path]
+    store: BlockingStore, history: Callable[[int], Path]
 ) -> None:
     import_history(store, "pi", RECORDED / "pi.jsonl")  # the tables are there
     before, failed = count_rows(store), 0
@@ -286,7 +288,7 @@ def test_database_that_fails_at_any_statement_leaves_no_part_of_a_session(
     assert failed > 10
 
 
-def test_statements_grow_no_faster_than_the_history(store: Store, tmp_path: Path) -> None:
+def test_statements_grow_no_faster_than_the_history(store: BlockingStore, tmp_path: Path) -> None:
     counts: list[int] = []
     for number in (1, 10, 100):
         lines = [{"type": "user", "message": {"content": f"Question {n}"}} for n in range(number)]
@@ -345,7 +347,7 @@ AS_IMAGE: dict[str, Any] = {
 @pytest.mark.anyio
 @pytest.mark.parametrize("agent", IMAGES)
 async def test_images_of_prompts_and_results_are_shown_and_sent(
-    database: Database, store: Store, agent: str, tmp_path: Path
+    database: Database, store: BlockingStore, agent: str, tmp_path: Path
 ) -> None:
     text = "\n".join(map(json.dumps, IMAGES[agent])).replace('"IMAGE"', json.dumps(AS_IMAGE[agent]))
     (tmp_path / "rollout-1.jsonl").write_text(text)
@@ -364,7 +366,7 @@ async def test_images_of_prompts_and_results_are_shown_and_sent(
 
 
 @pytest.mark.anyio
-async def test_opencode_keeps_images(store: Store, tmp_path: Path) -> None:
+async def test_opencode_keeps_images(store: BlockingStore, tmp_path: Path) -> None:
     image = {"type": "file", "mime": "image/png", "url": f"data:image/png;base64,{PIXEL}"}
     state = {"status": "completed", "output": "It:", "attachments": [image]}
     with closing(sqlite3.connect(tmp_path / "opencode.db")) as database:
@@ -378,7 +380,7 @@ async def test_opencode_keeps_images(store: Store, tmp_path: Path) -> None:
     assert [entry.get("role") for entry in log if PIXEL in str(entry.get("content"))] == ["user", "tool"]
 
 
-def test_messages_that_were_undone_in_opencode_are_left(store: Store, tmp_path: Path) -> None:
+def test_messages_that_were_undone_in_opencode_are_left(store: BlockingStore, tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "opencode.db")) as database:
         database.executescript((RECORDED / "opencode.sql").read_text())
         database.execute("UPDATE session SET revert = ?", ('{"messageID":"msg_20a25c075001kNSIxbiRuw01dz"}',))
@@ -388,7 +390,7 @@ def test_messages_that_were_undone_in_opencode_are_left(store: Store, tmp_path: 
 
 
 @pytest.mark.parametrize("url", ["https://example.org/a.png", "data:image/png;base64,%%", "data:text/html;base64,QQ=="])
-def test_image_that_is_elsewhere_or_broken_is_named_only(store: Store, url: str, tmp_path: Path) -> None:
+def test_image_that_is_elsewhere_or_broken_is_named_only(store: BlockingStore, url: str, tmp_path: Path) -> None:
     lines = [{"type": "message", "role": "user", "content": [{"type": "input_image", "image_url": url}]}]
     (tmp_path / "rollout-1.jsonl").write_text("\n".join(map(json.dumps, lines)))
     (id,) = import_history(store, "codex", tmp_path).sessions
@@ -459,7 +461,9 @@ HOSTILE = [
 
 
 @pytest.mark.anyio
-async def test_history_decides_no_options_and_no_permissions(database: Database, store: Store, tmp_path: Path) -> None:
+async def test_history_decides_no_options_and_no_permissions(
+    database: Database, store: BlockingStore, tmp_path: Path
+) -> None:
     (tmp_path / "session.jsonl").write_text("\n".join(map(json.dumps, HOSTILE)))
     (id,) = import_history(store, "claude-code", tmp_path / "session.jsonl").sessions
     log = read_log(store, id)
@@ -502,7 +506,7 @@ CELLS = (
 @given(data=st.data())
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None)
 def test_database_with_any_rows_and_columns_is_read_or_named(
-    sqlite_store: Store, data: st.DataObject, agent: str, tmp_path: Path
+    sqlite_store: BlockingStore, data: st.DataObject, agent: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "logs.db"
     with closing(sqlite3.connect(":memory:")) as made:
@@ -525,7 +529,7 @@ def test_database_with_any_rows_and_columns_is_read_or_named(
         made.commit()
         file.write_bytes(made.serialize())
     with closing(Database(f"sqlite:///{tmp_path / 'crow.db'}", tmp_path)) as database:
-        store = Store(url_of(database), tmp_path)
+        store = BlockingStore(url_of(database), tmp_path)
         found = Imported()
         try:
             found = import_history(store, agent, file)

@@ -20,7 +20,7 @@ from crow_core.messages.message import Message
 from crow_core.models.chat import ChatModel, Prices
 from crow_core.session.session import Session
 from crow_core.session.store import Record
-from crow_core.testing import Editor, Reply, ScriptedModel, ScriptedServer, connect
+from crow_core.testing import Editor, MemoryStore, Reply, ScriptedModel, ScriptedServer, connect
 from crow_core.testing.script import ScriptedCall as Use
 from crow_extensions.budgets import budgets
 from crow_extensions.loop_guard import loop_guard
@@ -244,11 +244,7 @@ async def test_a_loaded_session_knows_what_it_has_used():
         session = await editor.new_session("/")
         await editor.prompt(session.session_id, "go")
     later = Crow(model := ScriptedModel([]), servers=[box()]).use(budgets, requests=2)
-
-    @later.load_session
-    def load(id: str) -> Record:
-        return Record(id, log)
-
+    later.store = MemoryStore(Record("s", log))
     async with connect(later, permit="reject_once") as editor:
         await editor.request("session/load", LoadSessionRequest(session_id="s", cwd="/", mcp_servers=[]))
         answer = await editor.prompt("s", "go on")

@@ -7,7 +7,7 @@ from crow_core.acp.schema import LoadSessionRequest, PlanEntry, PlanUpdate, Tool
 from crow_core.app import Crow
 from crow_core.session.session import Session
 from crow_core.session.store import Record
-from crow_core.testing import Editor, Reply, ScriptedModel, connect
+from crow_core.testing import Editor, MemoryStore, Reply, ScriptedModel, connect
 from crow_core.testing.script import ScriptedCall as Use
 from crow_extensions.plan import plan
 from crow_permissions.extension import permissions
@@ -84,11 +84,7 @@ async def test_a_loaded_session_shows_its_plans_again():
 
     await turn(crow)
     later = Crow(make_model()).use(plan)
-
-    @later.load_session
-    def load(id: str) -> Record:
-        return Record(id, list(kept))
-
+    later.store = MemoryStore(Record("s", kept))
     async with connect(later) as editor:
         await editor.request("session/load", LoadSessionRequest(session_id="s", cwd="/", mcp_servers=[]))
         shown = [[entry.content for entry in update.entries] for update in editor.of(PlanUpdate)]

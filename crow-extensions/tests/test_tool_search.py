@@ -10,7 +10,7 @@ from crow_core.content import replay
 from crow_core.mcp.server import Server
 from crow_core.mcp.tool import Tool
 from crow_core.session.store import Record
-from crow_core.testing import Reply, ScriptedModel, connect
+from crow_core.testing import MemoryStore, Reply, ScriptedModel, connect
 from crow_core.testing.script import ScriptedCall as Use
 from crow_extensions.tool_search import rank_tools, tool_search
 from crow_permissions.extension import permissions
@@ -184,7 +184,7 @@ async def test_a_loaded_session_sends_the_same_tool_list():
         (opened,) = first.sessions.values()
     record = Record(id=opened.id, log=opened.log, system=opened.prompts.system, tools=opened.toolbox.sent)
     second = app(model, ("shop", many(100)))
-    second.load_session(lambda id: record)
+    second.store = MemoryStore(record)
     async with connect(second) as editor:
         await editor.request("session/resume", ResumeSessionRequest(session_id=opened.id, cwd="/"))
         await editor.prompt(opened.id, "go on")

@@ -17,8 +17,7 @@ from crow_core.mcp.tool import ToolCall
 from crow_core.messages.message import Message
 from crow_core.messages.worktree import ChangedPath, WorkTree, find_recorded
 from crow_core.session.session import Session
-from crow_core.session.store import Record
-from crow_core.testing import Editor, Reply, ScriptedModel, connect
+from crow_core.testing import Editor, MemoryStore, Reply, ScriptedModel, connect
 from crow_extensions import work_trees as extension
 from crow_extensions.commands import commands
 from crow_extensions.undo import undo
@@ -156,7 +155,7 @@ async def test_undo_takes_back_the_first_turn_in_a_work_tree_with_changes(folder
     look: Any = {"name": "terminal", "arguments": {"command": "true"}}
     server = Server("crow", crow_mcp_server.create_server, definitions=crow_mcp_server.tools(), built_in=True)
     crow = Crow(ScriptedModel([Reply(tool_calls=[edit if edits else look]), Reply("Done.")]), servers=[server])
-    crow.use(commands).use(undo).use(work_trees).load_session(load_nothing)
+    crow.use(commands).use(undo).use(work_trees).store = MemoryStore()
     async with connect(crow) as editor:
         id = (await editor.new_session(str(folder))).session_id
         await editor.prompt(id, "Go")
@@ -301,14 +300,10 @@ def stored(folder: Path) -> Callable[..., Any]:
     def make(*replies: Reply, **options: Any) -> Crow:
         crow = Crow(ScriptedModel([*replies]), servers=[writer(folder)], **options)
         crow.use(commands).use(undo).use(work_trees)
-        crow.load_session(load_nothing)
+        crow.store = MemoryStore()
         return crow
 
     return make
-
-
-def load_nothing(id: str) -> Record | None:
-    return None
 
 
 def write(text: str) -> Reply:

@@ -23,7 +23,7 @@ from crow_persistence import commits, loader
 from crow_persistence.commits import GroupCommit
 from crow_persistence.database import Database
 from crow_persistence.extension import persistence
-from crow_persistence.store import Store
+from crow_persistence.store import BlockingStore
 from crow_persistence.tables import draft_parts, drafts
 from crow_persistence.writes import SessionWrite
 from hypothesis import given, settings
@@ -194,7 +194,7 @@ async def test_turn_ends_whose_parts_cannot_be_written_and_what_was_shown_is_sto
         with pytest.raises(RpcError, match="cannot be stored"):
             await turn
         shown = editor.text
-    store = Store(url, database.folder)
+    store = BlockingStore(url, database.folder)
     row = store.acquire(id)
     assert row is not None
     assert str(store.load(row).log[-1].get("content")).startswith(shown)
@@ -211,10 +211,10 @@ async def make_session() -> Session:
     return session
 
 
-async def open_store(folder: str) -> tuple[Store, Session]:
+async def open_store(folder: str) -> tuple[BlockingStore, Session]:
     """Return a store, and a session with one message in it."""
     session = await make_session()
-    store = Store(f"sqlite:///{folder}/crow.db", Path(folder))
+    store = BlockingStore(f"sqlite:///{folder}/crow.db", Path(folder))
     store.write_sessions([SessionWrite(session, entries=len(session.log))])
     return store, session
 

@@ -192,7 +192,8 @@ async def test_deleted_session_leaves_only_its_own_row(database: Database):
         await crow.delete(session.id)
         await crow.delete("nobody")
         assert await crow.load(SilentClient(), session.id, "/") is None
-        assert await crow.list_sessions.run("", "", 9, "include") == Page([])
+        assert crow.store is not None
+        assert await crow.store.list_sessions("", "", 9, "include") == Page([])
     left = {name: number for name, number in count(database).items() if number}
     assert left == {"sessions": 1, "prompts": 1, "decisions": 1}
     with database.begin_read() as connection:

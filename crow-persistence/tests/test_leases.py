@@ -23,7 +23,7 @@ from crow_core.testing import Reply, ScriptedModel
 from crow_persistence import commits, leases, loader
 from crow_persistence.database import Database
 from crow_persistence.extension import persistence
-from crow_persistence.store import Store
+from crow_persistence.store import BlockingStore
 from crow_persistence.tables import drafts, sessions
 from crow_persistence.writes import SessionWrite
 from sqlalchemy import Engine, event, select, update
@@ -252,7 +252,7 @@ async def test_failed_load_releases_the_lease(database: Database):
 
 
 async def test_draft_is_not_written_under_a_lost_lease(database: Database):
-    store = Store(database.url.render_as_string(hide_password=False), database.folder)
+    store = BlockingStore(database.url.render_as_string(hide_password=False), database.folder)
     async with app(database) as crow:
         session = await talk(crow, "one")
         change(database, owner="another", beat=leases.now())
@@ -275,7 +275,9 @@ async def test_turn_in_a_deleted_session_gets_an_error(database: Database):
 
 
 async def test_heartbeat_keeps_a_lease(database: Database):
-    store, other = (Store(database.url.render_as_string(hide_password=False), database.folder) for _ in range(2))
+    store, other = (
+        BlockingStore(database.url.render_as_string(hide_password=False), database.folder) for _ in range(2)
+    )
     async with app(database) as crow:
         id = (await talk(crow, "one")).id
     assert store.acquire(id)

@@ -33,7 +33,7 @@ from crow_extensions.undo import undo
 from crow_persistence import commits, loader
 from crow_persistence.database import Database
 from crow_persistence.extension import persistence
-from crow_persistence.store import Store
+from crow_persistence.store import BlockingStore
 from crow_persistence.tables import blobs, calls, draft_parts, drafts, messages, metadata, sessions
 from crow_persistence.writes import SessionWrite
 from sqlalchemy import Connection, Engine, create_engine, event, func, inspect, select, text
@@ -346,7 +346,7 @@ async def test_session_is_rewritten_after_its_database_was_deleted(tmp_path: Pat
 
 
 async def test_model_call_in_another_file_is_written_with_its_session(tmp_path: Path):
-    store, other = (Store(f"sqlite:///{tmp_path / name}.db", tmp_path) for name in ("crow", "other"))
+    store, other = (BlockingStore(f"sqlite:///{tmp_path / name}.db", tmp_path) for name in ("crow", "other"))
     async with unstored_session() as mine, unstored_session() as foreign:
         for each, session in ((store, mine), (other, foreign)):
             session.log.append({"role": "user", "content": "one"})
@@ -387,7 +387,7 @@ async def unstored_session() -> AsyncGenerator[Session]:
 
 @pytest.mark.parametrize("first", [True, False])
 async def test_committed_rows_are_not_written_twice_after_a_lost_reply(database: Database, first: bool):
-    store = Store(url_of(database), database.folder)
+    store = BlockingStore(url_of(database), database.folder)
     store.database = lossy = LostReplyDatabase(url_of(database), database.folder)
     async with unstored_session() as session:
         if not first:
@@ -407,7 +407,7 @@ async def test_session_acquired_with_a_lost_reply_can_be_acquired_again(database
     async with connect(app(database)) as editor:
         id = (await editor.new_session("/")).session_id
         await editor.prompt(id, "one")
-    store = Store(url_of(database), database.folder)
+    store = BlockingStore(url_of(database), database.folder)
     store.database = lossy = LostReplyDatabase(url_of(database), database.folder)
     lossy.lose_reply = True
     with pytest.raises(StoreError):
@@ -417,7 +417,7 @@ async def test_session_acquired_with_a_lost_reply_can_be_acquired_again(database
 
 
 async def test_five_thousand_messages_are_restored(database: Database):
-    store = Store(url_of(database), database.folder)
+    store = BlockingStore(url_of(database), database.folder)
     async with unstored_session() as session:
         for n in range(2500):
             session.log.append({"role": "user", "content": f"prompt {n}"})

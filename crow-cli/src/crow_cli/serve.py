@@ -68,7 +68,8 @@ async def preload(crow: Crow) -> None:
     """Open the database and load the built-in tools before the first client needs them. Raises StoreError."""
     for server in crow.servers:
         server.connect()
-    await crow.list_sessions.run("", "", 1, "include")
+    if crow.store is not None:
+        await crow.store.list_sessions("", "", 1, "include")
     await asyncio.wait([server.connect() for server in crow.servers])
 
 

@@ -32,4 +32,5 @@ from crow_core.session.store import ArchiveFilter as ArchiveFilter
 from crow_core.session.store import Page as Page
 from crow_core.session.store import Record as Record
 from crow_core.session.store import SessionChange as SessionChange
+from crow_core.session.store import Store as Store
 from crow_core.session.store import Summary as Summary

@@ -30,7 +30,7 @@ from crow_core.session.options import Choice, Option
 from crow_core.session.output import STOPPED, TURN_NOTES
 from crow_core.session.prompts import Prompt
 from crow_core.session.session import Folders, Hooks, Session
-from crow_core.session.store import KeyedOrigin, Record, SessionChange
+from crow_core.session.store import KeyedOrigin, Record, SessionChange, Store, Summary
 from crow_core.session.user import Client
 from crow_core.text import to_line
 
@@ -72,6 +72,8 @@ class Crow(Hooks):
         """The templates by name; each session starts with a copy."""
         self.max_requests = max_requests
         """The most model calls that one turn may make."""
+        self.store: Store | None = None
+        """Keeps the sessions; without one, they end with the process. Set it before the first session opens."""
         self.methods: dict[str, Method] = {}
         """Methods beyond ACP that a client may call for a session, by name, such as `_crow/usage`."""
         self.takes_output_schema = False
@@ -137,6 +139,7 @@ class Crow(Hooks):
             self.prompts,
             max_requests=self.max_requests,
             parent=parent,
+            store=self.store,
         )
         session.toolbox.host = Bridge(session)
         session.toolbox.client_servers = servers
@@ -179,7 +182,7 @@ class Crow(Hooks):
             raise SessionBusy(f"Session {id} is open in this process. Close it there first, or fork it.")
         await self.closed(id)
         models = self.models_or_own(models)
-        record = await self.load_session.run(id)
+        record = await self.store.load(id) if self.store else None
         if record is None and id not in self.unprompted:
             return None
         return await self.open(
@@ -205,7 +208,7 @@ class Crow(Hooks):
         load = partial(self.load, client, id, cwd, roots=roots, servers=servers, models=models, goes_on=True)
         if session := await load():
             return drop_later_turns(session, origin) if origin else session
-        if origin and (record := await self.fork_session.run(origin.session, id, "")):
+        if origin and self.store is not None and (record := await self.store.fork(origin.session, id, "")):
             session = await self.open(client, cwd, roots=roots, servers=servers, models=models, record=record)
             return drop_later_turns(session, origin)
         session = await self.open(client, cwd, roots=roots, servers=servers, models=models, id=id)
@@ -241,8 +244,9 @@ class Crow(Hooks):
             await self.sessions[id].log.written()
         await self.closed(id)
         models = self.models_or_own(models)
-        record = await self.fork_session.run(id, new_id(), at)
-        return record and await self.open(client, cwd, roots=roots, servers=servers, models=models, record=record)
+        if self.store is None or (record := await self.store.fork(id, new_id(), at)) is None:
+            return None
+        return await self.open(client, cwd, roots=roots, servers=servers, models=models, record=record)
 
     async def delete(self, id: str) -> None:
         """Delete a stored session, after closing it if it is open here. Raises StoreError."""
@@ -251,7 +255,8 @@ class Crow(Hooks):
         await self.closed(id)
         with suppress(ValueError):
             self.unprompted.remove(id)
-        await self.delete_session.run(id)
+        if self.store is not None:
+            await self.store.delete(id)
 
     async def archive(self, id: str) -> bool:
         """Take a stored session out of the lists, after closing it if it is open here.
@@ -261,7 +266,15 @@ class Crow(Hooks):
         if id in self.sessions:
             await self.close(self.sessions[id])
         await self.closed(id)
-        return await self.change_session.run(id, SessionChange(archived=True)) is not None
+        return await self.change(id, SessionChange(archived=True))
+
+    async def find(self, id: str) -> Summary | None:
+        """Return a stored session as a list shows it; None if there is none. Raises StoreError."""
+        return None if self.store is None else await self.store.find(id)
+
+    async def change(self, id: str, change: SessionChange) -> bool:
+        """Change a stored session that is closed here. Return False if there is no such session. Raises StoreError."""
+        return self.store is not None and await self.store.change(id, change) is not None
 
     async def set_title(self, id: str, title: str) -> bool:
         """Give a session a title and store it. Return False if there is no such session. Raises StoreError."""
@@ -270,7 +283,7 @@ class Crow(Hooks):
             await session.log.written()
             return True
         await self.closed(id)
-        return await self.change_session.run(id, SessionChange(title=title)) is not None
+        return await self.change(id, SessionChange(title=title))
 
     async def prompt(self, session: Session, message: Message, *, key: str = "") -> StopReason:
         """Run a turn. The prompts to one session run one after the other, first in, first out.

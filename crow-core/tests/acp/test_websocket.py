@@ -35,8 +35,7 @@ from crow_core.acp.websocket import AccessPolicy, WebSocketServer, connect
 from crow_core.agent.acp_agent import AcpAgent
 from crow_core.app import Crow
 from crow_core.session.session import Session
-from crow_core.session.store import Record
-from crow_core.testing import Editor, Reply, ScriptedModel
+from crow_core.testing import Editor, MemoryStore, Reply, ScriptedModel
 from websockets.asyncio.client import ClientConnection
 from websockets.asyncio.client import connect as dial
 from websockets.asyncio.server import ServerConnection
@@ -652,14 +651,8 @@ class Held:
     def __init__(self) -> None:
         self.crow = Crow(ScriptedModel(lambda request: Reply("word", hang=True)))
         self.ended: asyncio.Queue[str] = asyncio.Queue()
-        self.stored: dict[str, Record] = {}
-        self.crow.session_end(self.end)
-        self.crow.load_session(self.stored.get)
-        self.crow.delete_session(lambda id: self.stored.pop(id, None) and None)
-
-    def end(self, session: Session) -> None:
-        self.stored[session.id] = Record(session.id, list(session.log))
-        self.ended.put_nowait(session.id)
+        self.crow.store = self.store = MemoryStore()
+        self.crow.session_end(lambda session: self.ended.put_nowait(session.id))
 
     async def begin(self, editor: Editor) -> tuple[NewSessionResponse, "asyncio.Task[PromptResponse]"]:
         """Open a session and start a turn."""
@@ -677,7 +670,7 @@ async def test_lost_connection_leaves_nothing_running():
             connection.transport.abort()
         assert await held.ended.get() == id
         assert held.crow.sessions == {}
-    assert held.stored[id].log[-1].get("content") == "word"
+    assert held.store.records[id].log[-1].get("content") == "word"
 
 
 async def test_lost_client_is_not_logged_as_an_error(caplog: pytest.LogCaptureFixture):
@@ -744,7 +737,7 @@ async def test_client_that_reconnects_at_once_gets_its_session(moment: str):
 
 async def test_session_without_a_prompt_can_be_loaded_after_a_reconnect():
     crow = Crow(ScriptedModel([Reply("word")]))
-    crow.load_session(lambda id: None)  # a store keeps no session without a message
+    crow.store = MemoryStore()  # keeps no session without a message
     async with serving(crow) as url:
         async with editing(url) as editor:
             id = (await editor.new_session("/")).session_id

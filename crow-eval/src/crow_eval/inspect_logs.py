@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from crow_core.errors import ConfigError
 from crow_persistence.database import Database
-from crow_persistence.store import Store
+from crow_persistence.store import BlockingStore
 from crow_persistence.tables import evaluations as evaluations_table
 from crow_persistence.tables import sessions
 from inspect_ai.log import EvalLog, EvalSample, read_eval_log
@@ -257,7 +257,7 @@ def split_content(message: ChatMessage, left_out: Counter[str]) -> tuple[str, st
     return "\n\n".join(texts), "\n\n".join(reasoning)
 
 
-def store_log(store: Store, log: ImportedLog) -> Imported:
+def store_log(store: BlockingStore, log: ImportedLog) -> Imported:
     """Store an evaluation with its cells and sessions; one that was stored before is left as it is. Raises StoreError.
 
     A sample that crow has solved keeps crow's own session, if this database has it.

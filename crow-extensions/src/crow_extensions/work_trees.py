@@ -79,7 +79,7 @@ def work_trees(crow: Crow) -> None:
     @crow.before_prompt
     def want(message: Message, session: Session) -> None:
         begins = not any("role" in entry for entry in session.view.entries())
-        if begins and crow.load_session and not session.parent:
+        if begins and crow.store is not None and not session.parent:
             session.state[WANTED] = True
 
     def begin(session: Session) -> Recording | None:

@@ -17,7 +17,7 @@ from crow_persistence.writes import SessionWrite, is_stored
 
 if TYPE_CHECKING:
     from crow_persistence.database import Database
-    from crow_persistence.store import Store
+    from crow_persistence.store import BlockingStore
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ class GroupCommit:
         self.url, self.folder = url, folder
         self.writer = ThreadPoolExecutor(1, "crow-writes")
         self.reader = ThreadPoolExecutor(1, "crow-reads")
-        self.store_future: asyncio.Future[Store] | None = None
+        self.store_future: asyncio.Future[BlockingStore] | None = None
         self.heartbeat: asyncio.Task[None] | None = None
         self._get_secrets = get_secrets
         self._gathered: dict[str, SessionWrite] = {}
@@ -214,17 +214,17 @@ class GroupCommit:
             self._closed.append(session.id)
             await self.write(self._release)
 
-    def _release(self, store: "Store") -> None:
+    def _release(self, store: "BlockingStore") -> None:
         """Release the leases of all sessions that were closed until now, in the writer thread: the first of several
         such tasks, in one transaction, for the others too. A lease that cannot be released expires."""
         store.release([self._closed.popleft() for _ in range(len(self._closed))])
 
-    async def write(self, task: "Callable[[Store], T]") -> T:
+    async def write(self, task: "Callable[[BlockingStore], T]") -> T:
         """Run a task in the writer thread, after all earlier ones."""
         store = await self.get_store()
         return await asyncio.get_running_loop().run_in_executor(self.writer, task, store)
 
-    async def acquire(self, task: "Callable[[Store], T]", id: str) -> T:
+    async def acquire(self, task: "Callable[[BlockingStore], T]", id: str) -> T:
         """Run a task that opens the session `id`. If the caller is cancelled, the session is released again."""
         writing = asyncio.ensure_future(self.write(task))
         try:
@@ -235,12 +235,12 @@ class GroupCommit:
                 await self.write(lambda store: store.release([id]))
             raise
 
-    async def read(self, task: "Callable[[Store], T]") -> T:
+    async def read(self, task: "Callable[[BlockingStore], T]") -> T:
         """Run a task in the reader thread, concurrently with writes."""
         store = await self.get_store()
         return await asyncio.get_running_loop().run_in_executor(self.reader, task, store)
 
-    async def get_store(self) -> "Store":
+    async def get_store(self) -> "BlockingStore":
         """Return the store; the first call opens it."""
         if self.store_future is None:
             self.store_future = asyncio.get_running_loop().run_in_executor(
@@ -286,8 +286,8 @@ async def tell(session: Session, text: str) -> None:
         await session.notice(text, "warning")
 
 
-def open_store(url: str, folder: Path | None) -> "Store":
+def open_store(url: str, folder: Path | None) -> "BlockingStore":
     """Open the store, in the writer thread."""
-    from crow_persistence.store import Store  # imports SQLAlchemy, which is slow
+    from crow_persistence.store import BlockingStore  # imports SQLAlchemy, which is slow
 
-    return Store(url, folder)
+    return BlockingStore(url, folder)

@@ -1,7 +1,7 @@
 """The extension `crow.use(persistence, url=...)`: stores every session as it happens, and loads it again."""
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,12 +21,60 @@ from crow_persistence.commands import make_commands
 from crow_persistence.commits import GroupCommit
 
 if TYPE_CHECKING:
-    from crow_persistence.store import Store
+    from crow_persistence.store import BlockingStore
 
 log = logging.getLogger("crow")
 
 SUFFIXES = {"markdown": ".md", "jsonl": ".jsonl", "html": ".html", "atif": ".json"}
 """Suffixes of the files that /export writes, by format."""
+
+
+class SqlStore:
+    """The store of an app: runs the operations of `BlockingStore` in the threads of a `GroupCommit`."""
+
+    def __init__(self, commits: GroupCommit, sessions: Mapping[str, Session]) -> None:
+        self.commits = commits
+        self.sessions = sessions
+        """The open sessions of the app, by id."""
+
+    async def load(self, id: str) -> Record | None:
+        commits = self.commits
+        if (row := await commits.acquire(lambda store: store.acquire(id), id)) is None:
+            return None
+        try:
+            commits.start_heartbeat()
+            return await commits.read(lambda store: store.load(row))
+        except BaseException:
+            await commits.write(lambda store: store.release([id]))
+            raise
+
+    async def fork(self, id: str, new_id: str, at: str) -> Record | None:
+        record = await self.commits.acquire(lambda store: store.fork(id, new_id, at), new_id)
+        self.commits.start_heartbeat()
+        return record
+
+    async def list_sessions(self, cwd: str, cursor: str, limit: int, archived: ArchiveFilter) -> Page:
+        return await self.commits.read(lambda store: store.list_sessions(cwd, cursor, limit, archived))
+
+    async def find(self, id: str) -> Summary | None:
+        return await self.commits.read(lambda store: store.find_session(id))
+
+    async def change(self, id: str, change: SessionChange) -> Summary | None:
+        session = self.sessions.get(id)
+
+        def run(store: "BlockingStore") -> Summary | None:
+            return store.change_session(id, change, store.get_progress(session) if session else None)
+
+        return await self.commits.write(run)
+
+    async def delete(self, id: str) -> None:
+        await self.commits.write(lambda store: store.delete(id))
+
+    async def write_draft(self, session: Session, reply: Message) -> None:
+        self.commits.add(session).parts.append(reply)
+
+    async def flush(self, session: Session) -> None:
+        await self.commits.flush(session)
 
 
 def persistence(
@@ -44,6 +92,7 @@ def persistence(
     `limit`.
     """
     commits = GroupCommit(url, folder, secrets)
+    crow.store = SqlStore(commits, crow.sessions)
     crow.servers.append(search_tool.make_server(commits.get_database))
 
     @crow.session_start
@@ -71,55 +120,9 @@ def persistence(
     def write_message(session: Session, entry: Message) -> None:
         commits.add(session)
 
-    @crow.draft
-    def write_draft(session: Session, reply: Message) -> None:
-        commits.add(session).parts.append(reply)
-
     @crow.model_call
     def write_model_call(session: Session, model_call: ModelCall) -> None:
         commits.add(session).model_calls.append(model_call)
-
-    @crow.flush
-    async def flush(session: Session) -> None:
-        await commits.flush(session)
-
-    @crow.load_session
-    async def load_session(id: str) -> Record | None:
-        if (row := await commits.acquire(lambda store: store.acquire(id), id)) is None:
-            return None
-        try:
-            commits.start_heartbeat()
-            return await commits.read(lambda store: store.load(row))
-        except BaseException:
-            await commits.write(lambda store: store.release([id]))
-            raise
-
-    @crow.fork_session
-    async def fork_session(id: str, new_id: str, at: str) -> Record | None:
-        record = await commits.acquire(lambda store: store.fork(id, new_id, at), new_id)
-        commits.start_heartbeat()
-        return record
-
-    @crow.list_sessions
-    async def list_sessions(cwd: str, cursor: str, limit: int, archived: ArchiveFilter) -> Page:
-        return await commits.read(lambda store: store.list_sessions(cwd, cursor, limit, archived))
-
-    @crow.find_session
-    async def find_session(id: str) -> Summary | None:
-        return await commits.read(lambda store: store.find_session(id))
-
-    @crow.change_session
-    async def change_session(id: str, change: SessionChange) -> Summary | None:
-        session = crow.sessions.get(id)
-
-        def run(store: "Store") -> Summary | None:
-            return store.change_session(id, change, store.get_progress(session) if session else None)
-
-        return await commits.write(run)
-
-    @crow.delete_session
-    async def delete_session(id: str) -> None:
-        await commits.write(lambda store: store.delete(id))
 
     async def search_messages(session: Session, params: dict[str, Any]) -> dict[str, Any]:
         words, everywhere, limit = params.get("words"), params.get("everywhere", False), params.get("limit", 20)

@@ -1,5 +1,4 @@
-"""The store: the operations on stored sessions that the hooks need. Each method blocks, and runs one or two
-transactions."""
+"""The operations on stored sessions that `SqlStore` needs. Each method blocks, and runs one or two transactions."""
 
 from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime
@@ -28,7 +27,7 @@ STATE_KEY = "persistence"
 """Key of `session.state` that holds a session's progress."""
 
 
-class Store:
+class BlockingStore:
     """The stored sessions of one app. Methods that write must be called from one thread. Every method may raise
     StoreError."""
 

@@ -20,7 +20,7 @@ class SessionWrite:
 
     session: Session
     parts: list[Message] = field(default_factory=list[Message])
-    """The text of a streaming reply that has arrived since the last commit, as the hook `draft` received it."""
+    """The text of a streaming reply that has arrived since the last commit, as `write_draft` received it."""
     model_calls: list[ModelCall] = field(default_factory=list[ModelCall])
     """Model calls that were sent, or have ended, as they were then."""
     lost_calls: dict[str, str] = field(default_factory=dict[str, str])

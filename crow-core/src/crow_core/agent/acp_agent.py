@@ -226,7 +226,7 @@ def announce(crow: Crow) -> Announced:
     """Find out what an app has to announce."""
     audio = any(isinstance(model, ChatModel) and model.quirks.audio for model in crow.models.values())
     return Announced(
-        bool(crow.load_session),
+        crow.store is not None,
         list(crow.methods),
         audio,
         crow.takes_output_schema,
@@ -527,10 +527,12 @@ class AcpAgent:
         )
 
     async def list_sessions(self, params: ListSessionsRequest) -> ListSessionsResponse:
-        crow = await self.crow()
+        store = (await self.crow()).store
         archived = parse_archive_filter(params.archived or "exclude") if self.unstable else "exclude"
         try:
-            page = await crow.list_sessions.run(params.cwd or "", params.cursor or "", PAGE_SIZE, archived) or Page(())
+            page = Page(())
+            if store is not None:
+                page = await store.list_sessions(params.cwd or "", params.cursor or "", PAGE_SIZE, archived)
         except ValueError as error:
             raise RpcError(INVALID_PARAMS, "Unknown cursor", details="Ask for the list from its start.") from error
         except StoreError as error:
@@ -566,7 +568,7 @@ class AcpAgent:
 
     async def unarchive_session(self, params: UnarchiveSessionRequest) -> UnarchiveSessionResponse:
         crow, id = await self.crow(), params.session_id
-        await find_stored(id, crow.change_session.run(id, SessionChange(archived=False)))
+        await find_stored(id, crow.change(id, SessionChange(archived=False)))
         return UnarchiveSessionResponse()
 
     async def set_session_title(self, params: SetSessionTitleRequest) -> SetSessionTitleResponse:
@@ -583,7 +585,7 @@ class AcpAgent:
         crow, id = await self.crow(), params.session_id
         if id in crow.sessions:
             return SessionStatusResponse(status="open")
-        await find_stored(id, crow.find_session.run(id))
+        await find_stored(id, crow.find(id))
         return SessionStatusResponse(status="saved")
 
     def start_announcing(self, session: Session) -> None:

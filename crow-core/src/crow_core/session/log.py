@@ -23,9 +23,8 @@ def new_id() -> str:
 class SessionLog(Sequence[Message]):
     """The entries of a session, messages and markers, in order.
 
-    `append` extends the log at once. The writers, which are a session's hooks `message`, `draft` and `model_call`, run
-    behind it, one after the other. A store may gather what they receive; `written` waits for them and then, through the
-    hook `flush`, until it is stored.
+    `append` extends the log at once. The writers run after it, one after the other: a session's hooks `message` and
+    `model_call`, and `write_draft` of its store. `written` waits for them, and then for the store's `flush`.
     """
 
     def __init__(
@@ -48,7 +47,7 @@ class SessionLog(Sequence[Message]):
         self.is_suspended = False
         """Whether `append` does nothing: a turn ends that will go on, here or in another process."""
         self._must_flush = False
-        """Whether a writer has run since the last flush."""
+        """True if something was appended or written since the last flush."""
         self._writing: asyncio.Task[None] | None = None
         """The last write; it ends after all writes before it."""
         self._draft: asyncio.TimerHandle | None = None
@@ -81,6 +80,7 @@ class SessionLog(Sequence[Message]):
             return
         entry.setdefault("crow", {}).setdefault("id", new_id())
         self.entries.append(entry)
+        self._must_flush = self._on_flush is not None
         if self._on_message:
             self._write(self._on_message, entry)
 
@@ -122,7 +122,7 @@ class SessionLog(Sequence[Message]):
                 before.result()  # whoever waits for this write gets the first failure
 
     def _flush(self) -> None:
-        """Flush after all writers that were started before, if one has run since the last flush."""
+        """Flush after all writers that were started before, if there is something to flush."""
         if self._must_flush and self._on_flush:
             self._must_flush = False
             self._writing = asyncio.ensure_future(self._write_after(self._writing, self._on_flush()))
@@ -130,7 +130,7 @@ class SessionLog(Sequence[Message]):
     @property
     def is_writing(self) -> bool:
         """Whether `written` may have to wait."""
-        return self._writing is not None
+        return self._must_flush or self._writing is not None
 
     async def written(self) -> None:
         """Wait until everything appended so far has been written. Raises what a writer raised."""

@@ -45,7 +45,7 @@ from crow_core.models.usage import count_tokens, find_price
 from crow_core.session.log import SessionLog, new_id
 from crow_core.session.options import Option, SessionOptions
 from crow_core.session.prompts import Prompt, SessionPrompts
-from crow_core.session.store import ArchiveFilter, Page, Record, SessionChange, Summary
+from crow_core.session.store import Record, Store
 from crow_core.session.user import Client, User
 from crow_core.trace import TRACE
 
@@ -147,6 +147,7 @@ class Session:
         *,
         max_requests: int = 200,
         parent: "Session | None" = None,
+        store: Store | None = None,
     ) -> None:
         self.hooks = hooks
         """The app; its extensions have registered their functions here."""
@@ -157,9 +158,9 @@ class Session:
         """The model that is asked now."""
         self.log = SessionLog(
             on_message=partial(hooks.message.run, self) if hooks.message else None,
-            on_draft=partial(hooks.draft.run, self) if hooks.draft else None,
+            on_draft=None if store is None else partial(store.write_draft, self),
             on_model_call=partial(hooks.model_call.run, self) if hooks.model_call else None,
-            on_flush=partial(hooks.flush.run, self) if hooks.flush else None,
+            on_flush=None if store is None else partial(store.flush, self),
         )
         self.view = View(self.log)
         """The messages of the log for the next request, without the system prompt."""
@@ -607,21 +608,11 @@ class Hooks:
     message: Observe[[Session, Message]] = Observe("""
         Called for each entry that was appended to the log, a message or a marker, in order.
 
-        The client is shown what follows only when all functions have returned: this is where a store writes.
+        The client is shown what follows only when all functions have returned.
 
             @crow.message
             async def write(session: Session, entry: Message) -> None:
                 print(session.id, entry.get("role", "marker"))
-        """)
-
-    draft: Observe[[Session, Message]] = Observe("""
-        Called with the text of a streaming reply that has arrived since the last call, under the id of the reply.
-
-        Called at most once in `crow_core.session.log.DRAFT_INTERVAL` seconds, so that a killed process loses little.
-        `reply["crow"]["part"]` counts the calls for a reply: 0 replaces all earlier parts, any other continues them.
-
-            @crow.draft
-            async def write(session: Session, reply: Message) -> None: ...
         """)
 
     model_call: Observe[[Session, ModelCall]] = Observe("""
@@ -632,16 +623,6 @@ class Hooks:
             @crow.model_call
             def log_call(session: Session, model_call: ModelCall) -> None:
                 print(model_call.purpose, model_call.error or model_call.finish_reason)
-        """)
-
-    flush: Observe[[Session]] = Observe("""
-        Called before the client is shown what follows from the log, and at the end of a turn.
-
-        Returns when all that the hooks `message`, `draft` and `model_call` received is stored, so that these may gather
-        what they receive. Raises StoreError if it cannot be stored.
-
-            @crow.flush
-            async def commit(session: Session) -> None: ...
         """)
 
     model_error: First[[Session, ModelError], bool] = First("""
@@ -691,58 +672,6 @@ class Hooks:
                     session.state["loudness"] = value
 
                 return Option("loud", "Loud", "_loud", ON_OFF, get, choose, is_switch=True)
-        """)
-
-    load_session: First[[str], Record] = First("""
-        Returns the stored session with this id, which belongs to this process from now on; None if there is none.
-
-        Raises StoreError; SessionBusy if another process has the session open.
-
-            @crow.load_session
-            async def load(id: str) -> Record | None: ...
-        """)
-
-    fork_session: First[[str, str, str], Record] = First("""
-        Returns a new session, with the second id, that continues the stored session with the first id.
-
-        It continues at the entry whose id is the third argument, or at the end for "". None if there is no such
-        session. Raises StoreError.
-
-            @crow.fork_session
-            async def fork(id: str, new_id: str, at: str) -> Record | None: ...
-        """)
-
-    list_sessions: First[[str, str, int, ArchiveFilter], Page] = First("""
-        Returns a page of stored sessions. Receives a folder ("" for all), a cursor ("" for the start) and a limit.
-
-        The last argument says which of the archived sessions are wanted. Raises StoreError; ValueError for an unknown
-        cursor.
-
-            @crow.list_sessions
-            async def page(cwd: str, cursor: str, limit: int, archived: ArchiveFilter) -> Page | None: ...
-        """)
-
-    find_session: First[[str], Summary] = First("""
-        Returns a stored session as a list shows it; None if there is none. Raises StoreError.
-
-            @crow.find_session
-            async def find(id: str) -> Summary | None: ...
-        """)
-
-    change_session: First[[str, SessionChange], Summary] = First("""
-        Changes a stored session's title or whether it is archived. Returns the session, None if there is none.
-
-        Raises StoreError; SessionBusy if it cannot be archived, or brought back, because another process has it open.
-
-            @crow.change_session
-            async def change(id: str, change: SessionChange) -> Summary | None: ...
-        """)
-
-    delete_session: Observe[[str]] = Observe("""
-        Deletes a stored session; does nothing for an unknown id. Raises StoreError.
-
-            @crow.delete_session
-            async def delete(id: str) -> None: ...
         """)
 
     def seal(self) -> None:

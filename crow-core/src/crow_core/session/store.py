@@ -1,10 +1,13 @@
-"""The values that an app exchanges with a store of sessions."""
+"""A store of sessions, and the values that an app exchanges with it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from crow_core.messages.message import Message
+
+if TYPE_CHECKING:
+    from crow_core.session.session import Session
 
 ArchiveFilter = Literal["exclude", "include", "only"]
 """Whether archived sessions are left out of a list, or are in it, or alone in it."""
@@ -71,3 +74,62 @@ class KeyedOrigin:
     """The keys that begin so are those of turns to keep or to drop."""
     keys: frozenset[str]
     """The keys of the turns to keep, among these."""
+
+
+class Store(Protocol):
+    """Keeps the sessions of an app: `crow.store = MyStore()`. `crow_core.testing.MemoryStore` is the smallest one.
+
+    The entries are those of `session.log`. A store that gathers what it writes hears of each by the hooks `message` and
+    `model_call`. Every method may raise StoreError.
+    """
+
+    async def load(self, id: str) -> Record | None:
+        """Return the stored session with this id, which belongs to this process from now on; None if there is none.
+
+        Raises SessionBusy if another process has the session open.
+        """
+        ...
+
+    async def fork(self, id: str, new_id: str, at: str) -> Record | None:
+        """Return a new session that continues a stored one at the entry with the id `at`, or at the end for "".
+
+        None if there is no such session.
+        """
+        ...
+
+    async def list_sessions(self, cwd: str, cursor: str, limit: int, archived: ArchiveFilter) -> Page:
+        """Return a page of stored sessions, of one folder or of all for "". The cursor "" is the start.
+
+        Raises ValueError for an unknown cursor.
+        """
+        ...
+
+    async def find(self, id: str) -> Summary | None:
+        """Return a stored session as a list shows it; None if there is none."""
+        ...
+
+    async def change(self, id: str, change: SessionChange) -> Summary | None:
+        """Change a stored session's title or whether it is archived. Return it; None if there is none.
+
+        Raises SessionBusy if it cannot be archived, or brought back, because another process has it open.
+        """
+        ...
+
+    async def delete(self, id: str) -> None:
+        """Delete a stored session; do nothing for an unknown id."""
+        ...
+
+    async def write_draft(self, session: "Session", reply: Message) -> None:
+        """Write the text of a streaming reply that has arrived since the last call, under the id of the reply.
+
+        Called at most once in `crow_core.session.log.DRAFT_INTERVAL` seconds, so that a killed process loses little.
+        `reply["crow"]["part"]` counts the calls for a reply: 0 replaces all earlier parts, any other continues them.
+        """
+        ...
+
+    async def flush(self, session: "Session") -> None:
+        """Return when the log, the drafts and the model calls of a session are stored.
+
+        Called before the client is shown what follows from them, and at the end of a turn.
+        """
+        ...

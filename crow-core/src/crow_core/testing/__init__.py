@@ -1,7 +1,7 @@
 """Test doubles for models, endpoints, clients and MCP servers.
 
 `ScriptedModel` is a model in the same process, `ScriptedServer` a chat-completions endpoint over HTTP. `connect(crow)`
-connects an `Editor` with an agent over ACP in memory.
+connects an `Editor` with an agent over ACP in memory. `MemoryStore` keeps its sessions.
 """
 
 from typing import TYPE_CHECKING
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from crow_core.testing.editor import Editor, connect
 from crow_core.testing.model import ScriptedModel
 from crow_core.testing.script import Failure, Raw, Reply, Script, ScriptedCall, ScriptEnded
+from crow_core.testing.store import MemoryStore
 
 if TYPE_CHECKING:
     from crow_core.testing.server import ScriptedServer
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Editor",
     "Failure",
+    "MemoryStore",
     "Raw",
     "Reply",
     "Script",

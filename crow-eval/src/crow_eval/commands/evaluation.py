@@ -431,13 +431,13 @@ def import_(logs: tuple[Path, ...], scorer: str, least: float | None, as_json: b
             "installs both, with the path of crow's repository."
         )
     from crow_agent.settings.config import Home, get_database_url, load_config
-    from crow_persistence.store import Store
+    from crow_persistence.store import BlockingStore
 
     home = Home.find(os.environ)
     try:
         found = [read_log(path, scorer, least) for path in logs]
         home.data.mkdir(parents=True, exist_ok=True, mode=0o700)
-        store = Store(get_database_url(load_config(home, os.environ), home), home.data)
+        store = BlockingStore(get_database_url(load_config(home, os.environ), home), home.data)
         try:
             stored = [(log, store_log(store, log)) for log in found]
         finally:

@@ -24,7 +24,7 @@ def import_(agent: str, path: Path | None, as_json: bool) -> None:
     they decide no permissions. System prompts, tool lists, tokens and costs are not imported. Sessions that were
     imported before get what is new since; those that were continued in crow are left as they are, and a fork gets it.
     """
-    from crow_persistence.store import Store
+    from crow_persistence.store import BlockingStore
 
     from crow_eval.histories.importing import READERS, import_history
 
@@ -33,7 +33,7 @@ def import_(agent: str, path: Path | None, as_json: bool) -> None:
         fail(f"there is no {escape_controls(str(place))}. Give the file or the folder of the history of {agent}.")
     home = Home.find(os.environ)
     try:
-        store = Store(get_database_url(load_config(home, os.environ), home), home.data)
+        store = BlockingStore(get_database_url(load_config(home, os.environ), home), home.data)
         try:
             found = import_history(store, agent, place)
         finally:

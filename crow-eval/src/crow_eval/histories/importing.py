@@ -17,7 +17,7 @@ from crow_persistence.entries import clean_text
 from crow_persistence.heads import read_secrets
 from crow_persistence.loader import decode_or, entry_id, load_with_progress, read_roots
 from crow_persistence.progress import Progress
-from crow_persistence.store import STATE_KEY, Store
+from crow_persistence.store import STATE_KEY, BlockingStore
 from crow_persistence.tables import messages, sessions
 from crow_persistence.writes import SessionWrite
 from sqlalchemy import Connection, Row, select, update
@@ -55,7 +55,7 @@ class Imported:
     """What has no place in a message, and what was broken, with its number."""
 
 
-def import_history(store: Store, agent: str, path: Path) -> Imported:
+def import_history(store: BlockingStore, agent: str, path: Path) -> Imported:
     """Import the sessions of an agent, each in a transaction. Raises StoreError, OSError.
 
     New messages of a session that was imported before are appended. If its earlier messages have changed, those are
@@ -78,7 +78,7 @@ def import_history(store: Store, agent: str, path: Path) -> Imported:
     return imported
 
 
-def import_session(store: Store, found: ForeignSession, imported: Imported, *, is_copy: bool = False) -> None:
+def import_session(store: BlockingStore, found: ForeignSession, imported: Imported, *, is_copy: bool = False) -> None:
     """Write what is new in a session, in one transaction. Of a copy of one that was just read, only what follows its
     end is new. Raises StoreError, also SessionBusy."""
     ids = found.make_entry_ids()
