@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import stamina
-from crow_agent.settings.config import ModelSettings
 from crow_agent.settings.discovery import to_chat_model
+from crow_agent.settings.structs import ModelSettings
 from crow_cli.doctor import (
     PROBES,
     RED_IMAGE,

@@ -14,14 +14,17 @@ from typing import Any
 import click
 import crow_system as system
 import msgspec
-from crow_agent.settings.config import Config, Home, load_config, load_environment
+from crow_agent.settings.config import load_config, load_environment
 from crow_agent.settings.discovery import find_models
+from crow_agent.settings.home import Home
+from crow_agent.settings.structs import Config
 from crow_core.errors import ConfigError, ModelError
 from crow_core.messages.message import Delta, Message, answer_tool_call, decode_json, parse_arguments, settle, view
-from crow_core.models.chat import TOOL_ADVICE, ChatModel, ModelCall, ModelRequest
+from crow_core.models.chat import TOOL_ADVICE, ChatModel
 from crow_core.models.endpoint import CONNECT_TIMEOUT, create_http_client, join_url
 from crow_core.models.estimate import count_min_tokens
 from crow_core.models.failures import shorten_text
+from crow_core.models.model_call import ModelCall, ModelRequest
 from crow_core.models.printed import is_printed_call
 from crow_core.models.quirks import Quirks
 from crow_core.models.stream import parse_object

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import crow_system as system
-from crow_agent.settings.config import Home
+from crow_agent.settings.home import Home
 from crow_agent.settings.running import RunningAgents
 from crow_core.mcp.watchdog import MARK
 from crow_mcp_server.terminal.watchdog import MARK_VARIABLE

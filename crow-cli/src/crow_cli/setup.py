@@ -13,8 +13,10 @@ from importlib.resources import files
 from typing import Any, Literal, NoReturn
 
 import click
-from crow_agent.settings.config import Home, ModelSettings, load_environment
+from crow_agent.settings.config import load_environment
 from crow_agent.settings.discovery import LOCAL_SERVERS, list_local_models, to_chat_model
+from crow_agent.settings.home import Home
+from crow_agent.settings.structs import ModelSettings
 from crow_core.errors import ConfigError
 from crow_core.masking import find_secrets, mask
 from crow_core.models.endpoint import is_local, to_display_url

@@ -40,7 +40,7 @@ from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Server
 from crow_core.mcp.tool import ToolCall
 from crow_core.messages.message import Delta, make_legal_name
-from crow_core.models.chat import ModelCall, ModelRequest
+from crow_core.models.model_call import ModelCall, ModelRequest
 from crow_core.session.session import Session
 from crow_core.text import to_line
 from msgspec import UNSET

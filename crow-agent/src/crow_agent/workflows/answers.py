@@ -130,7 +130,8 @@ def record_answer(waiting: WaitingApproval, given: Approval, by: str, env: Mappi
     from crow_persistence.audit import record_decision
     from crow_persistence.database import Database
 
-    from crow_agent.settings.config import Home, get_database_url, load_config
+    from crow_agent.settings.config import get_database_url, load_config
+    from crow_agent.settings.home import Home
 
     env = os.environ if env is None else env
     try:
