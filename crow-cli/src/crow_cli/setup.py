@@ -242,7 +242,8 @@ class Setup:
 
     def test(self, provider: Provider, model: str, key: Key) -> bool:
         """Send one request to the model, and say how it went."""
-        from crow_cli.doctor import COLOURS, probe_key_and_model, run_probe, to_examined  # imports all probes
+        from crow_cli.doctor import COLOURS, run_probe, to_examined  # imports all probes
+        from crow_cli.probes import probe_key_and_model
 
         click.echo(escape_line(f"Asking {model} at {to_display_url(provider.base_url)} to say hello …"))
         settings = ModelSettings(base_url=provider.base_url, model=model, api_key=key.value)
