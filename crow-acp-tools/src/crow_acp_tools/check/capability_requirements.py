@@ -13,13 +13,7 @@ from crow_core.acp.schema import (
 )
 
 from crow_acp_tools.check import scenarios
-from crow_acp_tools.check.conversation import (
-    Conversation,
-    WireLine,
-    describe_error,
-    filter_turn_updates,
-    update_kind,
-)
+from crow_acp_tools.check.conversation import Conversation, WireLine, describe_error, filter_turn_updates, update_kind
 from crow_acp_tools.check.requirement import (
     Failed,
     NotTested,

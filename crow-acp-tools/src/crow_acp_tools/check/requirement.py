@@ -5,16 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, cast
 
 import msgspec
-from crow_core.acp.schema import (
-    PromptResponse,
-)
+from crow_core.acp.schema import PromptResponse
 
-from crow_acp_tools.check.conversation import (
-    CheckRequest,
-    Conversation,
-    WireLine,
-    describe_error,
-)
+from crow_acp_tools.check.conversation import CheckRequest, Conversation, WireLine, describe_error
 from crow_acp_tools.check.scenarios import Scenario
 from crow_acp_tools.check.validation import to_struct
 

@@ -1,16 +1,9 @@
 """Requirements on sessions, prompts and their cancellation."""
 
-from crow_core.acp.schema import (
-    NewSessionResponse,
-)
+from crow_core.acp.schema import NewSessionResponse
 
 from crow_acp_tools.check import scenarios
-from crow_acp_tools.check.conversation import (
-    Conversation,
-    describe_error,
-    filter_turn_updates,
-    is_update,
-)
+from crow_acp_tools.check.conversation import Conversation, describe_error, filter_turn_updates, is_update
 from crow_acp_tools.check.requirement import (
     Failed,
     NotTested,

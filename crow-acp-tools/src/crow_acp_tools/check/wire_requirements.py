@@ -2,18 +2,10 @@
 
 from typing import Any, cast
 
-from crow_core.acp.schema import (
-    AGENT_METHODS,
-    AUTH_REQUIRED,
-    METHOD_NOT_FOUND,
-    InitializeResponse,
-)
+from crow_core.acp.schema import AGENT_METHODS, AUTH_REQUIRED, METHOD_NOT_FOUND, InitializeResponse
 
 from crow_acp_tools.check import scenarios
-from crow_acp_tools.check.conversation import (
-    Conversation,
-    describe_error,
-)
+from crow_acp_tools.check.conversation import Conversation, describe_error
 from crow_acp_tools.check.requirement import (
     Failed,
     NotTested,
