@@ -14,7 +14,8 @@ from pathlib import Path
 from time import monotonic, process_time
 
 from crow_agent import Agent
-from crow_agent.settings.config import Home, load_config
+from crow_agent.settings.config import load_config
+from crow_agent.settings.home import Home
 from crow_eval import runs, store
 from crow_eval.cells import EvaluationSettings, TaskName
 from crow_eval.prompts import load_prompts

@@ -95,7 +95,8 @@ def test_the_example_in_one_file_runs_and_stays_short():
 
 
 def test_the_settings_in_the_readme_are_valid(tmp_path: Path):
-    from crow_agent.settings.config import Home, load_config
+    from crow_agent.settings.config import load_config
+    from crow_agent.settings.home import Home
 
     text = (ROOT / "README.md").read_text("utf-8")
     blocks = re.findall(r"^```toml\n(.*?)^```", text, re.M | re.S)
@@ -107,7 +108,9 @@ def test_the_settings_in_the_readme_are_valid(tmp_path: Path):
 
 
 def test_the_settings_in_the_page_on_mcp_are_valid(tmp_path: Path):
-    from crow_agent.settings.config import Home, ServerSettings, load_config
+    from crow_agent.settings.config import load_config
+    from crow_agent.settings.home import Home
+    from crow_agent.settings.structs import ServerSettings
 
     blocks = re.findall(r"^```toml\n(.*?)^```", (ROOT / "docs" / "mcp.md").read_text("utf-8"), re.M | re.S)
     (tmp_path / "config.toml").write_text("\n".join(blocks))

@@ -6,20 +6,16 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from crow_agent.settings.config import (
+from crow_agent.settings.config import find_ignored_permissions, load_config, load_environment, load_project_config
+from crow_agent.settings.home import Home
+from crow_agent.settings.mcp_servers import to_mcp_server, to_server
+from crow_agent.settings.structs import (
     Config,
-    Home,
     ModelSettings,
     OAuthSettings,
     ProjectConfig,
     ProjectPermissions,
     ServerSettings,
-    find_ignored_permissions,
-    load_config,
-    load_environment,
-    load_project_config,
-    to_mcp_server,
-    to_server,
 )
 from crow_core.acp.schema import EnvVariable, HttpHeader, McpServer
 from crow_core.errors import ConfigError

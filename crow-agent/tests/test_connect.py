@@ -13,7 +13,8 @@ import crow_agent.client as client_module
 import crow_agent.session as session_module
 import pytest
 from crow_agent import Agent, AgentClosed, AgentError, AgentLost, Budget, PromptFailed, PromptTimeout
-from crow_agent.settings.config import Home, load_config
+from crow_agent.settings.config import load_config
+from crow_agent.settings.home import Home
 from crow_agent.settings.project_files import take_snapshot
 from crow_agent.settings.trust import TrustedFolders
 from crow_core.acp.schema import AgentMessageChunk, ReadTextFileRequest

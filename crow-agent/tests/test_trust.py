@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 from crow_agent.settings import project_files
-from crow_agent.settings.config import Home, load_project_config
+from crow_agent.settings.config import load_project_config
+from crow_agent.settings.home import Home
 from crow_agent.settings.project_files import UnusableFolder, list_settings, take_snapshot
 from crow_agent.settings.trust import TrustedFolders
 

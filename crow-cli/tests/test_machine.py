@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from crow_agent.settings.config import Home
+from crow_agent.settings.home import Home
 from crow_cli import machine as checks
 
 if TYPE_CHECKING:

@@ -41,7 +41,7 @@ from crow_core.mcp import schemas
 from crow_core.mcp import server as servers
 from crow_core.mcp.server import RunningCall, Server
 from crow_core.messages.message import marker_kind
-from crow_core.models.chat import ModelCall
+from crow_core.models.model_call import ModelCall
 from crow_core.session import bridge
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
 from crow_core.testing.script import ScriptedCall as Asked

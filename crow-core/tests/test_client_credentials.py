@@ -11,7 +11,10 @@ from typing import Any
 from urllib.parse import parse_qs, unquote
 
 import pytest
-from crow_agent.settings.config import Home, OAuthSettings, ServerSettings, load_config, to_server
+from crow_agent.settings.config import load_config
+from crow_agent.settings.home import Home
+from crow_agent.settings.mcp_servers import to_server
+from crow_agent.settings.structs import OAuthSettings, ServerSettings
 from crow_core.app import Crow
 from crow_core.mcp.server import Server
 from crow_core.testing import Reply, ScriptedModel, connect

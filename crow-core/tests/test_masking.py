@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from crow_agent.settings.config import Config, McpSettings, ModelSettings, ServerSettings
+from crow_agent.settings.structs import Config, McpSettings, ModelSettings, ServerSettings
 from crow_core.acp.schema import (
     DiffContent,
     EnvVariable,

@@ -10,7 +10,8 @@ from typing import Any
 import httpx2
 import keyring
 import pytest
-from crow_agent.settings.config import OAuthSettings, ServerSettings, to_server
+from crow_agent.settings.mcp_servers import to_server
+from crow_agent.settings.structs import OAuthSettings, ServerSettings
 from crow_core.app import Crow
 from crow_core.mcp.oauth import open_token_store
 from crow_core.testing import Reply, ScriptedModel, connect

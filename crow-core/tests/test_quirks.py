@@ -12,12 +12,15 @@ from typing import Any
 import msgspec
 import pytest
 import stamina
-from crow_agent.settings.config import ModelSettings
 from crow_agent.settings.discovery import to_chat_model
+from crow_agent.settings.structs import ModelSettings
 from crow_core.errors import ConfigError, ModelError
 from crow_core.messages.message import Delta
-from crow_core.models.chat import ChatModel, ModelCall, get_window
-from crow_core.models.quirks import Body, Quirks, adapt_request, find_quirks, learn_from_refusal, load_rules
+from crow_core.models.adaptation import adapt_request
+from crow_core.models.chat import ChatModel, get_window
+from crow_core.models.model_call import ModelCall
+from crow_core.models.quirks import Body, Quirks, find_quirks, load_rules
+from crow_core.models.refusals import learn_from_refusal
 from crow_core.testing import Failure, Raw, Reply, ScriptedServer
 from hypothesis import given
 from hypothesis import strategies as st

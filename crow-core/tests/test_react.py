@@ -12,7 +12,7 @@ from crow_core.app import Crow
 from crow_core.errors import ModelError
 from crow_core.mcp.server import Server
 from crow_core.messages.message import Message
-from crow_core.models.chat import ModelCall
+from crow_core.models.model_call import ModelCall
 from crow_core.session.session import Session
 from crow_core.testing import Reply, ScriptedModel, connect
 from crow_core.testing.script import ScriptedCall as Use

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from crow_agent.settings.config import Home, load_config
+from crow_agent.settings.config import load_config
+from crow_agent.settings.home import Home
 from crow_core.errors import StoreError
 from crow_core.testing import Reply, ScriptedModel
 from crow_eval import runs, store

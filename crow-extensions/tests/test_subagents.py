@@ -14,7 +14,7 @@ from crow_core.app import Crow
 from crow_core.content import replay
 from crow_core.errors import ModelError
 from crow_core.mcp.server import Server
-from crow_core.models.chat import ModelCall
+from crow_core.models.model_call import ModelCall
 from crow_core.session.session import Session
 from crow_core.testing import Reply, ScriptedModel, connect
 from crow_core.testing.script import play_in_order

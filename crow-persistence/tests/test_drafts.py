@@ -14,7 +14,7 @@ from crow_core.app import Crow
 from crow_core.errors import StoreError
 from crow_core.masking import MASK
 from crow_core.messages.message import Delta, Message
-from crow_core.models.chat import ModelRequest
+from crow_core.models.model_call import ModelRequest
 from crow_core.models.reply import ReplyBuilder
 from crow_core.session import log as log_module
 from crow_core.session.session import Session

@@ -11,7 +11,8 @@ from crow_core.errors import StoreError
 from crow_core.masking import mask
 from crow_core.messages.message import Message, ToolUse
 from crow_core.messages.view import View
-from crow_core.models.chat import ChatModel, Model, ModelCall, Prices, encode_json
+from crow_core.models.chat import ChatModel, encode_json
+from crow_core.models.model_call import Model, ModelCall, Prices
 from crow_core.models.quirks import Quirks
 from crow_core.testing import ScriptedModel
 from crow_persistence import blobs, prompts, requests

@@ -16,7 +16,7 @@ import pytest
 from crow_core.acp.schema import AgentMessageChunk, TextBlock
 from crow_terminal.agents import AgentAddress
 from crow_terminal.chat import Chat, Settings
-from crow_terminal.state import Show
+from crow_terminal.effects import Show
 from crow_terminal.terminal import breaks_rows_anew
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"0" * 100_000

@@ -34,12 +34,7 @@ from crow_terminal.blocks import CommandOutput, Note, UserPrompt
 from crow_terminal.commands import find_command, find_local_commands
 from crow_terminal.completion import find_files
 from crow_terminal.dialogs import ListDialog, TextDialog
-from crow_terminal.export import to_markdown
-from crow_terminal.live import compose_above, compose_footer, compose_running
-from crow_terminal.paint import Painter
-from crow_terminal.prompts import find_images, make_prompt
-from crow_terminal.state import (
-    Abilities,
+from crow_terminal.effects import (
     Cancel,
     Edit,
     Leave,
@@ -50,11 +45,16 @@ from crow_terminal.state import (
     Send,
     SetOption,
     Show,
-    State,
     Steer,
     TakeBack,
     Withdraw,
 )
+from crow_terminal.export import to_markdown
+from crow_terminal.live import compose_above, compose_footer, compose_running
+from crow_terminal.paint import Painter
+from crow_terminal.pickers import confirm_taking_back, offer_turns, pick_option, pick_session, pick_turn
+from crow_terminal.prompts import find_images, make_prompt
+from crow_terminal.state import Abilities, State
 from crow_terminal.text import measure
 from crow_terminal.theme import THEMES
 from msgspec import UNSET
@@ -150,7 +150,7 @@ def test_enter_steers_and_words_that_are_taken_are_shown_when_the_agent_shows_th
 def test_words_that_the_turn_did_not_take_are_sent_before_the_queue_whichever_answer_comes_first():
     for late in (False, True):
         state = steering()
-        state.outputs.append(CommandOutput("ls", "a", 0))
+        state.queue.outputs.append(CommandOutput("ls", "a", 0))
         first, second = steer(state, "first"), steer(state, "second")
         assert first.outputs
         state.submit("queued", 1.0, later=True)
@@ -159,7 +159,7 @@ def test_words_that_the_turn_did_not_take_are_sent_before_the_queue_whichever_an
         done = [*sent(state.end_steer(first, False, 2.0)), *sent(state.end_steer(second, False, 2.0))]
         effects = state.end_turn(END, 2.0) if not late else []
         assert [*done, *sent(effects)] == ["first"]
-        assert state.queue == ["second", "queued"]
+        assert state.queue.prompts == ["second", "queued"]
 
 
 def test_enter_without_text_sends_what_steers_as_a_prompt():
@@ -199,17 +199,17 @@ def test_a_turn_that_fails_and_an_agent_that_ends_give_back_what_was_not_taken()
 def test_the_arrow_up_takes_back_words_that_wait_for_the_running_turn():
     state = steering()
     words = steer(state, "rather")
-    assert state.recall() == [Withdraw()]
-    assert state.recall() == []
+    assert state.queue.recall() == [Withdraw()]
+    assert state.queue.recall() == []
     assert state.end_steer(words, False, 1.0) == [Edit("rather", keep=True)]
-    assert state.recall() == []
+    assert state.queue.recall() == []
 
 
 def test_what_does_not_steer_waits_for_the_end_of_the_turn():
     for state, text in ((steering(), "/compact"), (ready(), "rather")):
         state.submit("one", 0.0)
         assert state.submit(text, 1.0) == [Edit("")]
-        assert state.queue[-1] == text
+        assert state.queue.prompts[-1] == text
     state = steering()
     state.submit("!ls", 1.0)
     assert state.submit("look at it", 1.0) == [Edit("")]
@@ -409,17 +409,17 @@ def test_commands_of_the_user_are_told_with_the_next_prompt():
     output = CommandOutput("make", "ok", 0)
     effects = state.end_command(output, True, 2.0)
     assert [effect.outputs for effect in effects if isinstance(effect, Send)] == [(output,)]
-    assert state.outputs == []
+    assert state.queue.outputs == []
 
 
 def test_a_session_can_be_rewound_to_a_prompt_that_the_agent_lists():
     state = ready(abilities=Abilities(undoes=True))
-    assert state.pick_turn() == [ListTurns()]
-    state.offer_turns(["second", "first"])
+    assert pick_turn(state) == [ListTurns()]
+    offer_turns(state, ["second", "first"])
     assert isinstance(state.dialog, ListDialog)
     assert [row.label for row in state.dialog.rows] == ["second", "first"]
     assert state.choose(2, 1.0) == [TakeBack(2)]
-    state.confirm_taking_back(2, "restores a.py")
+    confirm_taking_back(state, 2, "restores a.py")
     assert state.choose(1, 2.0) == [TakeBack(2, confirmed=True)]
     assert state.take_back(2, "Took back.")[-1] == Edit("first")
 
@@ -427,7 +427,7 @@ def test_a_session_can_be_rewound_to_a_prompt_that_the_agent_lists():
 def test_lists_are_searched_and_end_with_one_choice():
     state = ready()
     sessions = [SessionInfo(session_id=str(n), cwd="/", title=f"title {n}") for n in range(20)]
-    state.pick_session(sessions)
+    pick_session(state, sessions)
     assert isinstance(state.dialog, ListDialog)
     state.dialog.search = "title 17"
     assert state.choose(None, 1.0) == [Open("17")]
@@ -438,10 +438,12 @@ def test_modes_and_models_are_config_options():
     state = ready()
     entries = [SelectEntry(group="fast", name="Fast", options=[SelectEntry(value="a", name="A")])]
     entries.append(SelectEntry(value="b", name="B"))
-    state.options = [SelectConfigOption(id="m", name="Mode", category="mode", current_value="b", options=entries)]
-    assert state.get_mode() == "B"
-    assert state.next_mode() == [SetOption("m", "a")]
-    assert [type(effect) for effect in state.pick_option("model")] == [Show]
+    state.options.config = [
+        SelectConfigOption(id="m", name="Mode", category="mode", current_value="b", options=entries)
+    ]
+    assert state.options.get_mode() == "B"
+    assert state.options.next_mode() == [SetOption("m", "a")]
+    assert [type(effect) for effect in pick_option(state, "model")] == [Show]
 
 
 def test_the_terminal_offers_only_commands_that_the_agent_makes_possible():
@@ -458,7 +460,7 @@ def test_the_terminal_offers_only_commands_that_the_agent_makes_possible():
 def test_the_footer_fits_and_keeps_what_matters():
     state = ready(folder="/home/somebody/a/long/way/to/project", branch="main")
     entries = [SelectEntry(value="q", name="qwen3-coder")]
-    state.options = [SelectConfigOption(id="m", name="M", category="model", current_value="q", options=entries)]
+    state.options.config = [SelectConfigOption(id="m", name="M", category="model", current_value="q", options=entries)]
     state.submit("one", 0.0)
     state.receive(UsageUpdate(used=12_000, size=128_000), 1.0)
     state.end_turn(PromptResponse(stop_reason="end_turn", usage=Usage(

@@ -17,7 +17,8 @@ from typing import Any
 from urllib.parse import urljoin
 
 import httpx2
-from crow_agent.settings.config import OAuthSettings, ServerSettings, to_server
+from crow_agent.settings.mcp_servers import to_server
+from crow_agent.settings.structs import OAuthSettings, ServerSettings
 from crow_core.acp.schema import (
     ClientCapabilities,
     CreateElicitationRequest,

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from crow_core.mcp.result import ToolResult
     from crow_core.mcp.server import Server
     from crow_core.mcp.tool import ToolCall
-    from crow_core.models.chat import Model
+    from crow_core.models.model_call import Model
     from crow_core.session.prompts import Prompt
     from crow_core.session.session import Session
 

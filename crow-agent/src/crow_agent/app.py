@@ -19,7 +19,7 @@ from crow_core.errors import ConfigError, ElicitationError
 from crow_core.masking import find_secrets
 from crow_core.mcp.server import Server, share_server
 from crow_core.messages.message import Message, drop_rewound, find_shell, list_edits
-from crow_core.models.chat import Model
+from crow_core.models.model_call import Model
 from crow_core.session.prompts import Prompt
 from crow_core.session.session import Session
 from crow_core.text import to_line
@@ -70,22 +70,19 @@ from crow_system.files import is_inside
 from msgspec.json import encode as to_json
 
 from crow_agent.settings.config import (
-    TOKENS_FOLDER,
-    Config,
-    Home,
-    ServerSettings,
-    describe_missing_login,
     find_ignored_permissions,
     get_database_url,
     load_config,
     load_environment,
     load_project_config,
     parse_options,
-    to_read_error,
-    to_server,
 )
 from crow_agent.settings.discovery import FoundModels, search_models
+from crow_agent.settings.faults import to_read_error
+from crow_agent.settings.home import Home
+from crow_agent.settings.mcp_servers import TOKENS_FOLDER, describe_missing_login, to_server
 from crow_agent.settings.project_files import FOLDERS, SETTINGS, list_settings, show_path
+from crow_agent.settings.structs import Config, ServerSettings
 from crow_agent.settings.trust import TrustedFolders
 
 Mode = Literal["ask", "accept-edits", "plan", "yolo"]

@@ -24,14 +24,16 @@ import httpx2
 import msgspec
 from crow_core.errors import ModelError
 from crow_core.masking import MASK, find_secrets
-from crow_core.models.chat import ChatModel, Model, Prices
+from crow_core.models.chat import ChatModel
 from crow_core.models.endpoint import create_http_client
+from crow_core.models.model_call import Model, Prices
 from crow_core.models.quirks import Quirks
 from msgspec import structs
 
 from crow_agent.errors import AgentError
-from crow_agent.settings.config import Home, load_config, load_environment
+from crow_agent.settings.config import load_config, load_environment
 from crow_agent.settings.discovery import find_models
+from crow_agent.settings.home import Home
 
 FORMAT = 1
 """The version of the file's format."""

@@ -235,7 +235,8 @@ def to_given_servers(servers: Mapping[str, McpServer]) -> dict[str, Any]:
     """Convert URLs, commands and settings of MCP servers to `ServerSettings`; other values stay. Raises ValueError."""
     from crow_core.errors import ConfigError  # these are loaded when a program has MCP servers
 
-    from crow_agent.settings.config import ServerSettings, check_credentials, to_mcp_server
+    from crow_agent.settings.mcp_servers import check_credentials, to_mcp_server
+    from crow_agent.settings.structs import ServerSettings
 
     if not isinstance(servers, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError('mcp_servers is a dict: {"NAME": "command or URL"}.')

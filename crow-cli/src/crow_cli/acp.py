@@ -7,14 +7,15 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 
-from crow_agent.settings.config import Home, load_config, load_environment
+from crow_agent.settings.config import load_config, load_environment
 from crow_agent.settings.discovery import search_models, takes_audio
+from crow_agent.settings.home import Home
 from crow_agent.settings.login_path import complete_path, lacks_login_path
 from crow_core.acp.transports import stdio
 from crow_core.agent.acp_agent import TERMINAL_LOGIN, AcpAgent, Announced, LazyApp, announce
 from crow_core.app import Crow
 from crow_core.errors import ConfigError, ModelError
-from crow_core.models.chat import Model
+from crow_core.models.model_call import Model
 
 from crow_cli.process import find_command, hide_memory, log_to_stderr, run_to_end
 

@@ -76,7 +76,7 @@ def find_session(prefix: str, folder: str) -> str:
 
 def find_history() -> str | None:
     """Return the file of earlier prompts; None if its folder cannot be made."""
-    from crow_agent.settings.config import Home
+    from crow_agent.settings.home import Home
     from crow_core.errors import ConfigError  # not above: the screen waits for this module
 
     try:

@@ -10,17 +10,11 @@ from typing import Any, cast, get_args, get_origin, get_type_hints
 
 import click
 import msgspec
-from crow_agent.settings.config import (
-    ALIASES,
-    VARIABLE,
-    Config,
-    Home,
-    ProjectConfig,
-    find_line_number,
-    load_config,
-    load_environment,
-    to_read_error,
-)
+from crow_agent.settings.config import load_config, load_environment
+from crow_agent.settings.faults import find_line_number, to_read_error
+from crow_agent.settings.home import Home
+from crow_agent.settings.reading import ALIASES, VARIABLE
+from crow_agent.settings.structs import Config, ProjectConfig
 from crow_agent.settings.trust import TrustedFolders
 from crow_core.errors import ConfigError
 from crow_core.masking import MASK, find_secrets, mask

@@ -6,7 +6,8 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 import click
-from crow_agent.settings.config import Home, get_database_url, load_config
+from crow_agent.settings.config import get_database_url, load_config
+from crow_agent.settings.home import Home
 from crow_core.errors import ConfigError, StoreError
 from crow_core.text import escape_controls
 

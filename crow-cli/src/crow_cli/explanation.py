@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import crow_mcp_server
-from crow_agent.settings.config import Home, load_config, load_environment, load_project_config
+from crow_agent.settings.config import load_config, load_environment, load_project_config
+from crow_agent.settings.home import Home
 from crow_agent.settings.trust import TrustedFolders
 from crow_core.mcp.server import Server
 from crow_core.mcp.tool import Tool, ToolCall

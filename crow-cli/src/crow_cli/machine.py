@@ -18,17 +18,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import crow_system as system
-from crow_agent.settings.config import (
-    Config,
-    Home,
-    UnusableServer,
-    get_database_url,
-    load_config,
-    load_environment,
-    load_project_config,
-)
+from crow_agent.settings.config import get_database_url, load_config, load_environment, load_project_config
+from crow_agent.settings.home import Home
 from crow_agent.settings.login_path import lacks_login_path, read_login_path
 from crow_agent.settings.project_files import list_settings
+from crow_agent.settings.structs import Config, UnusableServer
 from crow_agent.settings.trust import TrustedFolders
 from crow_core.errors import ConfigError, StoreError
 from crow_core.models.quirks import find_quirks

@@ -16,19 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 import crow_system as system
-from crow_agent.settings.config import (
-    TOKENS_FOLDER,
-    Config,
-    Home,
-    ProjectConfig,
-    ServerSettings,
-    UnusableServer,
-    describe_missing_login,
-    load_environment,
-    read_servers,
-    read_toml,
-    to_server,
-)
+from crow_agent.settings.config import load_environment
+from crow_agent.settings.home import Home
+from crow_agent.settings.mcp_servers import TOKENS_FOLDER, describe_missing_login, to_server
+from crow_agent.settings.reading import read_servers, read_toml
+from crow_agent.settings.structs import Config, ProjectConfig, ServerSettings, UnusableServer
 from crow_agent.settings.trust import TrustedFolders, lock_folder
 from crow_core.errors import ConfigError
 from crow_core.masking import find_secrets, mask

@@ -18,7 +18,7 @@ from functools import wraps
 from typing import Any
 
 import click
-from crow_agent.settings.config import Home
+from crow_agent.settings.home import Home
 from crow_permissions.running import find_sign_of_crow, find_unknown_origin
 
 from crow_cli.process import fail

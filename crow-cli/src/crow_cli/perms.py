@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import click
 import msgspec
-from crow_agent.settings.config import Home
+from crow_agent.settings.home import Home
 from crow_core.errors import ConfigError
 from crow_core.text import escape_controls
 from crow_permissions.kept_answers import KeptAnswer, KeptAnswers

@@ -7,7 +7,9 @@ from typing import Any
 import click
 import crow_system as system
 import msgspec
-from crow_agent.settings.config import Config, Home, load_config
+from crow_agent.settings.config import load_config
+from crow_agent.settings.home import Home
+from crow_agent.settings.structs import Config
 from crow_core.errors import ConfigError
 from crow_core.text import escape_controls
 

@@ -229,7 +229,10 @@ def choose_tools(names: str) -> list[str]:
 
 def read_mcp_config(source: str) -> "list[McpServer]":
     """Return the MCP servers in a file, or in the JSON itself. Raises ConfigError."""
-    from crow_agent.settings.config import Home, load_environment, parse_servers, read_servers, to_mcp_server
+    from crow_agent.settings.config import load_environment
+    from crow_agent.settings.home import Home
+    from crow_agent.settings.mcp_servers import to_mcp_server
+    from crow_agent.settings.reading import parse_servers, read_servers
 
     env = load_environment(Home.find(os.environ), os.environ)
     if source.lstrip().startswith("{"):

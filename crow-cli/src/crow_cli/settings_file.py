@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Any, cast
 
 import crow_system as system
-from crow_agent.settings.config import Config, Home, parse_config, to_read_error
+from crow_agent.settings.config import parse_config
 from crow_agent.settings.discovery import to_chat_model
+from crow_agent.settings.faults import to_read_error
+from crow_agent.settings.home import Home
+from crow_agent.settings.structs import Config
 from crow_agent.settings.trust import TrustedFolders
 from crow_core.errors import ConfigError
 

@@ -13,8 +13,10 @@ from importlib.resources import files
 from typing import Any, Literal, NoReturn
 
 import click
-from crow_agent.settings.config import Home, ModelSettings, load_environment
+from crow_agent.settings.config import load_environment
 from crow_agent.settings.discovery import LOCAL_SERVERS, list_local_models, to_chat_model
+from crow_agent.settings.home import Home
+from crow_agent.settings.structs import ModelSettings
 from crow_core.errors import ConfigError
 from crow_core.masking import find_secrets, mask
 from crow_core.models.endpoint import is_local, to_display_url
@@ -238,7 +240,8 @@ class Setup:
 
     def test(self, provider: Provider, model: str, key: Key) -> bool:
         """Send one request to the model, and say how it went."""
-        from crow_cli.doctor import COLOURS, probe_key_and_model, run_probe, to_examined  # imports all probes
+        from crow_cli.doctor import COLOURS, run_probe, to_examined  # imports all probes
+        from crow_cli.probes import probe_key_and_model
 
         click.echo(escape_line(f"Asking {model} at {to_display_url(provider.base_url)} to say hello …"))
         settings = ModelSettings(base_url=provider.base_url, model=model, api_key=key.value)

@@ -7,7 +7,8 @@ from pathlib import Path
 from shlex import quote
 
 import click
-from crow_agent.settings.config import Home, load_config, parse_options
+from crow_agent.settings.config import load_config, parse_options
+from crow_agent.settings.home import Home
 from crow_agent.settings.project_files import list_settings
 from crow_agent.settings.trust import TrustedFolders
 from crow_core.errors import ConfigError

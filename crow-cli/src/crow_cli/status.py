@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import click
-from crow_agent.settings.config import Config, Home, get_database_url, load_config, load_environment
+from crow_agent.settings.config import get_database_url, load_config, load_environment
 from crow_agent.settings.discovery import search_models
+from crow_agent.settings.home import Home
 from crow_agent.settings.project_files import list_settings as list_project_settings
+from crow_agent.settings.structs import Config
 from crow_agent.settings.trust import TrustedFolders
 from crow_core.errors import ConfigError, ModelError, StoreError
 from crow_core.models.chat import ChatModel, get_window

@@ -5,7 +5,8 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from crow_agent.settings.config import Home, get_database_url, load_config
+from crow_agent.settings.config import get_database_url, load_config
+from crow_agent.settings.home import Home
 from crow_core.errors import ConfigError, StoreError
 from crow_core.text import escape_controls
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-from crow_agent.settings.config import Home
+from crow_agent.settings.home import Home
 from crow_agent.settings.project_files import ProjectFile, Snapshot, UnusableFolder, show_path, take_snapshot
 from crow_agent.settings.trust import TrustedFolders, list_changes
 from crow_core.masking import LIKELY_SECRET_NAMES

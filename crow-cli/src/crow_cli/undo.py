@@ -61,7 +61,8 @@ class AbsentClient:
 async def undo_turns(stored: "Summary", turns: int, keep: bool, yes: bool) -> int:
     """Print the plan, ask, undo the turns, and return the exit code. The session is open meanwhile, so that no other
     process writes to it."""
-    from crow_agent.settings.config import Home, get_database_url, load_config
+    from crow_agent.settings.config import get_database_url, load_config
+    from crow_agent.settings.home import Home
     from crow_core.app import Crow
     from crow_core.models.chat import ChatModel
     from crow_extensions.undo import FilesDiffer, UndoError, plan_undo, take_back

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from crow_core.messages.message import Message, find_prompts
-from crow_core.models.chat import ModelRequest
+from crow_core.models.model_call import ModelRequest
 from crow_core.session.session import Session
 
 from crow_compact.markers import (

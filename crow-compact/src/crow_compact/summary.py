@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from crow_core.errors import ModelError, PromptError
 from crow_core.messages.message import SHAPING_PASSES, Message, apply_passes, to_parts, view
-from crow_core.models.chat import ChatModel, Model, ModelCall, ModelRequest
+from crow_core.models.chat import ChatModel
+from crow_core.models.model_call import Model, ModelCall, ModelRequest
 from crow_core.models.printed import PRINTED
 from crow_core.models.usage import to_count
 from crow_core.session.session import Session

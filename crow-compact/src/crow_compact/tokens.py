@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from crow_core.messages.message import to_parts
-from crow_core.models.chat import ModelCall, ModelRequest, encode_json
+from crow_core.models.chat import encode_json
 from crow_core.models.estimate import count_text_characters
+from crow_core.models.model_call import ModelCall, ModelRequest
 from crow_core.models.usage import count_cached_tokens, to_count
 
 DEFAULT_RATE = 0.3

@@ -17,9 +17,9 @@ from crow_core.messages.message import ToolUse as ToolUse
 from crow_core.messages.message import to_parts as to_parts
 from crow_core.messages.message import view as view
 from crow_core.models.chat import ChatModel as ChatModel
-from crow_core.models.chat import Model as Model
-from crow_core.models.chat import ModelCall as ModelCall
-from crow_core.models.chat import ModelRequest as ModelRequest
+from crow_core.models.model_call import Model as Model
+from crow_core.models.model_call import ModelCall as ModelCall
+from crow_core.models.model_call import ModelRequest as ModelRequest
 from crow_core.models.reply import ReplyBuilder as ReplyBuilder
 from crow_core.session.options import ON_OFF as ON_OFF
 from crow_core.session.options import Choice as Choice

@@ -6,7 +6,7 @@ from crow_core.acp.schema import StopReason, ToolCallUpdate
 from crow_core.content import to_failure, to_interruption, to_tool_message, to_update
 from crow_core.errors import ModelError
 from crow_core.messages.message import ToolUse, find_unanswered
-from crow_core.models.chat import ModelCall
+from crow_core.models.model_call import ModelCall
 from crow_core.session.session import Session
 
 STOP_REASONS: dict[str, StopReason] = {"length": "max_tokens", "content_filter": "refusal"}

@@ -12,7 +12,7 @@ from crow_core.errors import ConfigError, EndTurn, ModelError
 
 if TYPE_CHECKING:
     from crow_core.app import Crow
-    from crow_core.models.chat import Model, ModelCall, ModelRequest
+    from crow_core.models.model_call import Model, ModelCall, ModelRequest
     from crow_core.session.session import Session
 
 # The modules of the core are imported where they are used: a program that makes an agent imports this one, and starts

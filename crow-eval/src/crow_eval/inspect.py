@@ -16,7 +16,7 @@ from crow_agent.errors import AgentError
 from crow_core.app import Crow
 from crow_core.errors import EndTurn
 from crow_core.messages.message import Delta
-from crow_core.models.chat import ModelRequest
+from crow_core.models.model_call import ModelRequest
 from crow_core.session.session import Session
 
 try:

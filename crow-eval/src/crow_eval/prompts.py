@@ -4,7 +4,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from crow_agent.app import list_prompts, load_system_prompt
-from crow_agent.settings.config import Config, Home, to_read_error
+from crow_agent.settings.faults import to_read_error
+from crow_agent.settings.home import Home
+from crow_agent.settings.structs import Config
 from crow_core.app import Crow
 from crow_core.errors import ConfigError, PromptError
 from crow_core.session.prompts import Prompt

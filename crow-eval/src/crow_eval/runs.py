@@ -15,8 +15,9 @@ from crow_agent.app import find_key_variables
 from crow_agent.budget import Budget
 from crow_agent.errors import AgentError, BudgetSpent, OutputError, PromptTimeout
 from crow_agent.result import Result
-from crow_agent.settings.config import Home, load_config, load_environment
+from crow_agent.settings.config import load_config, load_environment
 from crow_agent.settings.discovery import search_models
+from crow_agent.settings.home import Home
 from crow_core.app import Crow
 from crow_core.errors import ConfigError, StoreError
 from crow_core.masking import find_secrets, mask

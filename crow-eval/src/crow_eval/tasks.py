@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeAlias, TypeVar, cast
 
 import msgspec
-from crow_agent.settings.config import Fault, find_fault, to_config_error, to_read_error
+from crow_agent.settings.faults import Fault, find_fault, to_config_error, to_read_error
 from crow_core.errors import ConfigError
 from crow_core.session.output import check_schema
 from msgspec import Meta, Struct

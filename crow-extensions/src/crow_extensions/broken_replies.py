@@ -3,7 +3,7 @@
 from crow_core.acp.schema import StopReason
 from crow_core.app import Crow
 from crow_core.messages.message import Message
-from crow_core.models.chat import ModelCall
+from crow_core.models.model_call import ModelCall
 from crow_core.session.session import Session
 
 REQUEST = (

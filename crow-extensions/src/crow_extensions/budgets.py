@@ -10,7 +10,7 @@ from crow_core.acp.schema import StopReason
 from crow_core.app import Crow
 from crow_core.errors import EndTurn
 from crow_core.messages.message import Message, marker_kind
-from crow_core.models.chat import ModelRequest
+from crow_core.models.model_call import ModelRequest
 from crow_core.session.session import Session
 from crow_core.spending import Spending, count_calls, reserve_call
 from msgspec import Meta

@@ -5,8 +5,9 @@ from typing import Any
 
 from crow_core.acp.schema import StopReason
 from crow_core.app import Crow
-from crow_core.models.chat import ChatModel, ModelCall, get_window
+from crow_core.models.chat import ChatModel, get_window
 from crow_core.models.estimate import count_min_tokens, count_text_characters
+from crow_core.models.model_call import ModelCall
 from crow_core.models.usage import count_cached_tokens, to_count
 from crow_core.session.session import Session
 

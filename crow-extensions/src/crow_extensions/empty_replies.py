@@ -4,7 +4,7 @@ from crow_core.acp.schema import StopReason
 from crow_core.app import Crow
 from crow_core.errors import ModelError
 from crow_core.messages.message import Message
-from crow_core.models.chat import ModelCall
+from crow_core.models.model_call import ModelCall
 from crow_core.session.session import Session
 
 REQUEST = "Your last reply was empty. Go on with the task, or say that you are done."

@@ -53,7 +53,7 @@ from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Server
 from crow_core.mcp.tool import Tool, ToolCall, make_title
 from crow_core.messages.message import Delta, ToolUse, make_legal_name
-from crow_core.models.chat import ModelCall, ModelRequest
+from crow_core.models.model_call import ModelCall, ModelRequest
 from crow_core.paths import is_below
 from crow_core.session.bridge import to_form
 from crow_core.session.session import Session

@@ -13,7 +13,7 @@ from crow_core.app import Crow
 from crow_core.content import find_first_text, to_blocks, to_user_message
 from crow_core.errors import EndTurn, StoreError
 from crow_core.messages.message import Message
-from crow_core.models.chat import ModelRequest
+from crow_core.models.model_call import ModelRequest
 from crow_core.session.session import Session
 from msgspec import ValidationError
 

@@ -13,7 +13,7 @@ from crow_core.app import Crow
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.tool import ToolCall
 from crow_core.messages.message import Message
-from crow_core.models.chat import ModelCall, ModelRequest
+from crow_core.models.model_call import ModelCall, ModelRequest
 from crow_core.session.session import Session
 from crow_core.trace import TRACE
 

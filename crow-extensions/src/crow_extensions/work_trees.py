@@ -12,7 +12,7 @@ from crow_core.mcp.result import ToolResult
 from crow_core.mcp.tool import ToolCall
 from crow_core.messages.message import Message
 from crow_core.messages.worktree import WorkTree, to_marker
-from crow_core.models.chat import ModelCall
+from crow_core.models.model_call import ModelCall
 from crow_core.session.session import Session
 
 from crow_extensions.worktree import is_in_repository, read_worktree

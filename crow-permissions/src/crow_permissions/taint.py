@@ -50,7 +50,7 @@ from crow_core.content import to_announcement
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.tool import ToolCall
 from crow_core.messages.message import Message, marker_kind, to_parts
-from crow_core.models.chat import ModelRequest
+from crow_core.models.model_call import ModelRequest
 from crow_core.redaction import holds_secret
 from crow_core.session.session import Session
 from crow_core.text import show_invisible, to_line

@@ -11,7 +11,7 @@ from crow_core.acp.schema import INTERNAL_ERROR, INVALID_PARAMS
 from crow_core.app import Crow
 from crow_core.errors import StoreError
 from crow_core.messages.message import Message
-from crow_core.models.chat import ModelCall, ModelRequest
+from crow_core.models.model_call import ModelCall, ModelRequest
 from crow_core.session.log import new_id
 from crow_core.session.session import Command, Session
 from crow_core.session.store import ArchiveFilter, Page, Record, SessionChange, Summary

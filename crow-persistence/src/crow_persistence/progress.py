@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from crow_core.models.chat import ModelCall
+from crow_core.models.model_call import ModelCall
 from sqlalchemy import Engine
 
 from crow_persistence.audit import AuditRow

@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from crow_core.messages.message import Message, marker_kind
-from crow_core.models.chat import ModelCall
+from crow_core.models.model_call import ModelCall
 from crow_core.session.session import Session
 
 

@@ -27,19 +27,21 @@ from crow_core.acp.schema import (
 )
 from msgspec import UNSET, Struct
 
-from crow_terminal import state as effects
+from crow_terminal import effects
 from crow_terminal.agents import AgentAddress, NoAgent, connect
 from crow_terminal.blocks import Block, CommandOutput
 from crow_terminal.client import ChatClient, Question
 from crow_terminal.commands import find_command
 from crow_terminal.completion import ChatCompleter
 from crow_terminal.dialogs import ListDialog, TextDialog
+from crow_terminal.effects import Effect
 from crow_terminal.keys import make_bindings
 from crow_terminal.live import compose_above, compose_footer, compose_menu
 from crow_terminal.paint import Painter
+from crow_terminal.pickers import confirm_taking_back, offer_turns, pick_option, pick_session
 from crow_terminal.prompts import MAX_IMAGE_BYTES, find_large_images, find_pasted_image, make_prompt
 from crow_terminal.shell import UserCommand
-from crow_terminal.state import Effect, State
+from crow_terminal.state import State
 from crow_terminal.terminal import Terminal, restore
 from crow_terminal.text import clip, escape_line, measure
 from crow_terminal.theme import choose_theme
@@ -135,7 +137,7 @@ class Chat:
         )
         self.perform(self.state.remark(f"{name} · /help shows the keys and the commands", "done"))
         if self.settings.prompt:
-            self.state.queue.append(self.settings.prompt)
+            self.state.queue.prompts.append(self.settings.prompt)
         self._open(self.settings.resume, last=self.settings.last)
         self._start(self._find_branch())
 
@@ -387,25 +389,26 @@ class Chat:
             return
         if not id:
             await client.set_mode(self.session_id, str(value))
-            if self.state.modes:
-                self.state.modes = effects.replace_mode(self.state.modes, str(value))
+            self.state.options.set_mode(str(value))
         else:
             kind = "boolean" if isinstance(value, bool) else UNSET
             request = SetSessionConfigOptionRequest(session_id=self.session_id, config_id=id, value=value, type=kind)
             answer = await client.request("session/set_config_option", request)
-            self.state.options = list(answer.config_options)
+            self.state.options.config = answer.config_options
         self.terminal.update()
 
     async def _list_sessions(self) -> None:
         if self.client:
             answer = await self.client.request("session/list", ListSessionsRequest(cwd=self.settings.cwd))
-            self.perform(self.state.pick_session([one for one in answer.sessions if one.session_id != self.session_id]))
+            self.perform(
+                pick_session(self.state, [one for one in answer.sessions if one.session_id != self.session_id])
+            )
 
     async def _list_turns(self) -> None:
         if self.client:
             answer = await self.client.request("_crow/undo", {"sessionId": self.session_id, "list": True})
             texts: list[list[str]] = [each["texts"] for each in answer["turns"]]
-            self.perform(self.state.offer_turns([each[-1] if each else "" for each in texts]))
+            self.perform(offer_turns(self.state, [each[-1] if each else "" for each in texts]))
 
     async def _take_back(self, turns: int, confirmed: bool) -> None:
         if not self.client:
@@ -421,7 +424,7 @@ class Chat:
             what = f"restores {files}" if files else "changes no file"
             if stays := ", ".join(map(str, answer.get("stays", []))):
                 what += f"; what these did stays: {stays}"
-            self.perform(self.state.confirm_taking_back(turns, f"This takes back {count}, and {what}."))
+            self.perform(confirm_taking_back(self.state, turns, f"This takes back {count}, and {what}."))
 
     # The user
 
@@ -480,7 +483,7 @@ class Chat:
         return isinstance(self.state.dialog, ListDialog)
 
     def can_recall(self) -> bool:
-        return bool(self.state.queue or self.state.steers) and not self.terminal.editor.text and not self.is_choosing()
+        return bool(self.state.queue) and not self.terminal.editor.text and not self.is_choosing()
 
     def submit(self, *, later: bool = False) -> None:
         text = self.expand(self.terminal.editor.text)
@@ -543,7 +546,7 @@ class Chat:
         self.perform([effects.Leave()])
 
     def recall(self) -> None:
-        self.perform(self.state.recall())
+        self.perform(self.state.queue.recall())
 
     def unfold(self) -> None:
         self.perform(self.state.unfold())
@@ -554,10 +557,10 @@ class Chat:
         self.perform([effects.Fold(thoughts=self.state.fold_thoughts)])
 
     def next_mode(self) -> None:
-        self.perform(self.state.next_mode())
+        self.perform(self.state.options.next_mode())
 
     def pick_model(self) -> None:
-        self.perform(self.state.pick_option("model"))
+        self.perform(pick_option(self.state, "model"))
 
     def paste(self, text: str) -> None:
         """Insert a paste; a long one, or the path of an image, as words that stand for it."""

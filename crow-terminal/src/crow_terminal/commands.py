@@ -7,19 +7,10 @@ from msgspec import Struct
 
 from crow_terminal.blocks import Call, Note
 from crow_terminal.dialogs import Row
+from crow_terminal.effects import Copy, Effect, ExportSession, Fold, Leave, ListSessions, Open, SetTheme, Show
 from crow_terminal.markdown import Prose
-from crow_terminal.state import (
-    Copy,
-    Effect,
-    ExportSession,
-    Fold,
-    Leave,
-    ListSessions,
-    Open,
-    SetTheme,
-    Show,
-    State,
-)
+from crow_terminal.pickers import pick_any_option, pick_mode, pick_option, pick_turn
+from crow_terminal.state import State
 from crow_terminal.theme import THEMES
 
 HELP = """\
@@ -113,11 +104,11 @@ LOCAL_COMMANDS = (
     LocalCommand("help", "the keys and the commands", show_help),
     LocalCommand("new", "begin a new session", lambda state, _: [Open()], works_in_turn=False),
     LocalCommand("resume", "go on with a stored session", lambda state, _: [ListSessions()], works_in_turn=False),
-    LocalCommand("model", "choose the model", lambda state, _: state.pick_option("model")),
-    LocalCommand("mode", "choose when you are asked for permission", lambda state, _: state.pick_mode()),
-    LocalCommand("thinking", "choose how much the model thinks", lambda state, _: state.pick_option("thought_level")),
-    LocalCommand("settings", "all settings of this session", lambda state, _: state.pick_any_option()),
-    LocalCommand("rewind", "go back to before an earlier message, with its files", lambda state, _: state.pick_turn()),
+    LocalCommand("model", "choose the model", lambda state, _: pick_option(state, "model")),
+    LocalCommand("mode", "choose when you are asked for permission", lambda state, _: pick_mode(state)),
+    LocalCommand("thinking", "choose how much the model thinks", lambda state, _: pick_option(state, "thought_level")),
+    LocalCommand("settings", "all settings of this session", lambda state, _: pick_any_option(state)),
+    LocalCommand("rewind", "go back to before an earlier message, with its files", lambda state, _: pick_turn(state)),
     LocalCommand("diff", "the changes of files in this session", show_diff),
     LocalCommand("copy", "copy the last answer to the clipboard", copy_answer),
     LocalCommand("export", "write this session to a Markdown file", export, "[file]", yields=True),
@@ -133,10 +124,10 @@ def find_local_commands(state: State) -> list[LocalCommand]:
     impossible = {
         *(() if state.abilities.lists and state.abilities.loads else ("resume",)),
         *(() if state.abilities.undoes else ("rewind",)),
-        *(() if state.find_option("thought_level") else ("thinking",)),
-        *(() if state.find_option("model") else ("model",)),
-        *(() if state.modes or state.find_option("mode") else ("mode",)),
-        *(() if state.options else ("settings",)),
+        *(() if state.options.find("thought_level") else ("thinking",)),
+        *(() if state.options.find("model") else ("model",)),
+        *(() if state.options.modes or state.options.find("mode") else ("mode",)),
+        *(() if state.options.config else ("settings",)),
     }
     return [one for one in LOCAL_COMMANDS if one.name not in impossible and not (one.yields and one.name in theirs)]
 

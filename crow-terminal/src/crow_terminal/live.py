@@ -48,11 +48,11 @@ def compose_above(state: State, now: float, width: int, height: int, theme: Them
         about = [line for text in dialog.about for line in escape_output(text).split("\n")]
         lines += [clip(line, width) for line in about[:ABOUT_ROWS]]
         lines.append(theme.style("warning", clip(f"{dialog.label}:", width)))
-    for text in [*(one.text for one in state.steers), *state.refused, *state.queue][-QUEUE_ROWS:]:
+    for text in [*state.queue][-QUEUE_ROWS:]:
         lines.append(theme.style("dim", clip(f"» {escape_line(text)}", width)))
-    if state.queue and state.phase == "working":
+    if state.queue.prompts and state.phase == "working":
         lines.append(theme.style("dim", clip("  Enter sends it now · ↑ takes it back", width)))
-    elif state.steers and state.phase == "working":
+    elif state.queue.steers and state.phase == "working":
         lines.append(theme.style("dim", clip("  read at the next step · Enter sends it now · ↑ takes it back", width)))
     return lines[-max(3, height - 6) :]
 
@@ -181,10 +181,10 @@ def compose_footer(state: State, now: float, width: int, theme: Theme) -> str:
     if state.hint and now < state.hint_until:
         return theme.style("warning", clip(f"  {state.hint}", width))
     left = [
-        state.get_choice("model") or (state.abilities.name if state.agent != "crow" else ""),
+        state.options.get_choice("model") or (state.abilities.name if state.agent != "crow" else ""),
         shorten_folder(state.folder, max(12, width // 4)),
         state.branch,
-        state.get_mode(),
+        state.options.get_mode(),
     ]
     right = describe_usage(state)
     left = [part for part in left if part]

@@ -5,22 +5,18 @@ Nothing here prints, waits or reads a clock: times are arguments, in seconds of 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 from crow_core.acp.schema import (
     AvailableCommand,
     AvailableCommandsUpdate,
-    BooleanConfigOption,
     ConfigOptionUpdate,
     CreateElicitationRequest,
     CreateElicitationResponse,
     CurrentModeUpdate,
     PromptResponse,
     RequestPermissionRequest,
-    SelectConfigOption,
-    SelectEntry,
     SessionConfigOption,
-    SessionInfo,
     SessionInfoUpdate,
     SessionModeState,
     SessionUpdate,
@@ -31,10 +27,26 @@ from msgspec import Struct
 
 from crow_terminal.blocks import KEPT_LINES, Block, BlockRecord, Call, CommandOutput, Note, UserPrompt
 from crow_terminal.dialogs import Dialog, ListDialog, Row, TextDialog
+from crow_terminal.effects import (
+    Cancel,
+    Edit,
+    Effect,
+    Leave,
+    Open,
+    Respond,
+    Ring,
+    Run,
+    Send,
+    Show,
+    Steer,
+    StopCommand,
+)
 from crow_terminal.forms import Form, start_form
 from crow_terminal.markdown import Prose
 from crow_terminal.paint import format_seconds
 from crow_terminal.permission import Answer, make_answer, make_rows
+from crow_terminal.prompt_queue import PromptQueue
+from crow_terminal.session_options import SessionOptions
 from crow_terminal.text import escape_line
 
 LEAVE_WITHIN = 2.0
@@ -47,135 +59,6 @@ NOTIFY_AFTER = 10.0
 """Seconds that a turn takes before its end is announced by a bell."""
 UNFOLDABLE = 50
 """Folded blocks that are remembered, to be shown whole."""
-
-
-class Show(Struct, frozen=True):
-    """Print a finished block."""
-
-    block: Block
-    whole: bool = False
-
-
-class Send(Struct, frozen=True):
-    """Send a prompt."""
-
-    text: str
-    outputs: tuple[CommandOutput, ...] = ()
-    """The commands that the user ran before, which the agent has not seen."""
-
-
-class Steer(Struct, frozen=True):
-    """Send words for the running turn. `end_steer` tells the answer."""
-
-    text: str
-    outputs: tuple[CommandOutput, ...] = ()
-    """The commands that the user ran before, which the agent has not seen."""
-
-
-class Withdraw(Struct, frozen=True):
-    """Take back the words that wait for the running turn. Each is answered by `end_steer`."""
-
-
-class Cancel(Struct, frozen=True):
-    """Cancel the running turn."""
-
-
-class Respond(Struct, frozen=True):
-    """Answer a request of the agent."""
-
-    id: int
-    response: Any
-
-
-class Leave(Struct, frozen=True):
-    """End the terminal."""
-
-
-class Ring(Struct, frozen=True):
-    """Tell the user, who may look elsewhere, that something is done or asked."""
-
-    sentence: str
-
-
-class Edit(Struct, frozen=True):
-    """Replace the text of the editor."""
-
-    text: str
-    keep: bool = False
-    """Whether what is in the editor stays, below the text."""
-
-
-class SetOption(Struct, frozen=True):
-    """Set a config option of the session, or its mode if `id` is empty."""
-
-    id: str
-    value: str | bool
-
-
-class Open(Struct, frozen=True):
-    """Open another session: a new one, or a stored one."""
-
-    session: str = ""
-    again: bool = False
-    """Whether to open the current one once more, with what was said in it."""
-
-
-class ListSessions(Struct, frozen=True):
-    """Ask the agent for its sessions, to choose one."""
-
-
-class Run(Struct, frozen=True):
-    """Run a command of the user."""
-
-    command: str
-    shared: bool
-    """Whether the next prompt tells the agent."""
-
-
-class StopCommand(Struct, frozen=True):
-    """Kill the user's running command."""
-
-
-class ListTurns(Struct, frozen=True):
-    """Ask the agent for the turns that it can take back. `offer_turns` has the answer."""
-
-
-class TakeBack(Struct, frozen=True):
-    """Ask the agent to take back the last turns; with `confirmed`, do it."""
-
-    turns: int
-    confirmed: bool = False
-
-
-class Copy(Struct, frozen=True):
-    """Copy a text to the clipboard."""
-
-    text: str
-
-
-class ExportSession(Struct, frozen=True):
-    """Write the transcript to a file."""
-
-    path: str
-
-
-class SetTheme(Struct, frozen=True):
-    """Use another theme from now on."""
-
-    name: str
-
-
-class Fold(Struct, frozen=True):
-    """Leave out, or print, thoughts; fold, or print whole, the output of tools."""
-
-    thoughts: bool | None = None
-    output: bool | None = None
-
-
-Effect: TypeAlias = (
-    Show | Send | Steer | Withdraw | Cancel | Respond | Leave | Ring | Edit | SetOption | Open | ListSessions | Run
-    | StopCommand | ListTurns | TakeBack | Copy | ExportSession | SetTheme | Fold
-)  # fmt: skip
 
 
 class Abilities(Struct):
@@ -212,16 +95,7 @@ class State:
     transcript: BlockRecord = field(default_factory=BlockRecord)
     turns: list[str] = field(default_factory=list[str])
     """The prompts to go back to that the user was offered last, newest first."""
-    queue: list[str] = field(default_factory=list[str])
-    """Prompts to send when the turn ends."""
-    steers: list[Steer] = field(default_factory=list[Steer])
-    """Words for the running turn that the agent has neither taken nor refused."""
-    refused: list[str] = field(default_factory=list[str])
-    """Words that the turn did not take, until all of `steers` are answered."""
-    returning: bool = False
-    """Whether words that the turn did not take go back to the editor, rather than into the queue."""
-    outputs: list[CommandOutput] = field(default_factory=list[CommandOutput])
-    """The user's commands that the next prompt tells the agent of."""
+    queue: PromptQueue = field(default_factory=PromptQueue)
     command: str = ""
     """The user's command that runs."""
     command_lines: list[str] = field(default_factory=list[str])
@@ -241,8 +115,7 @@ class State:
     """The id of the agent's question that is shown; 0 for none."""
     asked_call: str = ""
     """The id of the tool call that it is about; empty for none."""
-    options: list[SessionConfigOption] = field(default_factory=list[SessionConfigOption])
-    modes: SessionModeState | None = None
+    options: SessionOptions = field(default_factory=SessionOptions)
     commands: list[AvailableCommand] = field(default_factory=list[AvailableCommand])
     usage: UsageUpdate | None = None
     cached: float | None = None
@@ -277,13 +150,13 @@ class State:
     ) -> list[Effect]:
         """A session is open."""
         self.phase, self.loading, self.muted = "ready", False, False
-        self.modes, self.options = modes, [*options]
+        self.options = SessionOptions(modes, options)
         return [*self._show(self.transcript.end_turn(now)), *self._send_next(now)]
 
     def leave_session(self, *, again: bool = False) -> list[Effect]:
         """The session is closed, as another one is opened, or the same one `again`."""
         effects = self._drop_questions()
-        self._leave_steers()
+        self.queue.leave_steers()
         self.phase, self.commands = "starting", []
         self.muted, self.loading = again, not again
         if not again:
@@ -296,10 +169,10 @@ class State:
         match update:
             case AvailableCommandsUpdate(available_commands=commands):
                 self.commands = [*commands]
-            case CurrentModeUpdate(current_mode_id=mode) if self.modes:
-                self.modes = replace_mode(self.modes, mode)
+            case CurrentModeUpdate(current_mode_id=mode):
+                self.options.set_mode(mode)
             case ConfigOptionUpdate(config_options=options):
-                self.options = [*options]
+                self.options.config = options
             case UsageUpdate():
                 self.usage = update
             case SessionInfoUpdate(title=title):
@@ -332,7 +205,7 @@ class State:
             effects.append(Show(Note(sentence, "warning")))
         elif seconds >= NOTIFY_AFTER:
             effects.append(Show(Note(f"Took {format_seconds(seconds)}.", "done")))
-        if not self.queue and not self.steers:
+        if not self.queue:
             effects += self._ring(f"{self.agent} is done", now)
         self.phase, self.cancelled, self.hint = "ready", False, ""
         return [*effects, *self._drop_questions(), *self._send_next(now)]
@@ -340,46 +213,26 @@ class State:
     def fail_turn(self, sentence: str, now: float) -> list[Effect]:
         """The agent has answered a prompt with an error."""
         effects = self._show(self.transcript.end_turn(now))
-        self.phase, self.cancelled, self.returning = "ready", False, bool(self.steers)
-        restored = [Edit("\n".join(self.queue), keep=True)] if self.queue else []
-        self.queue.clear()
-        return [*effects, Show(Note(sentence, "error")), *self._drop_questions(), *restored]
+        self.phase, self.cancelled, self.queue.returning = "ready", False, bool(self.queue.steers)
+        return [*effects, Show(Note(sentence, "error")), *self._drop_questions(), *self.queue.restore()]
 
     def end_agent(self, sentence: str, now: float) -> list[Effect]:
         """The connection to the agent has ended, or it could not be opened."""
         effects = self._show(self.transcript.end_turn(now))
-        self._leave_steers()
-        restored = [Edit("\n".join(self.queue), keep=True)] if self.queue else []
-        self.queue.clear()
+        self.queue.leave_steers()
         self.phase = "ended"
         stop = "" if sentence.endswith((".", "!", "?")) else "."
         gap = "\n" if "\n" in sentence else " "
         note = Note(f"{sentence}{stop}{gap}Enter starts it again.", "error")
-        return [*effects, Show(note), *self._drop_questions(), *restored]
+        return [*effects, Show(note), *self._drop_questions(), *self.queue.restore()]
 
     def end_steer(self, steer: Steer, taken: bool, now: float) -> list[Effect]:
         """The agent has answered whether the running turn has the words."""
-        if not any(one is steer for one in self.steers):
+        if not any(one is steer for one in self.queue.steers):
             return []  # the agent has ended meanwhile
-        self.steers = [one for one in self.steers if one is not steer]
         effects = self._show(self.transcript.end_text()) if taken else []
-        if not taken:
-            self.refused.append(steer.text)
-            self.outputs[:0] = steer.outputs
-        if self.steers:
-            return effects
-        if self.returning and self.refused:
-            effects.append(Edit("\n".join(self.refused), keep=True))
-        elif self.refused:
-            self.queue[:0] = self.refused
-        self.refused, self.returning = [], False
+        effects += self.queue.end_steer(steer, taken=taken)
         return [*effects, *self._send_next(now)]
-
-    def _leave_steers(self) -> None:
-        """Move the words that will get no answer into the queue."""
-        self.queue[:0] = [*self.refused, *(steer.text for steer in self.steers)]
-        self.outputs[:0] = [output for steer in self.steers for output in steer.outputs]
-        self.steers, self.refused, self.returning = [], [], False
 
     def remark(self, sentence: str, severity: str = "info") -> list[Effect]:
         """Something is to be said to the user."""
@@ -498,10 +351,9 @@ class State:
                 return []
             return [Edit(""), *self._run(stripped, now)]
         if self._can_steer(stripped) and not later:
-            self.steers.append(steer := Steer(text, self._take_outputs()))
-            return [Edit(""), steer]
-        if self.phase != "ready" or self.command or self.steers:
-            self.queue.append(text)
+            return [Edit(""), self.queue.steer(text)]
+        if self.phase != "ready" or self.command or self.queue.steers:
+            self.queue.prompts.append(text)
             restart: list[Effect] = []
             if self.phase == "ended":
                 restart = self._restart()
@@ -511,7 +363,7 @@ class State:
     def _submit_nothing(self, now: float) -> list[Effect]:
         if self.phase == "ended":
             return self._restart()
-        if self.phase == "working" and (self.queue or self.steers) and not self.cancelled:
+        if self.phase == "working" and self.queue and not self.cancelled:
             self.cancelled = True
             return [Cancel()]  # the next prompt of the queue follows
         return []
@@ -521,22 +373,18 @@ class State:
         runs = self.phase == "working" and not self.cancelled and not self.command
         return self.abilities.steers and runs and not text.startswith("/")
 
-    def _take_outputs(self) -> tuple[CommandOutput, ...]:
-        outputs, self.outputs = tuple(self.outputs), []
-        return outputs
-
     def _restart(self) -> list[Effect]:
         self.phase = "starting"
         return [Open(again=True)]
 
     def _send(self, text: str, now: float) -> list[Effect]:
         self.phase, self.since, self.cancelled = "working", now, False
-        return [*self._show([*self.transcript.end_text(), UserPrompt(text)]), Send(text, self._take_outputs())]
+        return [*self._show([*self.transcript.end_text(), UserPrompt(text)]), Send(text, self.queue.take_outputs())]
 
     def _send_next(self, now: float) -> list[Effect]:
         """Send the next prompt of the queue."""
-        waits = self.phase != "ready" or self.command or self.steers
-        return self._send(self.queue.pop(0), now) if self.queue and not waits else []
+        waits = self.phase != "ready" or self.command or self.queue.steers
+        return self._send(self.queue.prompts.pop(0), now) if self.queue.prompts and not waits else []
 
     def _run(self, text: str, now: float) -> list[Effect]:
         shared = not text.startswith("!!")
@@ -559,7 +407,7 @@ class State:
         """The user's command has ended."""
         self.command, self.command_lines = "", []
         if shared:
-            self.outputs.append(output)
+            self.queue.outputs.append(output)
         return [*self._show([output]), *self._send_next(now)]
 
     def stop(self, now: float) -> list[Effect]:
@@ -573,9 +421,8 @@ class State:
             return self._dismiss(now)
         if self.phase != "working":
             return []
-        restored: list[Effect] = [Edit("\n".join(self.queue), keep=True)] if self.queue else []
-        self.queue.clear()
-        self.returning = bool(self.steers)
+        restored = self.queue.restore()
+        self.queue.returning = bool(self.queue.steers)
         if self.cancelled:
             return restored
         self.cancelled = True
@@ -600,15 +447,6 @@ class State:
     def show_hint(self, text: str, now: float, seconds: float = HINT_SECONDS) -> None:
         """Show a sentence at the bottom for some seconds."""
         self.hint, self.hint_until = text, now + seconds
-
-    def recall(self) -> list[Effect]:
-        """Take the last prompt of the queue back into the editor, or the words that wait for the running turn."""
-        if self.queue:
-            return [Edit(self.queue.pop())]
-        if not self.steers or self.returning:
-            return []
-        self.returning = True
-        return [Withdraw()]
 
     # Dialogs
 
@@ -657,116 +495,12 @@ class State:
             return []
         return [*dialog.dismiss(now), Edit("")] if isinstance(dialog, TextDialog) else dialog.dismiss(now)
 
-    # Options
-
-    def find_option(self, category: str) -> SelectConfigOption | None:
-        """Return the option of a category, such as `model`."""
-        found = (one for one in self.options if isinstance(one, SelectConfigOption) and one.category == category)
-        return next(found, None)
-
-    def get_mode(self) -> str:
-        """Return the name of the session's mode; empty if it has none."""
-        if self.modes:
-            mode = next((one for one in self.modes.available_modes if one.id == self.modes.current_mode_id), None)
-            return escape_line(mode.name if mode else self.modes.current_mode_id)
-        return self.get_choice("mode")
-
-    def get_choice(self, category: str) -> str:
-        """Return the name of the chosen value of an option; empty if there is no such option."""
-        if not (option := self.find_option(category)):
-            return ""
-        entry = next((one for one in list_entries(option) if one.value == option.current_value), None)
-        return escape_line(entry.name if entry else option.current_value)
-
-    def next_mode(self) -> list[Effect]:
-        """Choose the mode after the current one."""
-        if self.modes and self.modes.available_modes:
-            ids = [mode.id for mode in self.modes.available_modes]
-            at = ids.index(self.modes.current_mode_id) if self.modes.current_mode_id in ids else -1
-            return [SetOption("", ids[(at + 1) % len(ids)])]
-        if option := self.find_option("mode"):
-            values = [str(one.value) for one in list_entries(option)]
-            at = values.index(option.current_value) if option.current_value in values else -1
-            return [SetOption(option.id, values[(at + 1) % len(values)])]
-        return []
-
-    def pick_mode(self) -> list[Effect]:
-        """Let the user choose a mode."""
-        if not self.modes:
-            return self.pick_option("mode")
-        modes, current = self.modes.available_modes, self.modes.current_mode_id
-        rows = [Row(one.name, one.description or "", one.id, current=one.id == current) for one in modes]
-        return self.pick("Mode", rows, lambda row, _: [SetOption("", row.value)])
-
-    def pick_option(self, category: str) -> list[Effect]:
-        """Let the user choose the value of an option."""
-        option = self.find_option(category)
-        if option is None:
-            return self.remark(f"This agent offers no choice of {category.replace('_', ' ')}.")
-        rows = [
-            Row(one.name, one.description or "", one.value, current=one.value == option.current_value)
-            for one in list_entries(option)
-        ]
-        return self.pick(option.name, rows, lambda row, _: [SetOption(option.id, row.value)])
-
-    def pick_any_option(self) -> list[Effect]:
-        """Let the user choose an option, then its value."""
-
-        def choose(row: Row, now: float) -> list[Effect]:
-            option = row.value
-            if isinstance(option, BooleanConfigOption):
-                return [SetOption(option.id, not option.current_value)]
-            rows = [
-                Row(one.name, one.description or "", one.value, current=one.value == option.current_value)
-                for one in list_entries(option)
-            ]
-            return self.pick(option.name, rows, lambda chosen, _: [SetOption(option.id, chosen.value)])
-
-        rows = [
-            Row(one.name, f"{one.current_value}", one)
-            for one in self.options
-            if isinstance(one, SelectConfigOption | BooleanConfigOption)
-        ]
-        return self.pick("Settings of this session", rows, choose) if rows else self.remark("There are no settings.")
-
-    def pick_session(self, sessions: Sequence[SessionInfo]) -> list[Effect]:
-        """Let the user choose one of the stored sessions."""
-        rows = [
-            Row(str(one.title or one.session_id), str(one.updated_at or "")[:16], one.session_id) for one in sessions
-        ]
-        if not rows:
-            return self.remark("There are no other sessions in this folder.")
-        return self.pick("Sessions", rows, lambda row, _: [Open(row.value)])
-
-    def pick_turn(self) -> list[Effect]:
-        """Let the user choose the prompt to go back to."""
-        if not self.abilities.undoes:
-            return self.remark("This agent cannot go back to an earlier message.")
-        return [ListTurns()] if self.phase == "ready" else self.remark("Stop the turn first: Esc.")
-
-    def offer_turns(self, prompts: Sequence[str]) -> list[Effect]:
-        """Let the user choose one of these prompts, the newest first."""
-        if not prompts:
-            return self.remark("There is no earlier message.")
-        rows = [Row(escape_line(text)[:200], f"{n} back", n) for n, text in enumerate(prompts, 1)]
-        self.turns = [*prompts]
-        return self.pick("Go back to before which message?", rows, lambda row, _: [TakeBack(row.value)])
-
-    def confirm_taking_back(self, turns: int, sentence: str) -> list[Effect]:
-        """Ask whether the turns shall be taken back, after the agent has said what that changes."""
-
-        def choose(row: Row, now: float) -> list[Effect]:
-            return [TakeBack(turns, confirmed=True)] if row.value else []
-
-        rows = [Row("Go back", "", True), Row("Stay", "", False)]
-        return self.pick("Go back?", rows, choose, [sentence])
+    # What is printed
 
     def take_back(self, turns: int, sentence: str) -> list[Effect]:
         """The agent has taken back the last turns."""
         text = self.turns[turns - 1] if turns <= len(self.turns) else ""
         return [*self._show([Note(sentence, "warning")]), Edit(text)]
-
-    # What is printed
 
     def unfold(self) -> list[Effect]:
         """Print the last folded block whole; each further time the one before it."""
@@ -786,18 +520,6 @@ class State:
                 self.folded.append(block)
         del self.folded[:-UNFOLDABLE]
         return [Show(block) for block in blocks]
-
-
-def replace_mode(modes: SessionModeState, mode: str) -> SessionModeState:
-    """Return the modes with another current one."""
-    return SessionModeState(current_mode_id=mode, available_modes=modes.available_modes)
-
-
-def list_entries(option: SelectConfigOption) -> list[SelectEntry]:
-    """Return the choices of an option, also those in groups."""
-    return [
-        entry for one in option.options for entry in ([one] if isinstance(one.value, str) else list(one.options or []))
-    ]
 
 
 def find_call(request: RequestPermissionRequest | CreateElicitationRequest) -> str:

@@ -8,7 +8,7 @@ import click
 from crow_core.text import escape_controls
 
 from crow_acp_tools.check.conversation import WireLine
-from crow_acp_tools.check.requirements import Level
+from crow_acp_tools.check.requirement import Level
 from crow_acp_tools.check.runner import CheckReport, RequirementResult
 
 COLOURS = {"pass": "green", "fail": "red", "not tested": "yellow", "skipped": None}

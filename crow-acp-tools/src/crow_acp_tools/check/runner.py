@@ -9,14 +9,8 @@ from tempfile import TemporaryDirectory
 
 from crow_acp_tools.check import scenarios
 from crow_acp_tools.check.conversation import CheckOptions, CheckRequest, Conversation, Flaw, WireLine
-from crow_acp_tools.check.requirements import (
-    ANSWERED_BY,
-    REQUIREMENTS,
-    CheckVerdict,
-    NotPassed,
-    Requirement,
-    Unanswered,
-)
+from crow_acp_tools.check.requirement import CheckVerdict, NotPassed, Requirement, Unanswered
+from crow_acp_tools.check.requirements import ANSWERED_BY, REQUIREMENTS
 from crow_acp_tools.check.scenarios import AgentFacts, Scenario, create_files
 
 BASIC_SCENARIOS = {"initialize": scenarios.initializing, "session": scenarios.sessions, "prompt": scenarios.one_prompt}

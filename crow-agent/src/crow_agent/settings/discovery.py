@@ -6,12 +6,13 @@ from typing import NamedTuple
 
 import msgspec
 from crow_core.errors import ConfigError, ModelError
-from crow_core.models.chat import ChatModel, Model
+from crow_core.models.chat import ChatModel
 from crow_core.models.listing import find_first_model, list_models
+from crow_core.models.model_call import Model
 from crow_core.models.quirks import find_quirks
 
-from crow_agent.settings.config import Config, ModelSettings
 from crow_agent.settings.keys import read_key
+from crow_agent.settings.structs import Config, ModelSettings
 
 LOCAL_SERVERS = {
     "Ollama": "http://127.0.0.1:11434/v1",

@@ -45,15 +45,17 @@ async def list_asked(
     workflow_id: str = "", *, url: str = "", env: Mapping[str, str] | None = None
 ) -> list[WaitingApproval]:
     """Like `list_waiting`, with what has an answer that no program has taken yet."""
-    from crow_agent.workflows import engine, place
+    from crow_agent.workflows import dbos_database, place, stored_runs
 
     asked: list[WaitingApproval] = []
-    async with engine.open_store(url or find_url(env)[0]) as store:
+    async with stored_runs.open_store(url or find_url(env)[0]) as store:
         ids = [workflow_id] if workflow_id else None
-        for stored in await store.list_workflows_async(workflow_ids=ids, status=engine.UNFINISHED, load_input=False):
-            events = await engine.read_waiting(store, stored)
+        for stored in await store.list_workflows_async(
+            workflow_ids=ids, status=dbos_database.UNFINISHED, load_input=False
+        ):
+            events = await stored_runs.read_waiting(store, stored)
             topics = [key for key, value in events.items() if key.startswith(place.WAITING) and value is not None]
-            given = await engine.read_messages(store, stored.workflow_id) if topics else {}
+            given = await stored_runs.read_messages(store, stored.workflow_id) if topics else {}
             for topic in topics:
                 answered = Approval(given[topic]["approved"], given[topic]["note"]) if topic in given else None
                 label, event = topic.removeprefix(place.WAITING), events[topic]
@@ -78,13 +80,13 @@ async def answer(
     written.
     """
     refuse_below_crow(env)
-    from crow_agent.workflows import engine, place
+    from crow_agent.workflows import place, stored_runs
 
     url = url or find_url(env)[0]
     waiting = [each for each in await list_waiting(workflow_id, url=url) if not label or each.label == label]
-    async with engine.open_store(url) as store:
+    async with stored_runs.open_store(url) as store:
         if not waiting:
-            given = await engine.read_messages(store, workflow_id)
+            given = await stored_runs.read_messages(store, workflow_id)
             stands = given.get(place.WAITING + label) if label else next(reversed(given.values()), None)
             raise WorkflowError(f"Workflow {workflow_id} waits for no approval.{describe_answer(stands)}")
         if len(waiting) > 1:
@@ -94,7 +96,7 @@ async def answer(
         topic = place.WAITING + waiting[0].label
         await asyncio.to_thread(record_answer, waiting[0], Approval(approved, note), by, env)
         await store.send_async(workflow_id, message, topic, idempotency_key=f"{workflow_id}/{topic}")
-        stands = (await engine.read_messages(store, workflow_id)).get(topic, message)
+        stands = (await stored_runs.read_messages(store, workflow_id)).get(topic, message)
     if stands.get("id") != message["id"]:  # another process has answered between the look and the answer
         sentence = f"This answer does not count.{describe_answer(stands)}"
         standing = Approval(stands["approved"], sentence)
@@ -120,7 +122,7 @@ def refuse_below_crow(env: Mapping[str, str] | None = None) -> None:
 
     from crow_permissions.running import find_sign_of_crow
 
-    from crow_agent.settings.config import Home
+    from crow_agent.settings.home import Home
 
     if sign := find_sign_of_crow(Home.find(os.environ if env is None else env).data):
         raise WorkflowError(
@@ -136,7 +138,8 @@ def record_answer(waiting: WaitingApproval, given: Approval, by: str, env: Mappi
     from crow_persistence.audit import record_decision
     from crow_persistence.database import Database
 
-    from crow_agent.settings.config import Home, get_database_url, load_config
+    from crow_agent.settings.config import get_database_url, load_config
+    from crow_agent.settings.home import Home
 
     env = os.environ if env is None else env
     try:

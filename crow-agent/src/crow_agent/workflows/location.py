@@ -10,7 +10,8 @@ def find_url(env: Mapping[str, str] | None = None) -> tuple[str, str]:
     """
     import os
 
-    from crow_agent.settings.config import Home, get_database_url, load_config, load_environment
+    from crow_agent.settings.config import get_database_url, load_config, load_environment
+    from crow_agent.settings.home import Home
 
     env = os.environ if env is None else env
     home = Home.find(env)

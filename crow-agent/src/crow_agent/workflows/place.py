@@ -17,9 +17,12 @@ from msgspec import UNSET
 from crow_agent.durable import PLACE, outside_workflows
 from crow_agent.errors import AgentClosed, AgentError, OutputError, PromptFailed, TurnStopped
 from crow_agent.result import Result
-from crow_agent.workflows import engine
 from crow_agent.workflows.approvals import Approval
+from crow_agent.workflows.clock import receive, sleep
+from crow_agent.workflows.engine import retry, set_event
 from crow_agent.workflows.errors import WorkflowError
+from crow_agent.workflows.numbering import Numbering, WorkflowRun, run_step
+from crow_agent.workflows.stored_runs import find_fork
 from crow_agent.workflows.values import error_from_plain, error_to_plain, from_plain, to_plain, to_seconds
 
 if TYPE_CHECKING:
@@ -38,14 +41,14 @@ WAITING = "waits for approval "
 class Place:
     """A task of a running workflow. The calls in each task are numbered for themselves."""
 
-    def __init__(self, run: engine.WorkflowRun, numbering: engine.Numbering) -> None:
+    def __init__(self, run: WorkflowRun, numbering: Numbering) -> None:
         self.run = run
         self._numbering = numbering
 
     @classmethod
-    def make(cls, run: engine.WorkflowRun, context: Any, path: tuple[int, ...] = (), base: int = 0) -> "Place":
+    def make(cls, run: WorkflowRun, context: Any, path: tuple[int, ...] = (), base: int = 0) -> "Place":
         """Make the place of a workflow's own task, or of a branch."""
-        return cls(run, engine.Numbering(run, context, path, base))
+        return cls(run, Numbering(run, context, path, base))
 
     def find(self) -> "Place":
         """Return the place of the running task; in a task that the workflow has started, it becomes a branch."""
@@ -73,7 +76,7 @@ class Place:
 
     async def run_step(self, name: str, function: Callable[[str], Awaitable[Any]]) -> Any:
         """Run a function as a step, with the step's label; return its result as JSON values."""
-        return await engine.run_step(*self.find()._numbering.reserve(), name, function)
+        return await run_step(*self.find()._numbering.reserve(), name, function)
 
     async def open_session(self, agent: "Agent", cwd: str) -> "AgentSession":
         """Open the session of this step: a new one, or the one that was opened here before the program ended."""
@@ -87,7 +90,7 @@ class Place:
                     origin = await self._find_origin(label)
                     open_own = partial(agent.make_session, id, cwd, origin)
                     waits = Waits(self.run.id)
-                    session = await engine.retry(open_own, waits.may_pass, timeout=PATIENCE)
+                    session = await retry(open_own, waits.may_pass, timeout=PATIENCE)
                     waits.end()
             except AgentClosed as error:
                 raise self.run.suspend(str(error)) from error
@@ -98,7 +101,7 @@ class Place:
     async def _find_origin(self, label: str) -> dict[str, Any] | None:
         """Find the session that one of a forked run continues; None for a run that is no fork, and after the fork."""
         if self.run.fork is None:
-            self.run.fork = await engine.find_fork(self.run.id)
+            self.run.fork = await find_fork(self.run.id)
         fork = self.run.fork
         if not fork.origins or int(label.partition(".")[0]) >= fork.step:
             return None
@@ -116,7 +119,7 @@ class Place:
             opened.append(await agent.session(cwd=cwd))
             return opened[0].id
 
-        id = await engine.run_step(step, label, "session", open)
+        id = await run_step(step, label, "session", open)
         if opened:
             return opened[0]
         with outside_workflows():
@@ -135,7 +138,7 @@ class Place:
             key = f"{self.run.id}/{label}" if session.takes_keys else ""
             waits = Waits(self.run.id)
             try:
-                result = await engine.retry(lambda: ask(key), waits.may_pass, timeout=PATIENCE)
+                result = await retry(lambda: ask(key), waits.may_pass, timeout=PATIENCE)
             except AgentError as error:
                 if get_data(error).get("lost") or session.is_lost:
                     raise self.run.suspend(str(error)) from error
@@ -160,14 +163,14 @@ class Place:
         """Run a function of the program as a step."""
 
         async def run(label: str) -> Any:
-            return to_plain(await engine.retry(function, may_retry, attempts=retries + 1, first=delay))
+            return to_plain(await retry(function, may_retry, attempts=retries + 1, first=delay))
 
         return from_plain(await self.run_step(name, run), hint)
 
     async def sleep(self, duration: str | float | timedelta) -> None:
         """Sleep durably."""
         self.find()
-        await engine.sleep(to_seconds(duration))
+        await sleep(to_seconds(duration))
 
     async def approve(self, value: Any, timeout: str | float | timedelta | None) -> Approval:
         """Wait durably for a person's answer; a no if none comes in time."""
@@ -176,9 +179,9 @@ class Place:
         _, label = place._numbering.reserve()
         key = WAITING + label
         shown = to_plain(value.output if isinstance(value, Result) else value)  # pyright: ignore[reportUnknownMemberType]
-        await engine.set_event(key, {"value": shown, "seconds": seconds})
-        answer = await engine.receive(key, seconds)
-        await engine.set_event(key, None)
+        await set_event(key, {"value": shown, "seconds": seconds})
+        answer = await receive(key, seconds)
+        await set_event(key, None)
         return Approval(bool(answer["approved"]), str(answer["note"])) if answer else Approval(False)
 
     async def close(self) -> None:

@@ -37,10 +37,10 @@ async def list_steps(workflow_id: str, *, url: str = "", env: Mapping[str, str] 
 
     Raises WorkflowNotFound.
     """
-    from crow_agent.workflows import engine
+    from crow_agent.workflows import stored_runs
 
-    async with engine.open_store(url or find_url(env)[0]) as store:
-        await engine.find_run(store, workflow_id)
+    async with stored_runs.open_store(url or find_url(env)[0]) as store:
+        await stored_runs.find_run(store, workflow_id)
         return to_steps(await store.list_workflow_steps_async(workflow_id))
 
 
@@ -75,7 +75,7 @@ def find_first_to_fork(rows: Sequence[Mapping[str, Any]], step: int) -> int:
 
 def split_number(number: int) -> tuple[int, int]:
     """Split a stored number into that of the workflow's own task and that in a branch, 0 for none."""
-    from crow_agent.workflows.engine import BRANCH_STEPS, BRANCHES
+    from crow_agent.workflows.numbering import BRANCH_STEPS, BRANCHES
 
     first, second = divmod(number, BRANCH_STEPS)
     if first >= BRANCHES:  # of a branch within a branch, whose path is not stored
@@ -85,7 +85,7 @@ def split_number(number: int) -> tuple[int, int]:
 
 def to_step(number: int, row: Mapping[str, Any], name: str = "") -> WorkflowStep:
     """Convert a stored step."""
-    from crow_agent.workflows.engine import BRANCHES
+    from crow_agent.workflows.numbering import BRANCHES
 
     first, second = split_number(number)
     is_nested, error = first == BRANCHES, row["error"]

@@ -134,18 +134,18 @@ class WorkflowHandle(Generic[T]):
 
     async def result(self) -> T:
         """Wait for the end, and return the result. Raises WorkflowFailed, WorkflowCancelled, WorkflowNotFound."""
-        from crow_agent.workflows import engine
+        from crow_agent.workflows import stored_runs
 
         find_place()
-        value = await engine.wait_for_result(self._url, self.id)
+        value = await stored_runs.wait_for_result(self._url, self.id)
         return from_plain(value, self._hint)
 
     async def status(self) -> WorkflowStatus:
         """Return its state. Raises WorkflowNotFound."""
-        from crow_agent.workflows import engine
+        from crow_agent.workflows import stored_runs
 
         find_place()
-        async with engine.open_store(self._url) as store:
+        async with stored_runs.open_store(self._url) as store:
             found = await store.list_workflows_async(workflow_ids=[self.id], load_output=True)
         if not found:
             raise WorkflowNotFound(self.id)
@@ -171,10 +171,10 @@ class WorkflowHandle(Generic[T]):
 
 def to_status(stored: Any) -> WorkflowStatus:
     """Convert a stored run."""
-    from crow_agent.workflows import engine
+    from crow_agent.workflows import dbos_database
 
     given: Any = stored.input["args"][0] if stored.input and stored.input["args"] else None
-    version = engine.read_version(stored.attributes) or engine.read_scheduled_version(stored.input)
+    version = dbos_database.read_version(stored.attributes) or dbos_database.read_scheduled_version(stored.input)
     ours = WORKFLOWS.get(stored.name)
     return WorkflowStatus(
         stored.workflow_id,
@@ -185,7 +185,7 @@ def to_status(stored: Any) -> WorkflowStatus:
         given,
         str(stored.error) if stored.error is not None else "",
         stored.executor_id or "",
-        stored.status in engine.UNFINISHED and ours is not None and ours.version != version,
+        stored.status in dbos_database.UNFINISHED and ours is not None and ours.version != version,
         to_time(stored.created_at),
         to_time(stored.updated_at),
         stored.parent_workflow_id or "",
@@ -198,10 +198,10 @@ async def list_workflows(
     *, states: Sequence[str] = (), limit: int | None = None, url: str = "", env: Mapping[str, str] | None = None
 ) -> list[WorkflowStatus]:
     """List runs, the newest first; `states` are those of `WorkflowStatus`. It needs no running engine."""
-    from crow_agent.workflows import engine
+    from crow_agent.workflows import stored_runs
 
     wanted = [stored for stored, state in STATES.items() if state in states] or None
-    async with engine.open_store(url or find_url(env)[0]) as store:
+    async with stored_runs.open_store(url or find_url(env)[0]) as store:
         found = await store.list_workflows_async(status=wanted, limit=limit, sort_desc=True)
     return [to_status(stored) for stored in found]
 
@@ -209,9 +209,9 @@ async def list_workflows(
 async def cancel(workflow_id: str, *, url: str = "", env: Mapping[str, str] | None = None) -> None:
     """Cancel a run from any process. It needs no running engine."""
     refuse_below_crow(env)
-    from crow_agent.workflows import engine
+    from crow_agent.workflows import stored_runs
 
-    async with engine.open_store(url or find_url(env)[0]) as store:
+    async with stored_runs.open_store(url or find_url(env)[0]) as store:
         await store.cancel_workflow_async(workflow_id)
 
 
@@ -221,7 +221,7 @@ async def resume(workflow_id: str, *, url: str = "", env: Mapping[str, str] | No
     A process that knows the workflow does the work. Raises WorkflowError for a run that is under way or done.
     """
     refuse_below_crow(env)
-    from crow_agent.workflows import engine
+    from crow_agent.workflows import stored_runs
 
     url = url or find_url(env)[0]
     status = await WorkflowHandle[Any](workflow_id, url).status()
@@ -229,12 +229,12 @@ async def resume(workflow_id: str, *, url: str = "", env: Mapping[str, str] | No
         raise WorkflowError(f"Workflow {workflow_id} is {status.state}: only what was cancelled or has failed goes on.")
     step = None
     if status.state == "failed":
-        async with engine.open_store(url) as store:
+        async with stored_runs.open_store(url) as store:
             steps = await store.list_workflow_steps_async(workflow_id)
         failed = [each["function_id"] for each in steps if each["error"] is not None]
         last = max((each["function_id"] for each in steps), default=0)
         step = last if last in failed else last + 1
-    await engine.put_into_queue(url, workflow_id, step)
+    await stored_runs.put_into_queue(url, workflow_id, step)
 
 
 async def fork(
@@ -253,16 +253,16 @@ async def fork(
     Raises WorkflowNotFound.
     """
     refuse_below_crow(env)
-    from crow_agent.workflows import engine
+    from crow_agent.workflows import stored_runs
 
     url = url or find_url(env)[0]
-    async with engine.open_store(url) as store:
-        await engine.find_run(store, workflow_id)
+    async with stored_runs.open_store(url) as store:
+        await stored_runs.find_run(store, workflow_id)
         stored = await store.list_workflow_steps_async(workflow_id)
     if step is None:
         step = max((each.number for each in to_steps(stored)), default=0) + 1
     step = find_first_to_fork(stored, step)
-    return WorkflowHandle[Any](await engine.fork(url, workflow_id, step, id, version), url)
+    return WorkflowHandle[Any](await stored_runs.fork(url, workflow_id, step, id, version), url)
 
 
 @overload
@@ -418,6 +418,7 @@ async def launch(
     """Start the engine of this process, which it keeps until its end. The arguments are those of `open_workflows`."""
     import_engine()
     from crow_agent.workflows import engine as port
+    from crow_agent.workflows import numbering
     from crow_agent.workflows.place import Place
 
     if port.ENGINE is not None:
@@ -426,7 +427,7 @@ async def launch(
     found = ("", "") if url else find_url(env)
 
     def register(workflow: Workflow[..., Any]) -> "port.Registration":
-        async def run(execution: port.WorkflowRun, context: Any, arguments: dict[str, Any]) -> Any:
+        async def run(execution: numbering.WorkflowRun, context: Any, arguments: dict[str, Any]) -> Any:
             place = Place.make(execution, context)
             PLACE.set(place)
             try:

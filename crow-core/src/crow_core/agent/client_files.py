@@ -31,7 +31,7 @@ from crow_core.acp.schema import (
 )
 from crow_core.app import Crow
 from crow_core.masking import mask
-from crow_core.models.chat import ModelCall
+from crow_core.models.model_call import ModelCall
 from crow_core.session.session import Session
 from crow_core.text import fence, to_line
 

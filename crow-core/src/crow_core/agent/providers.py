@@ -4,8 +4,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from crow_core.models.chat import ChatModel, Model
+from crow_core.models.chat import ChatModel
 from crow_core.models.listing import discover_models
+from crow_core.models.model_call import Model
 
 PROTOCOL = "openai"
 """The protocol for model calls."""

@@ -2,7 +2,7 @@
 
 import re
 
-from crow_core.models.chat import ModelCall
+from crow_core.models.model_call import ModelCall
 
 PRINTED = re.compile(
     r"^\s*(?:```\w*\s*)?"

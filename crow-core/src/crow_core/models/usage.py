@@ -4,7 +4,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from crow_core.models.chat import ModelCall, Prices, encode_json
+from crow_core.models.chat import encode_json
+from crow_core.models.model_call import ModelCall, Prices
 
 ASSUMED_WINDOW = 32_768
 """Tokens assumed to fit where neither the configuration nor the server tells. With too many, servers cut silently."""

@@ -33,7 +33,7 @@ from crow_core.errors import ElicitationError, EndTurn, ModelError
 from crow_core.masking import mask
 from crow_core.mcp.server import RunningCall, Server
 from crow_core.messages.message import Message, to_parts
-from crow_core.models.chat import ModelRequest
+from crow_core.models.model_call import ModelRequest
 from crow_core.session.log import new_id
 from crow_core.session.session import Session
 from crow_core.session.user import PermissionAnswer, offer_for_session

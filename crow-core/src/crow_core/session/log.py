@@ -7,7 +7,7 @@ from secrets import token_hex
 from typing import TypeVar, overload
 
 from crow_core.messages.message import Message
-from crow_core.models.chat import ModelCall
+from crow_core.models.model_call import ModelCall
 
 T = TypeVar("T")
 

@@ -39,7 +39,7 @@ from crow_core.mcp.tool import ToolCall
 from crow_core.mcp.toolbox import Toolbox
 from crow_core.messages.message import Delta, Message, find_markers_of_call, find_shell, settle
 from crow_core.messages.view import View
-from crow_core.models.chat import Model, ModelCall, ModelRequest
+from crow_core.models.model_call import Model, ModelCall, ModelRequest
 from crow_core.models.reply import PartialCall
 from crow_core.models.usage import count_tokens, find_price
 from crow_core.session.log import SessionLog, new_id

@@ -195,7 +195,8 @@ def describe_fault(fault: Any) -> str:
 
 def open_database(env: Mapping[str, str]) -> "Database":
     """Open the database of the configuration, which is made if there is none. Raises ConfigError."""
-    from crow_agent.settings.config import Home, get_database_url, load_config
+    from crow_agent.settings.config import get_database_url, load_config
+    from crow_agent.settings.home import Home
     from crow_persistence.database import Database
 
     home = Home.find(env)
@@ -220,7 +221,8 @@ async def begin(
 
     Raises ConfigError, ModelError, StoreError, WorkspaceError.
     """
-    from crow_agent.settings.config import Home, load_config
+    from crow_agent.settings.config import load_config
+    from crow_agent.settings.home import Home
 
     from crow_eval import runs
     from crow_eval.cells import EvaluationSettings, TaskName
@@ -430,7 +432,8 @@ def import_(logs: tuple[Path, ...], scorer: str, least: float | None, as_json: b
             f"Inspect reads its logs, and {error.name} is not installed: uv tool install ./crow --with inspect-ai "
             "installs both, with the path of crow's repository."
         )
-    from crow_agent.settings.config import Home, get_database_url, load_config
+    from crow_agent.settings.config import get_database_url, load_config
+    from crow_agent.settings.home import Home
     from crow_persistence.store import BlockingStore
 
     home = Home.find(os.environ)

@@ -4,7 +4,8 @@ import os
 from pathlib import Path
 
 import click
-from crow_agent.settings.config import Home, get_database_url, load_config
+from crow_agent.settings.config import get_database_url, load_config
+from crow_agent.settings.home import Home
 from crow_cli.console import AS_JSON, print_json
 from crow_cli.process import fail
 from crow_core.errors import ConfigError, StoreError

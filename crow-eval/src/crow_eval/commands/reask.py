@@ -17,7 +17,7 @@ from crow_core.text import escape_controls
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from crow_core.models.chat import Model
+    from crow_core.models.model_call import Model
     from crow_core.session.prompts import Prompt
     from crow_persistence.database import Database
     from sqlalchemy import Connection
@@ -127,8 +127,9 @@ async def reask_sessions(
 
     Raises ConfigError, ModelError, PromptError, StoreError.
     """
-    from crow_agent.settings.config import Home, get_database_url, load_config
+    from crow_agent.settings.config import get_database_url, load_config
     from crow_agent.settings.discovery import search_models
+    from crow_agent.settings.home import Home
     from crow_core.app import Crow
     from crow_persistence.extension import persistence
 

@@ -1,0 +1,195 @@
+"""The structs of the settings: the tables of `config.toml`, a project's configuration and mcp.json."""
+
+from typing import Annotated, Any, Literal
+
+from crow_core.models.model_call import Prices
+from crow_extensions.agent_settings import AgentSettings
+from crow_permissions.rules import parse_rules
+from msgspec import Meta, Struct, field
+
+
+class ModelSettings(Struct, kw_only=True, forbid_unknown_fields=True):
+    """The settings of a model: `[models.NAME]`."""
+
+    base_url: str
+    model: str
+    """The model's name at the endpoint."""
+    api_key: str = ""
+    """The endpoint's key; usually `"${SOME_KEY}"`, so that the key itself stays in the environment."""
+    headers: dict[str, str] = field(default_factory=dict[str, str])
+    parameters: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Parameters added to every request, such as `temperature`."""
+    window: Annotated[int, Meta(ge=1)] | None = None
+    """Tokens that fit into one request and its reply; None if unknown."""
+    idle_timeout: Annotated[float, Meta(gt=0)] | None = None
+    """Seconds without a byte after which a request fails; None means the default."""
+    quirks: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Fields of `Quirks` that override the rules of `quirks.toml`; `crow doctor` finds them."""
+    prices: Prices | None = None
+    """Prices for a million tokens."""
+
+
+class OAuthSettings(Struct, kw_only=True):
+    """The settings of a login: `oauth` of a server, for one to which clients cannot register themselves (RFC 6749).
+
+    With `auth = "client_credentials"`, crow gets its tokens with the secret alone, without a user.
+    """
+
+    client_id: str = ""
+    """The id that the server's owner issued, or the https address of a document that describes the client."""
+    client_secret: str = ""
+    client_secret_file: str = ""
+    """The absolute path of a file with the secret, which is read each time that the server starts."""
+    issuer: str = ""
+    """The address of the authorization server that issued the secret; client credentials are sent to no other."""
+    scopes: list[str] = field(default_factory=list[str])
+    callback_port: int = 0
+    """The local port to which the browser is redirected after the login; 0 means any free one."""
+
+
+class ServerSettings(Struct, kw_only=True):
+    """The settings of a server: `[mcp.servers.NAME]`, or an entry of mcp.json. Unknown keys are ignored."""
+
+    command: str = ""
+    args: list[str] = field(default_factory=list[str])
+    env: dict[str, str] = field(default_factory=dict[str, str])
+    cwd: str = ""
+    """The command's working directory, relative to the session's folder, which is the default."""
+    url: str = ""
+    headers: dict[str, str] = field(default_factory=dict[str, str])
+    type: Literal["", "stdio", "http", "streamable-http", "streamableHttp", "sse"] = ""
+    """`sse` means the old transport; any other server with a URL uses streamable HTTP."""
+    allow: list[str] = field(default_factory=list[str])
+    """Patterns of the names of the tools to offer, such as `read_*`; empty means all."""
+    deny: list[str] = field(default_factory=list[str])
+    """Patterns of the names of the tools to leave out."""
+    trust: bool = False
+    """Whether a tool that the server declares as read-only runs without permission. A project cannot set it."""
+    timeout: float | None = None
+    """Seconds that a tool call may be silent. From 10,000 on, milliseconds, which other programs write."""
+    start_timeout: float | None = None
+    """Seconds that the server may take to start; in milliseconds like `timeout`."""
+    auth: Literal["", "oauth", "client_credentials"] = ""
+    oauth: OAuthSettings | None = None
+    disabled: bool = False
+    shared: bool = True
+    """Whether sessions in the same folder may use one connection. A server that keeps something for one conversation,
+    such as the page of a browser, should not be shared."""
+
+    def __post_init__(self) -> None:
+        self.timeout, self.start_timeout = to_seconds(self.timeout), to_seconds(self.start_timeout)
+
+    @property
+    def wants_login(self) -> bool:
+        """Whether the user has to log in to it."""
+        return self.auth != "client_credentials" and (self.auth == "oauth" or self.oauth is not None)
+
+
+class UnusableServer(ServerSettings, kw_only=True):
+    """A server whose settings use a variable that is not set. It is made here, never read from a file."""
+
+    error: str
+    """The sentence that says what is wrong and what to do."""
+
+
+class PermissionSettings(Struct, kw_only=True, forbid_unknown_fields=True):
+    """The permission mode and rules: `[permissions]`."""
+
+    mode: Literal["ask", "accept-edits", "plan", "yolo"] = "ask"
+    allow: list[str] = field(default_factory=list[str])
+    ask: list[str] = field(default_factory=list[str])
+    deny: list[str] = field(default_factory=list[str])
+    protected: list[str] = field(default_factory=list[str])
+    """Patterns of files, such as `deploy/**`, whose changes are asked about, beside those that crow knows."""
+    private: list[str] = field(default_factory=list[str])
+    """Patterns of files, such as `customers/**`, that hold private data, beside those that crow knows."""
+    taint: bool = True
+    """Whether a session that has read private data and untrusted content asks before data can leave."""
+
+    def __post_init__(self) -> None:
+        parse_rules(self.allow, allows=True)
+        parse_rules([*self.ask, *self.deny])
+
+
+class McpSettings(Struct, kw_only=True, forbid_unknown_fields=True):
+    """The settings for MCP: `[mcp]`."""
+
+    servers: dict[str, ServerSettings] = field(default_factory=dict[str, ServerSettings])
+
+
+class PromptSettings(Struct, kw_only=True, forbid_unknown_fields=True):
+    """The settings of prompts: `[prompts]`."""
+
+    system: str = ""
+    """The path of a Jinja2 template that replaces crow's own; relative to the folder of `config.toml`."""
+
+
+class FetchSettings(Struct, kw_only=True, forbid_unknown_fields=True):
+    """The settings of the tool `fetch`: `[fetch]`."""
+
+    allow_hosts: list[str] = field(default_factory=list[str])
+    """Each is a `HOST` or `HOST:PORT` that is not public and may be fetched from. A project cannot set it."""
+
+
+class DatabaseSettings(Struct, kw_only=True, forbid_unknown_fields=True):
+    """The settings of the database: `[database]`."""
+
+    url: str = ""
+    """`postgresql+psycopg://…` or `sqlite:///…`; empty means the file `crow.db` in crow's data."""
+    synchronous: Literal["normal", "full"] = "normal"
+    """`full` waits at each commit until the disk has it, so that a power failure loses nothing; for SQLite."""
+
+
+class Config(Struct, kw_only=True, forbid_unknown_fields=True):
+    """The user's configuration: `config.toml`."""
+
+    model: str = ""
+    """The name of the default model in `models`; empty means the first."""
+    max_requests: Annotated[int, Meta(ge=1)] = 200
+    """The most model calls that one turn may make."""
+    servers_wait: float | None = None
+    """Seconds for which prompts wait for an MCP server, from its start; None means the app's default."""
+    models: dict[str, ModelSettings] = field(default_factory=dict[str, ModelSettings])
+    permissions: PermissionSettings = field(default_factory=PermissionSettings)
+    mcp: McpSettings = field(default_factory=McpSettings)
+    agents: dict[str, AgentSettings] = field(default_factory=dict[str, AgentSettings])
+    fetch: FetchSettings = field(default_factory=FetchSettings)
+    database: DatabaseSettings = field(default_factory=DatabaseSettings)
+    prompts: PromptSettings = field(default_factory=PromptSettings)
+    extensions: dict[str, dict[str, Any] | bool] = field(default_factory=dict[str, dict[str, Any] | bool])
+    """`[extensions.NAME]`: options of an extension, checked by `parse_options`; false leaves out one of crow's own."""
+    hooks: dict[str, Any] = field(default_factory=dict[str, Any])
+    """`[[hooks.MOMENT]]`: commands for the extension `shell_hooks`. A project cannot set them."""
+
+
+class ProjectPermissions(Struct, kw_only=True):
+    """The rules of a project: `[permissions]`. Other keys are ignored, and named to the user."""
+
+    ask: list[str] = field(default_factory=list[str])
+    deny: list[str] = field(default_factory=list[str])
+
+    def __post_init__(self) -> None:
+        parse_rules([*self.ask, *self.deny])
+
+
+class ProjectConfig(Struct, kw_only=True):
+    """The configuration of a project: `.crow/config.toml`.
+
+    It may only add servers and agents, and tighten permissions.
+    """
+
+    permissions: ProjectPermissions = field(default_factory=ProjectPermissions)
+    mcp: McpSettings = field(default_factory=McpSettings)
+    agents: dict[str, AgentSettings] = field(default_factory=dict[str, AgentSettings])
+
+
+class McpFile(Struct, kw_only=True):
+    """The content of `mcp.json` or `.mcp.json`, in the format of other programs."""
+
+    servers: dict[str, ServerSettings] = field(name="mcpServers", default_factory=dict[str, ServerSettings])
+    """VS Code calls the key `servers`."""
+
+
+def to_seconds(duration: float | None) -> float | None:
+    """Convert a duration to seconds: from 10,000 on it is in milliseconds."""
+    return duration / 1000 if duration and duration >= 10_000 else duration

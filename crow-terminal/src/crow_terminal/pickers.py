@@ -1,0 +1,83 @@
+"""Lists from which the user chooses a mode, an option, a session, or a prompt to go back to."""
+
+from collections.abc import Sequence
+
+from crow_core.acp.schema import BooleanConfigOption, SelectConfigOption, SessionInfo
+
+from crow_terminal.dialogs import Row
+from crow_terminal.effects import Effect, ListTurns, Open, SetOption, TakeBack
+from crow_terminal.session_options import make_option_rows
+from crow_terminal.state import State
+from crow_terminal.text import escape_line
+
+
+def pick_mode(state: State) -> list[Effect]:
+    """Let the user choose a mode."""
+    if not state.options.modes:
+        return pick_option(state, "mode")
+    modes, current = state.options.modes.available_modes, state.options.modes.current_mode_id
+    rows = [Row(one.name, one.description or "", one.id, current=one.id == current) for one in modes]
+    return state.pick("Mode", rows, lambda row, _: [SetOption("", row.value)])
+
+
+def pick_option(state: State, category: str) -> list[Effect]:
+    """Let the user choose the value of an option."""
+    option = state.options.find(category)
+    if option is None:
+        return state.remark(f"This agent offers no choice of {category.replace('_', ' ')}.")
+    return pick_value(state, option)
+
+
+def pick_value(state: State, option: SelectConfigOption) -> list[Effect]:
+    return state.pick(option.name, make_option_rows(option), lambda row, _: [SetOption(option.id, row.value)])
+
+
+def pick_any_option(state: State) -> list[Effect]:
+    """Let the user choose an option, then its value."""
+
+    def choose(row: Row, now: float) -> list[Effect]:
+        option = row.value
+        if isinstance(option, BooleanConfigOption):
+            return [SetOption(option.id, not option.current_value)]
+        return pick_value(state, option)
+
+    rows = [
+        Row(one.name, f"{one.current_value}", one)
+        for one in state.options.config
+        if isinstance(one, SelectConfigOption | BooleanConfigOption)
+    ]
+    return state.pick("Settings of this session", rows, choose) if rows else state.remark("There are no settings.")
+
+
+def pick_session(state: State, sessions: Sequence[SessionInfo]) -> list[Effect]:
+    """Let the user choose one of the stored sessions."""
+    rows = [Row(str(one.title or one.session_id), str(one.updated_at or "")[:16], one.session_id) for one in sessions]
+    if not rows:
+        return state.remark("There are no other sessions in this folder.")
+    return state.pick("Sessions", rows, lambda row, _: [Open(row.value)])
+
+
+def pick_turn(state: State) -> list[Effect]:
+    """Let the user choose the prompt to go back to."""
+    if not state.abilities.undoes:
+        return state.remark("This agent cannot go back to an earlier message.")
+    return [ListTurns()] if state.phase == "ready" else state.remark("Stop the turn first: Esc.")
+
+
+def offer_turns(state: State, prompts: Sequence[str]) -> list[Effect]:
+    """Let the user choose one of these prompts, the newest first."""
+    if not prompts:
+        return state.remark("There is no earlier message.")
+    rows = [Row(escape_line(text)[:200], f"{n} back", n) for n, text in enumerate(prompts, 1)]
+    state.turns = [*prompts]
+    return state.pick("Go back to before which message?", rows, lambda row, _: [TakeBack(row.value)])
+
+
+def confirm_taking_back(state: State, turns: int, sentence: str) -> list[Effect]:
+    """Ask whether the turns shall be taken back, after the agent has said what that changes."""
+
+    def choose(row: Row, now: float) -> list[Effect]:
+        return [TakeBack(turns, confirmed=True)] if row.value else []
+
+    rows = [Row("Go back", "", True), Row("Stay", "", False)]
+    return state.pick("Go back?", rows, choose, [sentence])

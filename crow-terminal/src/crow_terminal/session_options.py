@@ -1,0 +1,69 @@
+"""The settings of a session that the agent offers: its modes and its config options."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from crow_core.acp.schema import SelectConfigOption, SelectEntry, SessionConfigOption, SessionModeState
+
+from crow_terminal.dialogs import Row
+from crow_terminal.effects import SetOption
+from crow_terminal.text import escape_line
+
+
+@dataclass
+class SessionOptions:
+    """The settings that a session has now."""
+
+    modes: SessionModeState | None = None
+    config: Sequence[SessionConfigOption] = field(default_factory=list[SessionConfigOption])
+
+    def set_mode(self, mode: str) -> None:
+        """Set the current mode, if the session has modes."""
+        if self.modes:
+            self.modes = SessionModeState(current_mode_id=mode, available_modes=self.modes.available_modes)
+
+    def find(self, category: str) -> SelectConfigOption | None:
+        """Return the option of a category, such as `model`."""
+        found = (one for one in self.config if isinstance(one, SelectConfigOption) and one.category == category)
+        return next(found, None)
+
+    def get_mode(self) -> str:
+        """Return the name of the session's mode; empty if it has none."""
+        if self.modes:
+            mode = next((one for one in self.modes.available_modes if one.id == self.modes.current_mode_id), None)
+            return escape_line(mode.name if mode else self.modes.current_mode_id)
+        return self.get_choice("mode")
+
+    def get_choice(self, category: str) -> str:
+        """Return the name of the chosen value of an option; empty if there is no such option."""
+        if not (option := self.find(category)):
+            return ""
+        entry = next((one for one in list_entries(option) if one.value == option.current_value), None)
+        return escape_line(entry.name if entry else option.current_value)
+
+    def next_mode(self) -> list[SetOption]:
+        """Choose the mode after the current one."""
+        if self.modes and self.modes.available_modes:
+            ids = [mode.id for mode in self.modes.available_modes]
+            at = ids.index(self.modes.current_mode_id) if self.modes.current_mode_id in ids else -1
+            return [SetOption("", ids[(at + 1) % len(ids)])]
+        if option := self.find("mode"):
+            values = [str(one.value) for one in list_entries(option)]
+            at = values.index(option.current_value) if option.current_value in values else -1
+            return [SetOption(option.id, values[(at + 1) % len(values)])]
+        return []
+
+
+def list_entries(option: SelectConfigOption) -> list[SelectEntry]:
+    """Return the choices of an option, also those in groups."""
+    return [
+        entry for one in option.options for entry in ([one] if isinstance(one.value, str) else list(one.options or []))
+    ]
+
+
+def make_option_rows(option: SelectConfigOption) -> list[Row]:
+    """Return the rows of a list from which the user chooses the value of an option."""
+    return [
+        Row(one.name, one.description or "", one.value, current=one.value == option.current_value)
+        for one in list_entries(option)
+    ]
