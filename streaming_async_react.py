@@ -19,7 +19,7 @@ from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Server
 from crow_core.mcp.toolbox import Toolbox
 from crow_core.messages.message import Message, ToolUse, answer_tool_call, settle, view
-from crow_core.models.chat import ChatModel
+from crow_core.models.chat_model import ChatModel
 from crow_core.models.model_call import Model
 from crow_core.models.reply import ReplyBuilder
 from crow_core.testing import Reply, ScriptedServer

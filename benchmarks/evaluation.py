@@ -16,9 +16,10 @@ from time import monotonic, process_time
 from crow_agent import Agent
 from crow_agent.settings.config import load_config
 from crow_agent.settings.home import Home
-from crow_eval import runs, store
+from crow_eval import evaluation_store as store
+from crow_eval import runs
 from crow_eval.cells import EvaluationSettings, TaskName
-from crow_eval.prompts import load_prompts
+from crow_eval.compared_prompts import load_prompts
 from crow_eval.tasks import load_dataset
 from crow_persistence.database import Database
 

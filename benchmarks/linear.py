@@ -20,7 +20,7 @@ from typing import Any
 
 import httpx2
 from crow_core.app import Crow
-from crow_core.models.chat import ChatModel
+from crow_core.models.chat_model import ChatModel
 from crow_core.testing import connect
 from crow_persistence.extension import persistence
 

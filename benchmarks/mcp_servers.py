@@ -14,7 +14,7 @@ from typing import Any
 from crow_core.acp.schema import McpServer
 from crow_core.app import Crow
 from crow_core.mcp.server import Server, import_sdk
-from crow_core.models.chat import ChatModel
+from crow_core.models.chat_model import ChatModel
 from crow_core.testing import Reply, ScriptedModel, connect
 from crow_core.testing.script import to_deltas
 from crow_testing.servers import make_faulty_server

@@ -30,7 +30,7 @@ from crow_core.testing import Editor, Reply, ScriptedModel, connect
 from crow_persistence.database import Database
 from crow_persistence.entries import encode
 from crow_persistence.extension import persistence
-from crow_persistence.store import BlockingStore
+from crow_persistence.sql_store import BlockingStore
 from crow_persistence.tables import sessions
 from search import chance, database_on, sizes, some_entry, some_text
 from sqlalchemy import insert

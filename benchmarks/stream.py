@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx2
 import openai
-from crow_core.models.chat import ChatModel
+from crow_core.models.chat_model import ChatModel
 from crow_core.models.model_call import ModelCall
 from crow_core.models.reply import ReplyBuilder
 from crow_core.models.stream import EventStreamReader

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
-from crow_cli.commands import cli
+from crow_cli.cli import cli
 
 TARGET = Path(__file__).parent.parent / "docs/cli.md"
 WIDTH = 80

@@ -23,7 +23,7 @@ from crow_agent.workflows.extension import approvals
 from crow_core.acp.schema import RequestPermissionRequest, ToolCall, ToolCallUpdate
 from crow_core.app import Crow
 from crow_core.testing import ScriptedModel, connect
-from crow_mcp_server.terminal.watchdog import MARK_VARIABLE
+from crow_mcp_server.terminal.command_watchdog import MARK_VARIABLE
 from crow_persistence.audit import list_decisions, verify
 from crow_persistence.database import Database
 

@@ -205,7 +205,7 @@ def test_public_names_are_listed_and_imported_by_a_star() -> None:
 NOISE = """
 import asyncio, sys
 from crow_agent import Agent, tool
-from crow_core.models.chat import ChatModel
+from crow_core.models.chat_model import ChatModel
 from fastmcp import FastMCP
 
 birds = FastMCP("birds")

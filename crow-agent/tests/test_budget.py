@@ -12,7 +12,7 @@ from crow_agent.budget import limit_spending
 from crow_core.app import Crow
 from crow_core.errors import EndTurn
 from crow_core.messages.message import Delta
-from crow_core.models.chat import ChatModel
+from crow_core.models.chat_model import ChatModel
 from crow_core.models.model_call import Prices
 from crow_core.session.session import Session
 from crow_core.testing import Reply, ScriptedServer

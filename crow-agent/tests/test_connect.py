@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import crow_agent.agent as agent_module
-import crow_agent.client as client_module
+import crow_agent.agent_client as client_module
 import crow_agent.session as session_module
 import pytest
 from crow_agent import Agent, AgentClosed, AgentError, AgentLost, Budget, PromptFailed, PromptTimeout
@@ -56,7 +56,7 @@ asyncio.run(acp.run_agent(Echo()))
 
 
 def puppet(fault: str = "", **options: Any) -> Agent:
-    return Agent.connect([sys.executable, "-m", "crow_testing.agents", fault], **options)
+    return Agent.connect([sys.executable, "-m", "crow_testing.agent_without_model", fault], **options)
 
 
 def exists(pid: int) -> bool:
@@ -233,7 +233,7 @@ async def test_examples_of_the_page_on_other_agents_run(home: Path, tmp_path: Pa
     (home / "crow" / "config.toml").write_text(settings)
     agents = load_config(Home.find({"HOME": str(home), "CROW_HOME": str(home / "crow")}), {}).agents
     assert agents["opencode"].timeout == 1800
-    command = f"{sys.executable} -m crow_testing.agents"
+    command = f"{sys.executable} -m crow_testing.agent_without_model"
     for there, here in (("opencode acp", command), ('"plan"', '"loud"'), ("Where are the tests?", "say In tests.")):
         assert there in program
         program = program.replace(there, here)
@@ -333,7 +333,7 @@ async def test_lines_of_a_file(tmp_path: Path) -> None:
 
 def write_agents(folder: Path, name: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    args = '["-m", "crow_testing.agents"]'
+    args = '["-m", "crow_testing.agent_without_model"]'
     text = f'[permissions]\nask = []\n[agents.{name}]\ncommand = "{sys.executable}"\nargs = {args}\n'
     (folder / "config.toml").write_text(text)
 

@@ -9,7 +9,7 @@ from crow_agent.settings import discovery
 from crow_agent.settings.discovery import NO_MODEL_MESSAGE, find_models, search_models
 from crow_agent.settings.structs import Config, ModelSettings
 from crow_core.errors import ConfigError, ModelError
-from crow_core.models.chat import ChatModel
+from crow_core.models.chat_model import ChatModel
 from crow_core.models.listing import list_models
 from crow_core.models.model_call import Model, ModelCall
 from crow_core.testing import Reply, ScriptedServer

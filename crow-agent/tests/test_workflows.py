@@ -520,7 +520,7 @@ def test_agent_of_another_program_is_asked_at_least_once(opened: Open, url: str,
             assert await approve("Go on?")
             return [first.text, (await s.prompt("say two")).text]
 
-        command = [sys.executable, "-m", "crow_testing.agents"]
+        command = [sys.executable, "-m", "crow_testing.agent_without_model"]
         agent = Agent.connect(command, cwd=tmp_path)
         async with agent, opened(work):
             await work.start(id="w")

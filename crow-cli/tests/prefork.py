@@ -32,7 +32,7 @@ def end_without_clearing_modules() -> None:
 
 
 for name in (
-    *("crow_cli.commands", "crow_cli.run", "crow_mcp_server.server", "crow_persistence.store"),
+    *("crow_cli.cli", "crow_cli.run", "crow_mcp_server.server", "crow_persistence.sql_store"),
     *("fastmcp.client", "httpcore2", "jinja2.sandbox", "stamina"),
 ):
     import_module(name)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from crow_acp_tools.check import validation
+from crow_acp_tools.check.check_report import to_json, to_text
 from crow_acp_tools.check.conversation import CheckOptions
-from crow_acp_tools.check.report import to_json, to_text
 from crow_acp_tools.check.requirements import REQUIREMENTS
 from crow_acp_tools.check.runner import CheckReport, check_agent
 from crow_core.acp.schema import AGENT_METHODS, CLIENT_METHODS

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from crow_cli.demo import script
-from crow_cli.demo.script import BUG, FAILING, FIX, TASK, TESTS, next_reply
+from crow_cli.demo import demo_script as script
+from crow_cli.demo.demo_script import BUG, FAILING, FIX, TASK, TESTS, next_reply
 from crow_core.testing.script import Reply, to_deltas
 
 TOOLS = [{"type": "function", "function": {"name": name}} for name in ("file_editor", "terminal")]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import uvicorn
 from crow_agent.app import build
-from crow_cli.mcp import edit_servers, lock_folder
+from crow_cli.mcp_commands import edit_servers, lock_folder
 from crow_core.acp.schema import AvailableCommandsUpdate
 from crow_core.testing import Reply, ScriptedModel, ScriptedServer, connect
 from crow_persistence.extension import persistence

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from crow_cli.commands import cli
+from crow_cli.cli import cli
 from crow_cli.own_tree import CLASSES, list_commands
 from crow_core.testing import Reply, ScriptedCall, ScriptedServer
-from crow_mcp_server.terminal.watchdog import MARK_VARIABLE
+from crow_mcp_server.terminal.command_watchdog import MARK_VARIABLE
 from crow_permissions.running import MARKS, RunningAgents
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 from crow_agent.workflows import WorkflowQueue, approve, open_workflows, workflow
 from crow_cli import own_tree, worker
-from crow_cli.commands import cli
+from crow_cli.cli import cli
 from crow_core.errors import ConfigError
 from crow_permissions import running
 
@@ -221,8 +221,6 @@ def test_health_is_an_answer_or_a_file(tmp_path: Path) -> None:
 
 
 def test_help_loads_no_engine() -> None:
-    program = (
-        "import sys; from crow_cli.commands import cli; print([n for n in ('dbos', 'crow_agent') if n in sys.modules])"
-    )
+    program = "import sys; from crow_cli.cli import cli; print([n for n in ('dbos', 'crow_agent') if n in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert "dbos" not in done.stdout

@@ -23,7 +23,7 @@ from crow_core.app import Crow
 from crow_core.errors import ModelError
 from crow_core.mcp.server import Server
 from crow_core.messages.message import SUMMARY_TEMPLATE, Message, marker_kind
-from crow_core.models.chat import ChatModel
+from crow_core.models.chat_model import ChatModel
 from crow_core.session.prompts import Prompt
 from crow_core.session.session import Session
 from crow_core.testing import Editor, Failure, Reply, ScriptedModel, ScriptedServer, connect

@@ -28,7 +28,7 @@ from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Server
 from crow_core.mcp.tool import ToolCall
 from crow_core.messages.message import INTERRUPTED, Delta, Message
-from crow_core.models.chat import ChatModel
+from crow_core.models.chat_model import ChatModel
 from crow_core.models.model_call import ModelRequest
 from crow_core.session.session import Session
 from crow_core.testing import Editor, Raw, Reply, ScriptedModel, ScriptedServer, connect

@@ -26,7 +26,7 @@ from crow_core.acp.schema import (
 from crow_core.app import Crow
 from crow_core.content import replay, to_user_message
 from crow_core.mcp.server import Server
-from crow_core.models.chat import ChatModel
+from crow_core.models.chat_model import ChatModel
 from crow_core.models.quirks import Quirks
 from crow_core.testing import Editor, Reply, ScriptedModel, ScriptedServer, connect
 from crow_core.testing.script import ScriptedCall as Use

@@ -34,7 +34,7 @@ from crow_core.testing import Editor, Reply, ScriptedModel, connect
 from crow_core.testing.script import ScriptedCall as Use
 from crow_extensions.mask_secrets import mask_secrets
 from crow_mcp_server.terminal import processes
-from crow_mcp_server.terminal.output import UNSHOWN_NOTE
+from crow_mcp_server.terminal.command_output import UNSHOWN_NOTE
 from crow_permissions.extension import permissions
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -22,7 +22,7 @@ from crow_core.acp.schema import (
 from crow_core.app import Crow
 from crow_core.mcp.toolbox import Server
 from crow_core.messages.message import Message
-from crow_core.models.chat import ChatModel
+from crow_core.models.chat_model import ChatModel
 from crow_core.models.model_call import ModelRequest, Prices
 from crow_core.models.quirks import Quirks
 from crow_core.session.session import Session

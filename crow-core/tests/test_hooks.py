@@ -20,7 +20,7 @@ from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Server
 from crow_core.mcp.tool import ToolCall
 from crow_core.messages.message import INTERRUPTED, Message
-from crow_core.models.chat import ChatModel, encode_json
+from crow_core.models.chat_model import ChatModel, encode_json
 from crow_core.models.model_call import ModelCall, ModelRequest
 from crow_core.session import log as log_module
 from crow_core.session.session import Hooks, Session

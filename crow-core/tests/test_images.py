@@ -22,7 +22,7 @@ from crow_core.app import Crow
 from crow_core.content import find_image_type, to_part
 from crow_core.messages.message import to_digest, view
 from crow_core.messages.view import View
-from crow_core.models.chat import ChatModel
+from crow_core.models.chat_model import ChatModel
 from crow_core.models.refused_images import find_refused_images
 from crow_core.testing import Editor, Failure, Raw, Reply, ScriptedServer, connect
 from crow_extensions.refused_images import refused_images

@@ -16,8 +16,8 @@ import pytest
 import stamina
 from crow_core.errors import ModelError
 from crow_core.messages.message import Delta, Message, answer_tool_call, settle, view
-from crow_core.models import chat as models
-from crow_core.models.chat import ChatModel
+from crow_core.models import chat_model as models
+from crow_core.models.chat_model import ChatModel
 from crow_core.models.model_call import ModelCall, ModelRequest
 from crow_core.testing import Failure, Raw, Reply, ScriptedServer
 from crow_testing.chaos import to_chunk, to_event

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from crow_core.acp.schema import INVALID_PARAMS
 from crow_core.app import Crow
-from crow_core.models.chat import ChatModel
+from crow_core.models.chat_model import ChatModel
 from crow_core.models.quirks import Quirks
 from crow_core.session.options import ON_OFF, Choice, Option
 from crow_core.session.session import Session

@@ -17,7 +17,7 @@ from crow_agent.settings.structs import ModelSettings
 from crow_core.errors import ConfigError, ModelError
 from crow_core.messages.message import Delta
 from crow_core.models.adaptation import adapt_request
-from crow_core.models.chat import ChatModel, get_window
+from crow_core.models.chat_model import ChatModel, get_window
 from crow_core.models.model_call import ModelCall
 from crow_core.models.quirks import Body, Quirks, find_quirks, load_rules
 from crow_core.models.refusals import learn_from_refusal

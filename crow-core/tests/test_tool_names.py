@@ -11,7 +11,7 @@ from crow_core.app import Crow
 from crow_core.mcp.server import Server
 from crow_core.messages.message import Message, view
 from crow_core.messages.view import View
-from crow_core.models.chat import ChatModel
+from crow_core.models.chat_model import ChatModel
 from crow_core.session.store import Record
 from crow_core.testing import Failure, MemoryStore, Reply, ScriptedModel, ScriptedServer, connect
 from crow_core.testing.script import ScriptedCall as Use

@@ -7,7 +7,7 @@ from crow_core.acp.schema import AUTH_REQUIRED, INVALID_PARAMS, METHOD_NOT_FOUND
 from crow_core.agent.acp_agent import LazyApp
 from crow_core.app import Crow
 from crow_core.errors import ConfigError, ModelError
-from crow_core.models.chat import ChatModel
+from crow_core.models.chat_model import ChatModel
 from crow_core.session.prompts import Prompt
 from crow_core.session.session import Session
 from crow_core.session.store import Record

@@ -7,7 +7,7 @@ import pytest
 from crow_core.acp.schema import ClientCapabilities, ClientSessionCapabilities, NoticeCapabilities, NoticeUpdate
 from crow_core.app import Crow
 from crow_core.models import window as windows
-from crow_core.models.chat import ChatModel
+from crow_core.models.chat_model import ChatModel
 from crow_core.models.estimate import count_min_tokens
 from crow_core.models.quirks import Quirks
 from crow_core.models.window import find_window, is_on_private_network

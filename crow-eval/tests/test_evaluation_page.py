@@ -12,10 +12,10 @@ from urllib.parse import unquote
 import pytest
 from crow_eval.cells import Cell, CellOutcome, EvaluationSettings, TaskName
 from crow_eval.checks import CheckResult
+from crow_eval.compared_prompts import PromptVersion
+from crow_eval.evaluation_report import find_last_words, make_report
+from crow_eval.evaluation_store import Evaluation
 from crow_eval.page import to_page
-from crow_eval.prompts import PromptVersion
-from crow_eval.report import find_last_words, make_report
-from crow_eval.store import Evaluation
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 HOSTILE = "<script>document.title = 'taken'</script><img src=x onerror=alert(1)>"

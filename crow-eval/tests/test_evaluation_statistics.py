@@ -7,9 +7,10 @@ from random import Random
 
 import pytest
 from crow_eval.cells import Cell, EvaluationSettings, TaskName
+from crow_eval.compared_prompts import PromptVersion
+from crow_eval.evaluation_report import Comparison, make_report
+from crow_eval.evaluation_store import Evaluation
 from crow_eval.page import describe_comparison
-from crow_eval.prompts import PromptVersion
-from crow_eval.report import Comparison, make_report
 from crow_eval.statistics import (
     Outcomes,
     adjust_p_values,
@@ -19,7 +20,6 @@ from crow_eval.statistics import (
     find_rate_interval,
     mcnemar,
 )
-from crow_eval.store import Evaluation
 from crow_persistence.intervals import wilson
 
 EXPERIMENTS = 2_000 if os.environ.get("CROW_SOAK") else 100

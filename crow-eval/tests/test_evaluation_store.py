@@ -10,9 +10,10 @@ from crow_agent.settings.config import load_config
 from crow_agent.settings.home import Home
 from crow_core.errors import StoreError
 from crow_core.testing import Reply, ScriptedModel
-from crow_eval import runs, store
+from crow_eval import evaluation_store as store
+from crow_eval import runs
 from crow_eval.cells import EvaluationSettings, TaskName
-from crow_eval.prompts import load_prompts
+from crow_eval.compared_prompts import load_prompts
 from crow_eval.tasks import Task, load_dataset
 from crow_persistence.database import Database
 from sqlalchemy import Engine, event

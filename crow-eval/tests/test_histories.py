@@ -17,7 +17,7 @@ from crow_persistence.checks import check
 from crow_persistence.database import Database
 from crow_persistence.loader import find_session, load_session
 from crow_persistence.search import search
-from crow_persistence.store import BlockingStore
+from crow_persistence.sql_store import BlockingStore
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

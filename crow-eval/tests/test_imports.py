@@ -28,7 +28,7 @@ from crow_persistence.checks import check
 from crow_persistence.database import Database
 from crow_persistence.extension import persistence
 from crow_persistence.loader import find_session, load_session
-from crow_persistence.store import BlockingStore
+from crow_persistence.sql_store import BlockingStore
 from crow_persistence.tables import messages, sessions
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st

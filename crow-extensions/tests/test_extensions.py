@@ -21,7 +21,7 @@ from crow_core.acp.schema import (
 )
 from crow_core.app import Crow
 from crow_core.mcp.server import Server
-from crow_core.models.usage import ASSUMED_WINDOW
+from crow_core.models.token_usage import ASSUMED_WINDOW
 from crow_core.session.prompts import Prompt
 from crow_core.testing import Reply, ScriptedModel, connect
 from crow_core.testing.script import ScriptedCall as Use

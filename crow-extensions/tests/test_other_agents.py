@@ -58,7 +58,11 @@ ALL = ClientCapabilities(
 
 
 def puppet(fault: str = "", **more: Any) -> AgentSettings:
-    settings: dict[str, Any] = {"command": sys.executable, "args": ["-m", "crow_testing.agents", fault], **more}
+    settings: dict[str, Any] = {
+        "command": sys.executable,
+        "args": ["-m", "crow_testing.agent_without_model", fault],
+        **more,
+    }
     return AgentSettings(**settings)
 
 

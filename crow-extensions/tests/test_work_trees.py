@@ -22,8 +22,8 @@ from crow_extensions import work_trees as extension
 from crow_extensions.commands import commands
 from crow_extensions.undo import undo
 from crow_extensions.work_trees import work_trees
-from crow_extensions.worktree import WorkTreeError, check_restorable, read_worktree, restore_worktree
-from crow_extensions.worktree import make_environment as make_git_environment
+from crow_extensions.worktree_state import WorkTreeError, check_restorable, read_worktree, restore_worktree
+from crow_extensions.worktree_state import make_environment as make_git_environment
 
 pytestmark = [pytest.mark.anyio, pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")]
 

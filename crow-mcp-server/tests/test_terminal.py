@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from crow_mcp_server import create_server
 from crow_mcp_server.terminal import processes, sessions
-from crow_mcp_server.terminal.output import MAX_FILE_BYTES
+from crow_mcp_server.terminal.command_output import MAX_FILE_BYTES
 from fastmcp import Client
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -12,9 +12,10 @@ from typing import Any
 import anyio
 import pytest
 from crow_mcp_server import create_server, system
-from crow_mcp_server.terminal import processes, shell, shell_state
-from crow_mcp_server.terminal.keys import to_keystrokes
-from crow_mcp_server.terminal.output import OutputCapture
+from crow_mcp_server.terminal import interactive_shell as shell
+from crow_mcp_server.terminal import processes, shell_state
+from crow_mcp_server.terminal.command_output import OutputCapture
+from crow_mcp_server.terminal.key_names import to_keystrokes
 from crow_mcp_server.terminal.screen import TerminalScreen
 from crow_mcp_server.terminal.sessions import find_editor
 from crow_mcp_server.workspace import Workspace

@@ -15,10 +15,10 @@ from crow_extensions.commands import commands
 from crow_extensions.mask_secrets import mask_secrets
 from crow_extensions.usage import usage
 from crow_permissions.extension import permissions
-from crow_persistence.commands import MAX_LENGTH
 from crow_persistence.database import Database
 from crow_persistence.extension import persistence
-from crow_persistence.prompts import list_stats
+from crow_persistence.prompt_versions import list_stats
+from crow_persistence.store_commands import MAX_LENGTH
 from fastmcp import FastMCP
 
 pytestmark = pytest.mark.anyio

@@ -23,7 +23,7 @@ from crow_persistence import commits, loader
 from crow_persistence.commits import GroupCommit
 from crow_persistence.database import Database
 from crow_persistence.extension import persistence
-from crow_persistence.store import BlockingStore
+from crow_persistence.sql_store import BlockingStore
 from crow_persistence.tables import draft_parts, drafts
 from crow_persistence.writes import SessionWrite
 from hypothesis import given, settings

@@ -23,7 +23,7 @@ from crow_core.testing import Reply, ScriptedModel
 from crow_persistence import commits, leases, loader
 from crow_persistence.database import Database
 from crow_persistence.extension import persistence
-from crow_persistence.store import BlockingStore
+from crow_persistence.sql_store import BlockingStore
 from crow_persistence.tables import drafts, sessions
 from crow_persistence.writes import SessionWrite
 from sqlalchemy import Engine, event, select, update

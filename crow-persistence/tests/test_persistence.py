@@ -33,7 +33,7 @@ from crow_extensions.undo import undo
 from crow_persistence import commits, loader
 from crow_persistence.database import Database
 from crow_persistence.extension import persistence
-from crow_persistence.store import BlockingStore
+from crow_persistence.sql_store import BlockingStore
 from crow_persistence.tables import blobs, calls, draft_parts, drafts, messages, metadata, sessions
 from crow_persistence.writes import SessionWrite
 from sqlalchemy import Connection, Engine, create_engine, event, func, inspect, select, text

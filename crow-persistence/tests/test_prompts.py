@@ -7,7 +7,7 @@ import pytest
 from crow_core.errors import StoreError
 from crow_core.messages.message import Message
 from crow_core.session.prompts import Prompt
-from crow_persistence import prompts
+from crow_persistence import prompt_versions as prompts
 from crow_persistence.batch import Batch
 from crow_persistence.database import Database
 from crow_persistence.tables import messages, sessions

@@ -11,11 +11,12 @@ from crow_core.errors import StoreError
 from crow_core.masking import mask
 from crow_core.messages.message import Message, ToolUse
 from crow_core.messages.view import View
-from crow_core.models.chat import ChatModel, encode_json
+from crow_core.models.chat_model import ChatModel, encode_json
 from crow_core.models.model_call import Model, ModelCall, Prices
 from crow_core.models.quirks import Quirks
 from crow_core.testing import ScriptedModel
-from crow_persistence import blobs, prompts, requests
+from crow_persistence import blobs, requests
+from crow_persistence import prompt_versions as prompts
 from crow_persistence.batch import Batch
 from crow_persistence.database import Database
 from crow_persistence.entries import pack

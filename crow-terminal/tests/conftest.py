@@ -24,7 +24,7 @@ PATIENCE = 20.0
 START = """
 import sys
 import shlex
-from crow_terminal.agents import AgentAddress
+from crow_terminal.agent_connections import AgentAddress
 from crow_terminal.chat import Settings, run
 from crow_terminal.plain import run_plain
 kind, command, folder = sys.argv[1:4]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from crow_terminal import clipboard
 from crow_terminal.clipboard import NoImage, read_clipboard
-from crow_terminal.prompts import find_images, find_pasted_image
+from crow_terminal.prompt_content import find_images, find_pasted_image
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(256))
 

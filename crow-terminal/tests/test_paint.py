@@ -20,7 +20,7 @@ from crow_core.acp.schema import (
 from crow_terminal.blocks import BlockRecord, Call, CommandOutput, Note, Plan, Proposal, UserPrompt, strip_fence
 from crow_terminal.markdown import CodeLines, MarkdownSplitter, Prose
 from crow_terminal.paint import Painter, compare, format_seconds
-from crow_terminal.text import ESCAPES, clip, clip_start, escape, escape_output, measure
+from crow_terminal.printable_text import ESCAPES, clip, clip_start, escape, escape_output, measure
 from crow_terminal.theme import THEMES, choose_theme
 from hypothesis import given
 from hypothesis import strategies as st

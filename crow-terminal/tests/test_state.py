@@ -31,7 +31,6 @@ from crow_core.acp.schema import (
     UserMessageChunk,
 )
 from crow_terminal.blocks import CommandOutput, Note, UserPrompt
-from crow_terminal.commands import find_command, find_local_commands
 from crow_terminal.completion import find_files
 from crow_terminal.dialogs import ListDialog, TextDialog
 from crow_terminal.effects import (
@@ -51,11 +50,12 @@ from crow_terminal.effects import (
 )
 from crow_terminal.export import to_markdown
 from crow_terminal.live import compose_above, compose_footer, compose_running
+from crow_terminal.local_commands import find_command, find_local_commands
 from crow_terminal.paint import Painter
 from crow_terminal.pickers import confirm_taking_back, offer_turns, pick_option, pick_session, pick_turn
-from crow_terminal.prompts import find_images, make_prompt
+from crow_terminal.printable_text import measure
+from crow_terminal.prompt_content import find_images, make_prompt
 from crow_terminal.state import Abilities, State
-from crow_terminal.text import measure
 from crow_terminal.theme import THEMES
 from msgspec import UNSET
 

@@ -19,7 +19,7 @@ from crow_core.acp.schema import (
 from crow_core.app import Crow
 from crow_core.mcp.toolbox import Server
 from crow_core.messages.message import view
-from crow_core.models.chat import ChatModel
+from crow_core.models.chat_model import ChatModel
 from crow_core.testing import Editor, Failure, Raw, Reply, ScriptedServer, connect
 from crow_extensions.broken_replies import broken_replies
 from crow_extensions.cut_prompts import cut_prompts

@@ -2,8 +2,8 @@
 
 import click
 
-from crow_acp_tools.check.command import check
-from crow_acp_tools.recording.command import record, replay
+from crow_acp_tools.check.check_command import check
+from crow_acp_tools.recording.recording_commands import record, replay
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})

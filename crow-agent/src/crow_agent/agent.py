@@ -14,13 +14,12 @@ from crow_core.acp.schema import AuthenticateRequest, LoadSessionRequest, NewSes
 from crow_core.errors import ConfigError
 from msgspec import UNSET
 
+from crow_agent.agent_client import Elicit, Permissions, ProgramClient
 from crow_agent.budget import Budget, limit_spending
-from crow_agent.client import Elicit, Permissions, ProgramClient
 from crow_agent.connections import AgentConnection, connect_address, connect_app, connect_command
 from crow_agent.content import PromptContent
 from crow_agent.durable import PLACE, outside_workflows
 from crow_agent.errors import AgentClosed, AgentError
-from crow_agent.output import OutputType
 from crow_agent.result import Result
 from crow_agent.session import AgentSession, PromptStream, TimeLimit
 from crow_agent.tools import (
@@ -32,6 +31,7 @@ from crow_agent.tools import (
     make_function_server,
     to_given_servers,
 )
+from crow_agent.typed_results import OutputType
 
 if TYPE_CHECKING:
     from crow_core.app import Crow

@@ -63,9 +63,9 @@ from crow_permissions.taint import taint
 from crow_persistence.extension import persistence
 from crow_skills.agents import agents
 from crow_skills.command_files import command_files
-from crow_skills.files import find_project_folders, get_user_folders
 from crow_skills.mentions import mentions
 from crow_skills.skills import skills
+from crow_skills.text_files import find_project_folders, get_user_folders
 from crow_system.files import is_inside
 from msgspec.json import encode as to_json
 

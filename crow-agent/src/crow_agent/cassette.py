@@ -24,7 +24,7 @@ import httpx2
 import msgspec
 from crow_core.errors import ModelError
 from crow_core.masking import MASK, find_secrets
-from crow_core.models.chat import ChatModel
+from crow_core.models.chat_model import ChatModel
 from crow_core.models.endpoint import create_http_client
 from crow_core.models.model_call import Model, Prices
 from crow_core.models.quirks import Quirks

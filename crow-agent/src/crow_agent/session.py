@@ -30,14 +30,14 @@ from crow_core.acp.schema import (
 )
 from msgspec import UNSET, json
 
+from crow_agent.agent_client import ProgramClient
 from crow_agent.budget import Budget
-from crow_agent.client import ProgramClient
 from crow_agent.content import PromptContent, to_blocks
 from crow_agent.durable import PLACE
 from crow_agent.errors import AgentClosed, AgentError, AgentLost, OutputError, PromptTimeout, TurnStopped
 from crow_agent.notebook import LiveDisplay, find_display
-from crow_agent.output import CORRECTION, INSTRUCTION, OutputType
 from crow_agent.result import Result, to_result
+from crow_agent.typed_results import CORRECTION, INSTRUCTION, OutputType
 
 T = TypeVar("T")
 CANCEL_TIMEOUT = 30.0

@@ -22,7 +22,7 @@ from crow_core.hooks import call_function
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.tool import ToolCall
 from crow_core.models.model_call import ModelCall, ModelRequest
-from crow_core.models.usage import find_price
+from crow_core.models.token_usage import find_price
 from crow_core.session.session import Session
 from crow_core.testing.model import ScriptedModel
 from crow_core.testing.script import Reply

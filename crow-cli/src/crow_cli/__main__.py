@@ -22,7 +22,7 @@ def main() -> None:
             serve(unstable="--unstable" in sys.argv)
         elif not sys.argv[1:] and sys.stdin and sys.stdin.isatty() and sys.stdout.isatty():
             gc.disable()  # until the first frame is shown, which comes a quarter sooner
-            from crow_cli.chat import chat  # not above: the other commands do not need it
+            from crow_cli.start_chat import chat  # not above: the other commands do not need it
 
             sys.exit(chat())
         elif sys.argv[1:] == ["--version"]:
@@ -30,7 +30,7 @@ def main() -> None:
 
             sys.stdout.write(f"crow {__version__}\n")
         else:
-            from crow_cli.commands import cli
+            from crow_cli.cli import cli
 
             cli(prog_name="crow")
     except KeyboardInterrupt:

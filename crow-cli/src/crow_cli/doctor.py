@@ -18,7 +18,7 @@ from crow_agent.settings.discovery import find_models
 from crow_agent.settings.home import Home
 from crow_agent.settings.structs import Config
 from crow_core.errors import ConfigError, ModelError
-from crow_core.models.chat import ChatModel
+from crow_core.models.chat_model import ChatModel
 from crow_core.models.quirks import Quirks
 from crow_core.text import escape_controls
 from msgspec import structs

@@ -16,7 +16,7 @@ from crow_core.masking import mask
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.tool import ToolCall
 from crow_core.models.model_call import ModelCall
-from crow_core.models.usage import count_tokens, find_price
+from crow_core.models.token_usage import count_tokens, find_price
 from crow_core.session.session import Session
 from crow_core.session.user import NOBODY_THERE
 from crow_core.text import escape_controls

@@ -8,14 +8,14 @@ from typing import Any
 
 from crow_core.errors import ModelError
 from crow_core.messages.message import Delta, Message, answer_tool_call, decode_json, parse_arguments, settle, view
-from crow_core.models.chat import TOOL_ADVICE, ChatModel
+from crow_core.models.chat_model import TOOL_ADVICE, ChatModel
 from crow_core.models.endpoint import CONNECT_TIMEOUT, create_http_client, join_url
 from crow_core.models.estimate import count_min_tokens
 from crow_core.models.failures import shorten_text
 from crow_core.models.model_call import ModelCall, ModelRequest
 from crow_core.models.printed import is_printed_call
 from crow_core.models.stream import parse_object
-from crow_core.models.usage import count_cached_tokens, to_count
+from crow_core.models.token_usage import count_cached_tokens, to_count
 from crow_core.models.window import filter_objects, find_window
 from crow_core.session.output import OutputSchema
 from msgspec import structs

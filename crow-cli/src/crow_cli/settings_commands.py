@@ -61,7 +61,7 @@ def config() -> None:
 @AS_JSON
 def show(everything: bool, as_json: bool) -> None:
     """Show all settings, and the file and line, or the variable, that each comes from. Keys are masked."""
-    from crow_cli.config import print_settings
+    from crow_cli.config_values import print_settings
 
     with_faults(print_settings, everything, as_json)
 
@@ -74,7 +74,7 @@ def get(key: str, as_json: bool) -> None:
 
     Exit codes: 0 there is a value, 1 there is none, 2 there is no such setting.
     """
-    from crow_cli.config import print_setting
+    from crow_cli.config_values import print_setting
 
     with_faults(print_setting, key, as_json)
 
@@ -89,7 +89,7 @@ def set_(key: str, value: str) -> None:
 
     Example: crow config set permissions.mode accept-edits
     """
-    from crow_cli.config import change_setting
+    from crow_cli.config_values import change_setting
 
     with_faults(change_setting, key, value)
 

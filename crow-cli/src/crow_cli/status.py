@@ -16,11 +16,11 @@ from crow_agent.settings.project_files import list_settings as list_project_sett
 from crow_agent.settings.structs import Config
 from crow_agent.settings.trust import TrustedFolders
 from crow_core.errors import ConfigError, ModelError, StoreError
-from crow_core.models.chat import ChatModel, get_window
+from crow_core.models.chat_model import ChatModel, get_window
 from crow_core.models.window import find_window
 from crow_permissions.kept_answers import KeptAnswers
 
-from crow_cli.config import DEFAULT, list_settings
+from crow_cli.config_values import DEFAULT, list_settings
 from crow_cli.console import escape_line, print_json, shorten_path
 
 WINDOW_TIMEOUT = 1.0

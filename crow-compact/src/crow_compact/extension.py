@@ -11,9 +11,9 @@ from crow_core.errors import ModelError
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.tool import ToolCall
 from crow_core.messages.message import Message, view
-from crow_core.models.chat import get_window
+from crow_core.models.chat_model import get_window
 from crow_core.models.model_call import ModelCall, ModelRequest
-from crow_core.models.usage import ASSUMED_WINDOW
+from crow_core.models.token_usage import ASSUMED_WINDOW
 from crow_core.session.log import new_id
 from crow_core.session.prompts import Prompt
 from crow_core.session.session import Command, Session

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from crow_core.errors import ModelError, PromptError
 from crow_core.messages.message import SHAPING_PASSES, Message, apply_passes, to_parts, view
-from crow_core.models.chat import ChatModel
+from crow_core.models.chat_model import ChatModel
 from crow_core.models.model_call import Model, ModelCall, ModelRequest
 from crow_core.models.printed import PRINTED
-from crow_core.models.usage import to_count
+from crow_core.models.token_usage import to_count
 from crow_core.session.session import Session
 
 from crow_compact.markers import find_earlier_summary, get_id, make_compaction_marker, make_shrink_marker

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from crow_core.messages.message import to_parts
-from crow_core.models.chat import encode_json
+from crow_core.models.chat_model import encode_json
 from crow_core.models.estimate import count_text_characters
 from crow_core.models.model_call import ModelCall, ModelRequest
-from crow_core.models.usage import count_cached_tokens, to_count
+from crow_core.models.token_usage import count_cached_tokens, to_count
 
 DEFAULT_RATE = 0.3
 """Tokens per character before the first usage report."""

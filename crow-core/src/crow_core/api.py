@@ -16,7 +16,7 @@ from crow_core.messages.message import Message as Message
 from crow_core.messages.message import ToolUse as ToolUse
 from crow_core.messages.message import to_parts as to_parts
 from crow_core.messages.message import view as view
-from crow_core.models.chat import ChatModel as ChatModel
+from crow_core.models.chat_model import ChatModel as ChatModel
 from crow_core.models.model_call import Model as Model
 from crow_core.models.model_call import ModelCall as ModelCall
 from crow_core.models.model_call import ModelRequest as ModelRequest

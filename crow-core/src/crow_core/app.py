@@ -22,7 +22,7 @@ from crow_core.keyed_turns import (
 )
 from crow_core.mcp.server import Server
 from crow_core.messages.message import Message, find_unanswered
-from crow_core.models.chat import ChatModel
+from crow_core.models.chat_model import ChatModel
 from crow_core.models.model_call import Model
 from crow_core.react import react
 from crow_core.session.bridge import Bridge

@@ -16,7 +16,7 @@ from crow_core.acp.schema import StopReason
 from crow_core.content import replay, to_interruption
 from crow_core.errors import PromptError
 from crow_core.messages.message import Message, ToolUse, find_markers_of_call, find_unanswered, is_reply, marker_kind
-from crow_core.models.usage import TURN_TOTALS
+from crow_core.models.token_usage import TURN_TOTALS
 from crow_core.react import STOP_REASONS, act, react
 from crow_core.session.output import STOPPED, TURN_NOTES
 from crow_core.session.session import Session

@@ -153,7 +153,7 @@ class Spending:
 
     def count(self, model_call: "ModelCall", session: str) -> None:
         """Count a model call of a session if it has ended. One that was not answered counts as a request alone."""
-        from crow_core.models.usage import count_tokens, find_price
+        from crow_core.models.token_usage import count_tokens, find_price
 
         if not model_call.ended:
             return

@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Struct
 
 from crow_eval.checks import CheckResult
-from crow_eval.prompts import PromptVersion
+from crow_eval.compared_prompts import PromptVersion
 
 State = Literal["passed", "failed", "error"]
 """The outcomes of a cell. An `error` says nothing about the prompt and the model, and counts in no rate."""

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from crow_core.errors import ConfigError
 from crow_persistence.database import Database
-from crow_persistence.store import BlockingStore
+from crow_persistence.sql_store import BlockingStore
 from crow_persistence.tables import evaluations as evaluations_table
 from crow_persistence.tables import sessions
 from inspect_ai.log import EvalLog, EvalSample, read_eval_log
@@ -25,9 +25,9 @@ from sqlalchemy import Table, select
 from crow_eval import rows as evaluations
 from crow_eval.cells import LIMIT, Cell, CellOutcome, EvaluationSettings, TaskName, to_row
 from crow_eval.checks import REASON_LIMIT, CheckResult
+from crow_eval.compared_prompts import PromptVersion
 from crow_eval.histories.history import ForeignSession, get_dict, get_list, make_reply, make_use, to_time
 from crow_eval.histories.importing import Imported, import_session
-from crow_eval.prompts import PromptVersion
 from crow_eval.runs import ANSWER_LIMIT
 
 SCORE = "score"

@@ -9,7 +9,7 @@ from crow_agent.errors import AgentError
 from crow_core.session.prompts import Prompt
 
 from crow_eval.checks import CheckResult, Work
-from crow_eval.prompts import replace_prompts
+from crow_eval.compared_prompts import replace_prompts
 from crow_eval.tasks import PASS_RULE, JudgeCheck, Task, describe_check, read_text
 from crow_eval.workspaces import describe_changes, open_workspace
 

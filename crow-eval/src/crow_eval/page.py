@@ -6,8 +6,8 @@ from importlib.resources import files
 from jinja2 import Environment, StrictUndefined
 
 from crow_eval.cells import Cell
+from crow_eval.evaluation_report import LEVEL, Comparison, EvaluationReport, VariantReport
 from crow_eval.plots import Dots, Estimate, plot_dots, plot_intervals
-from crow_eval.report import LEVEL, Comparison, EvaluationReport, VariantReport
 
 
 def to_page(report: EvaluationReport) -> str:

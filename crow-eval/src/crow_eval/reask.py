@@ -16,7 +16,7 @@ from crow_core.acp.schema import INTERNAL_ERROR, ClientCapabilities
 from crow_core.app import Crow
 from crow_core.errors import ModelError, PromptError, StoreError
 from crow_core.messages.message import Message, ToolUse, answer_tool_call, marker_kind, parse_arguments, settle, view
-from crow_core.models.chat import ChatModel
+from crow_core.models.chat_model import ChatModel
 from crow_core.models.model_call import Model, ModelCall, ModelRequest
 from crow_core.session.prompts import Prompt
 from crow_core.session.session import Session

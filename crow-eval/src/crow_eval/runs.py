@@ -26,10 +26,10 @@ from crow_persistence.database import Database
 
 from crow_eval.cells import LIMIT, Cell, CellOutcome, EvaluationSettings, Variant
 from crow_eval.checks import CheckResult, Judge, Work, run_checks
+from crow_eval.compared_prompts import replace_prompts
+from crow_eval.evaluation_store import CellWriter, Evaluation, load, locked, now
 from crow_eval.judging import Judges
 from crow_eval.meter import Meter, SessionCounts, measure, to_spending
-from crow_eval.prompts import replace_prompts
-from crow_eval.store import CellWriter, Evaluation, load, locked, now
 from crow_eval.tasks import JudgeCheck, Task
 from crow_eval.workspaces import WorkspaceError, open_workspace
 

@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import dataclass
 
 from crow_core.app import Crow
-from crow_core.models.chat import ChatModel
+from crow_core.models.chat_model import ChatModel
 from crow_core.models.model_call import ModelCall, ModelRequest
 from crow_core.models.window import find_window
 from crow_core.session.session import Session

@@ -5,10 +5,10 @@ from typing import Any
 
 from crow_core.acp.schema import StopReason
 from crow_core.app import Crow
-from crow_core.models.chat import ChatModel, get_window
+from crow_core.models.chat_model import ChatModel, get_window
 from crow_core.models.estimate import count_min_tokens, count_text_characters
 from crow_core.models.model_call import ModelCall
-from crow_core.models.usage import count_cached_tokens, to_count
+from crow_core.models.token_usage import count_cached_tokens, to_count
 from crow_core.session.session import Session
 
 COMPARE_ABOVE = 8_000

@@ -1,7 +1,7 @@
 """Warn when a model prints its tool calls as text, because its server was not started with a parser for them."""
 
 from crow_core.app import Crow
-from crow_core.models.chat import TOOL_ADVICE
+from crow_core.models.chat_model import TOOL_ADVICE
 from crow_core.models.model_call import ModelCall
 from crow_core.models.printed import is_printed_call
 from crow_core.session.session import Session

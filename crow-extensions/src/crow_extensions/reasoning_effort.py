@@ -1,7 +1,7 @@
 """A session option for the reasoning effort of the model."""
 
 from crow_core.app import Crow
-from crow_core.models.chat import ChatModel
+from crow_core.models.chat_model import ChatModel
 from crow_core.models.model_call import ModelRequest
 from crow_core.session.options import Choice, Option
 from crow_core.session.session import Session

@@ -18,7 +18,7 @@ from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Server
 from crow_core.mcp.tool import Tool, ToolCall
 from crow_core.messages.message import Message
-from crow_core.models.chat import ChatModel
+from crow_core.models.chat_model import ChatModel
 from crow_core.models.model_call import ModelCall, ModelRequest
 from crow_core.session.output import TURN_NOTES, OutputSchema, is_strict
 from crow_core.session.session import Session

@@ -6,9 +6,16 @@ from typing import Any
 from crow_core.acp.schema import Cost, UsageUpdate
 from crow_core.app import Crow
 from crow_core.messages.message import SELECTING_MARKERS, Message, marker_kind
-from crow_core.models.chat import encode_json, get_window
+from crow_core.models.chat_model import encode_json, get_window
 from crow_core.models.model_call import ModelCall, ModelRequest
-from crow_core.models.usage import ASSUMED_WINDOW, SESSION_TOTALS, TURN_TOTALS, TokenTotals, count_tokens, find_price
+from crow_core.models.token_usage import (
+    ASSUMED_WINDOW,
+    SESSION_TOTALS,
+    TURN_TOTALS,
+    TokenTotals,
+    count_tokens,
+    find_price,
+)
 from crow_core.session.session import Command, Session
 from msgspec import UNSET
 

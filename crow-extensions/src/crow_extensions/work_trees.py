@@ -15,7 +15,7 @@ from crow_core.messages.worktree import WorkTree, to_marker
 from crow_core.models.model_call import ModelCall
 from crow_core.session.session import Session
 
-from crow_extensions.worktree import is_in_repository, read_worktree
+from crow_extensions.worktree_state import is_in_repository, read_worktree
 
 logger = logging.getLogger("crow")
 

@@ -14,7 +14,8 @@ from fastmcp.server.middleware import CallNext, Middleware, MiddlewareContext
 from fastmcp.tools.base import ToolResult
 from pydantic import ValidationError as PydanticValidationError
 
-from crow_mcp_server import ask_user, plan, resources
+from crow_mcp_server import ask_user, plan
+from crow_mcp_server import workspace_resources as resources
 from crow_mcp_server.definitions import tools
 from crow_mcp_server.files import file_editor
 from crow_mcp_server.refusal import ToolRefusal

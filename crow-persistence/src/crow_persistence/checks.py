@@ -15,7 +15,7 @@ from crow_persistence.blobs import fetch as fetch_blobs
 from crow_persistence.blobs import split_batches
 from crow_persistence.database import Database, wal_file
 from crow_persistence.entries import BLOB_PREFIX, clean_text, decode, entry_kind, map_strings, replace_strings
-from crow_persistence.prompts import digest
+from crow_persistence.prompt_versions import digest
 from crow_persistence.tables import (
     blobs,
     calls,

@@ -17,7 +17,7 @@ from crow_persistence.writes import SessionWrite, is_stored
 
 if TYPE_CHECKING:
     from crow_persistence.database import Database
-    from crow_persistence.store import BlockingStore
+    from crow_persistence.sql_store import BlockingStore
 
 T = TypeVar("T")
 
@@ -288,6 +288,6 @@ async def tell(session: Session, text: str) -> None:
 
 def open_store(url: str, folder: Path | None) -> "BlockingStore":
     """Open the store, in the writer thread."""
-    from crow_persistence.store import BlockingStore  # imports SQLAlchemy, which is slow
+    from crow_persistence.sql_store import BlockingStore  # imports SQLAlchemy, which is slow
 
     return BlockingStore(url, folder)

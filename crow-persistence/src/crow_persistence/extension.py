@@ -17,11 +17,11 @@ from crow_core.session.session import Command, Session
 from crow_core.session.store import ArchiveFilter, Page, Record, SessionChange, Summary
 
 from crow_persistence import search_tool
-from crow_persistence.commands import make_commands
 from crow_persistence.commits import GroupCommit
+from crow_persistence.store_commands import make_commands
 
 if TYPE_CHECKING:
-    from crow_persistence.store import BlockingStore
+    from crow_persistence.sql_store import BlockingStore
 
 log = logging.getLogger("crow")
 

@@ -18,9 +18,9 @@ import msgspec
 from crow_core.errors import StoreError
 from crow_core.masking import mask
 from crow_core.messages.message import Message
-from crow_core.models.chat import ChatModel, encode_json
+from crow_core.models.chat_model import ChatModel, encode_json
 from crow_core.models.model_call import ModelCall, ModelRequest
-from crow_core.models.usage import TokenTotals, count_tokens, find_price
+from crow_core.models.token_usage import TokenTotals, count_tokens, find_price
 from sqlalchemy import Connection, Row, bindparam, func, select, text, update
 
 from crow_persistence import blobs

@@ -11,7 +11,8 @@ from crow_core.session.session import Session
 from crow_core.session.store import SessionChange
 from sqlalchemy import Connection, Row, Text, bindparam, delete, func, insert, select, text, update
 
-from crow_persistence import audit, leases, loader, prompts, requests, search
+from crow_persistence import audit, leases, loader, requests, search
+from crow_persistence import prompt_versions as prompts
 from crow_persistence.batch import Batch, OutOfStep
 from crow_persistence.entries import clean_text, encode, pack
 from crow_persistence.loader import entry_id

@@ -15,8 +15,8 @@ from crow_core.session.session import Session
 from crow_core.text import to_line
 from crow_system.files import UnusableFile, is_inside
 
-from crow_skills.entries import find_rendered
-from crow_skills.files import find_project_folders, read_text
+from crow_skills.log_entries import find_rendered
+from crow_skills.text_files import find_project_folders, read_text
 
 
 def agents(

@@ -15,7 +15,7 @@ from crow_core.session.session import Command, Session
 from crow_core.text import to_line
 from crow_system.files import UnusableFile, is_inside
 
-from crow_skills.files import find_project_folders, read_text, split_frontmatter, trust_nothing
+from crow_skills.text_files import find_project_folders, read_text, split_frontmatter, trust_nothing
 
 COMMAND_FOLDERS = (".crow/commands", ".claude/commands")
 """Folders of a project that hold command files; the first has priority."""

@@ -22,7 +22,7 @@ from crow_core.masking import mask
 from crow_core.messages.message import Message
 from crow_core.session.session import Session
 
-from crow_skills.entries import get_user_text
+from crow_skills.log_entries import get_user_text
 
 MAX_MENTIONS = 50
 """Mentions of one prompt that are attached."""

@@ -10,7 +10,7 @@ from crow_core.mcp.server import Server
 from crow_core.text import to_line
 from crow_system.files import UnusableFile, is_inside
 
-from crow_skills.files import read_text, split_frontmatter
+from crow_skills.text_files import read_text, split_frontmatter
 
 SKILL_FOLDERS = (".crow/skills", ".agents/skills", ".claude/skills")
 """Folders of a project, or of the user's home, that hold skills; the first has priority."""

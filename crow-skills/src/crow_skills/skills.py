@@ -22,9 +22,9 @@ from crow_core.session.session import Command, Session
 from crow_core.text import to_line
 from crow_system.files import UnusableFile
 
-from crow_skills.entries import find_rendered, get_user_text
-from crow_skills.files import find_project_folders, split_frontmatter, trust_nothing
+from crow_skills.log_entries import find_rendered, get_user_text
 from crow_skills.skill_file import MAX_CHARACTERS, SKILL_FOLDERS, Skill, SkillFolder, SkillIndex, find_skills
+from crow_skills.text_files import find_project_folders, split_frontmatter, trust_nothing
 
 MAX_SKILLS_PER_PROMPT = 10
 """Skills whose bodies are added to one prompt."""

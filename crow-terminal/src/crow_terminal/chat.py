@@ -28,23 +28,23 @@ from crow_core.acp.schema import (
 from msgspec import UNSET, Struct
 
 from crow_terminal import effects
-from crow_terminal.agents import AgentAddress, NoAgent, connect
+from crow_terminal.agent_connections import AgentAddress, NoAgent, connect
 from crow_terminal.blocks import Block, CommandOutput
-from crow_terminal.client import ChatClient, Question
-from crow_terminal.commands import find_command
+from crow_terminal.chat_client import ChatClient, Question
 from crow_terminal.completion import ChatCompleter
 from crow_terminal.dialogs import ListDialog, TextDialog
 from crow_terminal.effects import Effect
-from crow_terminal.keys import make_bindings
+from crow_terminal.key_bindings import make_bindings
 from crow_terminal.live import compose_above, compose_footer, compose_menu
+from crow_terminal.local_commands import find_command
 from crow_terminal.paint import Painter
 from crow_terminal.pickers import confirm_taking_back, offer_turns, pick_option, pick_session
-from crow_terminal.prompts import MAX_IMAGE_BYTES, find_large_images, find_pasted_image, make_prompt
-from crow_terminal.shell import UserCommand
+from crow_terminal.printable_text import clip, escape_line, measure
+from crow_terminal.prompt_content import MAX_IMAGE_BYTES, find_large_images, find_pasted_image, make_prompt
 from crow_terminal.state import State
 from crow_terminal.terminal import Terminal, restore
-from crow_terminal.text import clip, escape_line, measure
 from crow_terminal.theme import choose_theme
+from crow_terminal.user_command import UserCommand
 
 PAINT_SECONDS = 0.04
 """Seconds of a frame in which blocks are painted; the rest waits for the next frame, so that keys are heard."""

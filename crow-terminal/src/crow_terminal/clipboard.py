@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import crow_system as system
 from crow_core.acp.schema import ImageBlock
 
-from crow_terminal.prompts import MAX_IMAGE_BYTES
+from crow_terminal.prompt_content import MAX_IMAGE_BYTES
 
 TYPES = ("image/png", "image/jpeg", "image/webp", "image/gif")
 COMMANDS: tuple[tuple[str, ...], ...] = (

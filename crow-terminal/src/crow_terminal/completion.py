@@ -10,7 +10,7 @@ from contextlib import suppress
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
 
-from crow_terminal.commands import find_agent_commands, find_local_commands
+from crow_terminal.local_commands import find_agent_commands, find_local_commands
 from crow_terminal.state import State
 
 MENTION = re.compile(r"(?:^|(?<=\s))@([^\s@]*)$")

@@ -15,7 +15,7 @@ from crow_core.acp.schema import (
 )
 
 from crow_terminal.dialogs import Dialog, ListDialog, Row, TextDialog
-from crow_terminal.text import escape_line
+from crow_terminal.printable_text import escape_line
 
 LEFT_OUT = object()
 """The value of a field that the user leaves out."""

@@ -8,8 +8,8 @@ from crow_core.acp.schema import Cost
 from crow_terminal.blocks import OpenCall
 from crow_terminal.dialogs import ListDialog, TextDialog
 from crow_terminal.paint import FOLDED_LINES, format_seconds, paint_plan, wrap
+from crow_terminal.printable_text import clip, clip_start, escape_line, escape_output, fold, measure
 from crow_terminal.state import State
-from crow_terminal.text import clip, clip_start, escape_line, escape_output, fold, measure
 from crow_terminal.theme import Theme
 
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"

@@ -18,7 +18,7 @@ from crow_terminal.blocks import (
     find_output,
 )
 from crow_terminal.markdown import CodeLines, Prose
-from crow_terminal.text import clip, escape, escape_line, escape_output, fold
+from crow_terminal.printable_text import clip, escape, escape_line, escape_output, fold
 from crow_terminal.theme import Theme
 
 if TYPE_CHECKING:

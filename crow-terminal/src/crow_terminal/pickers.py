@@ -6,9 +6,9 @@ from crow_core.acp.schema import BooleanConfigOption, SelectConfigOption, Sessio
 
 from crow_terminal.dialogs import Row
 from crow_terminal.effects import Effect, ListTurns, Open, SetOption, TakeBack
+from crow_terminal.printable_text import escape_line
 from crow_terminal.session_options import make_option_rows
 from crow_terminal.state import State
-from crow_terminal.text import escape_line
 
 
 def pick_mode(state: State) -> list[Effect]:

@@ -14,14 +14,14 @@ import crow_system as system
 from crow_core.acp.connection import ConnectionClosed, RpcError
 from crow_core.acp.schema import LoadSessionRequest, SessionNotification
 
-from crow_terminal.agents import AgentAddress, NoAgent, connect
-from crow_terminal.client import ChatClient, Question
+from crow_terminal.agent_connections import AgentAddress, NoAgent, connect
+from crow_terminal.chat_client import ChatClient, Question
 from crow_terminal.dialogs import ListDialog, TextDialog
 from crow_terminal.effects import Edit, Effect, Respond, Send, Show
 from crow_terminal.paint import Painter
-from crow_terminal.prompts import make_prompt
+from crow_terminal.printable_text import escape
+from crow_terminal.prompt_content import make_prompt
 from crow_terminal.state import State
-from crow_terminal.text import escape
 from crow_terminal.theme import Theme
 
 PLAIN = Theme("", "", "", "", "", "", "", "", "", "")

@@ -20,7 +20,7 @@ from rich.text import Text
 from rich.theme import Theme as RichTheme
 
 from crow_terminal.markdown import CodeLines, Prose
-from crow_terminal.text import escape
+from crow_terminal.printable_text import escape
 from crow_terminal.theme import Theme
 
 PARSER = (

@@ -7,7 +7,7 @@ from crow_core.acp.schema import SelectConfigOption, SelectEntry, SessionConfigO
 
 from crow_terminal.dialogs import Row
 from crow_terminal.effects import SetOption
-from crow_terminal.text import escape_line
+from crow_terminal.printable_text import escape_line
 
 
 @dataclass

@@ -45,9 +45,9 @@ from crow_terminal.forms import Form, start_form
 from crow_terminal.markdown import Prose
 from crow_terminal.paint import format_seconds
 from crow_terminal.permission import Answer, make_answer, make_rows
+from crow_terminal.printable_text import escape_line
 from crow_terminal.prompt_queue import PromptQueue
 from crow_terminal.session_options import SessionOptions
-from crow_terminal.text import escape_line
 
 LEAVE_WITHIN = 2.0
 """Seconds between two Ctrl-C that leave."""

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import msgspec
 from crow_core.errors import ConfigError, ModelError
-from crow_core.models.chat import ChatModel
+from crow_core.models.chat_model import ChatModel
 from crow_core.models.listing import find_first_model, list_models
 from crow_core.models.model_call import Model
 from crow_core.models.quirks import find_quirks

@@ -10,7 +10,7 @@ from typing import Any, cast, get_type_hints
 
 import msgspec
 
-from crow_agent.output import OutputType
+from crow_agent.typed_results import OutputType
 from crow_agent.workflows.errors import WorkflowError
 
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}

@@ -8,12 +8,12 @@ from importlib.resources import as_file, files
 
 import click
 from crow_agent.app import build
-from crow_core.models.chat import ChatModel
+from crow_core.models.chat_model import ChatModel
 from crow_core.testing import ScriptedServer
 from crow_extensions.ask_user import ask_user
 from crow_persistence.extension import persistence
 
-from crow_cli.demo.script import TASK, TESTS_COMMAND, next_reply
+from crow_cli.demo.demo_script import TASK, TESTS_COMMAND, next_reply
 from crow_cli.run import RunOptions, find_terminal, run
 
 SCRIPTED_NOTICE = (

@@ -111,9 +111,9 @@ from crow_core.content import find_image_type, replay, to_user_message
 from crow_core.errors import ConfigError, ModelError, PromptError, SessionBusy, StoreError
 from crow_core.hooks import call_function
 from crow_core.mcp.server import from_acp
-from crow_core.models.chat import ChatModel
+from crow_core.models.chat_model import ChatModel
 from crow_core.models.model_call import Model
-from crow_core.models.usage import TURN_TOTALS, TokenTotals
+from crow_core.models.token_usage import TURN_TOTALS, TokenTotals
 from crow_core.session.options import Option
 from crow_core.session.output import TURN_NOTES, check_schema
 from crow_core.session.session import Session

@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Struct
 
 from crow_core.errors import ModelError
-from crow_core.models.chat import ChatModel
+from crow_core.models.chat_model import ChatModel
 from crow_core.models.endpoint import create_http_client, join_url, to_display_url
 from crow_core.models.model_call import Model
 from crow_core.models.quirks import find_quirks

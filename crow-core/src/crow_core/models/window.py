@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from crow_core.models.chat import ChatModel
+from crow_core.models.chat_model import ChatModel
 from crow_core.models.endpoint import create_http_client, is_local, join_url
 
 ANSWER_TIMEOUT = 3.0

@@ -41,7 +41,7 @@ from crow_core.messages.message import Delta, Message, find_markers_of_call, fin
 from crow_core.messages.view import View
 from crow_core.models.model_call import Model, ModelCall, ModelRequest
 from crow_core.models.reply import PartialCall
-from crow_core.models.usage import count_tokens, find_price
+from crow_core.models.token_usage import count_tokens, find_price
 from crow_core.session.log import SessionLog, new_id
 from crow_core.session.options import Option, SessionOptions
 from crow_core.session.prompts import Prompt, SessionPrompts

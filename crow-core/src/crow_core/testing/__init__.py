@@ -12,7 +12,7 @@ from crow_core.testing.script import Failure, Raw, Reply, Script, ScriptedCall, 
 from crow_core.testing.store import MemoryStore
 
 if TYPE_CHECKING:
-    from crow_core.testing.server import ScriptedServer
+    from crow_core.testing.scripted_server import ScriptedServer
 
 __all__ = [
     "Editor",
@@ -31,7 +31,7 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     if name == "ScriptedServer":
-        from crow_core.testing.server import ScriptedServer  # imports Starlette and uvicorn
+        from crow_core.testing.scripted_server import ScriptedServer  # imports Starlette and uvicorn
 
         return ScriptedServer
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

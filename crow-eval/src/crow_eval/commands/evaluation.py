@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from crow_persistence.database import Database
 
     from crow_eval.cells import Cell
-    from crow_eval.report import Comparison, EvaluationReport
+    from crow_eval.evaluation_report import Comparison, EvaluationReport
+    from crow_eval.evaluation_store import Evaluation
     from crow_eval.runs import TaskFault
-    from crow_eval.store import Evaluation
     from crow_eval.tasks import Task
 
 REPORT_INTERVAL = 10.0
@@ -125,7 +125,7 @@ async def run_dataset(
     from crow_agent.errors import BudgetSpent
 
     from crow_eval import runs
-    from crow_eval.store import EvaluationRunsError, load
+    from crow_eval.evaluation_store import EvaluationRunsError, load
     from crow_eval.tasks import load_dataset
 
     env = os.environ
@@ -226,8 +226,8 @@ async def begin(
 
     from crow_eval import runs
     from crow_eval.cells import EvaluationSettings, TaskName
-    from crow_eval.prompts import load_prompts
-    from crow_eval.store import create
+    from crow_eval.compared_prompts import load_prompts
+    from crow_eval.evaluation_store import create
     from crow_eval.tasks import find_dataset
 
     home = Home.find(env)
@@ -253,7 +253,7 @@ async def begin(
 
 def load_begun(database: "Database", id: str) -> "tuple[Evaluation, list[Task]]":
     """Load an evaluation and its tasks. Raises StoreError, and ConfigError if a task is gone or was changed since."""
-    from crow_eval.store import load
+    from crow_eval.evaluation_store import load
     from crow_eval.tasks import load_dataset
 
     evaluation = load(database, id)
@@ -310,7 +310,7 @@ def reporting(evaluation: "Evaluation") -> "Generator[Callable[[Cell], None]]":
 
 def print_report(evaluation: "Evaluation", *, as_json: bool, page: Path | None) -> None:
     """Print the report of an evaluation, and write its page. Raises ConfigError for a file that cannot be written."""
-    from crow_eval.report import make_report, to_json
+    from crow_eval.evaluation_report import make_report, to_json
 
     report = make_report(evaluation)
     if page is not None:
@@ -393,7 +393,7 @@ def list_(limit: int, as_json: bool) -> None:
     import msgspec
 
     from crow_eval.cells import EvaluationSettings
-    from crow_eval.store import list_stored
+    from crow_eval.evaluation_store import list_stored
 
     rows = read(lambda database: list_stored(database, limit))
     if as_json:
@@ -434,7 +434,7 @@ def import_(logs: tuple[Path, ...], scorer: str, least: float | None, as_json: b
         )
     from crow_agent.settings.config import get_database_url, load_config
     from crow_agent.settings.home import Home
-    from crow_persistence.store import BlockingStore
+    from crow_persistence.sql_store import BlockingStore
 
     home = Home.find(os.environ)
     try:
@@ -482,7 +482,7 @@ def import_(logs: tuple[Path, ...], scorer: str, least: float | None, as_json: b
 @AS_JSON
 def show(evaluation: str, as_json: bool, page: Path | None) -> None:
     """Show the report of an evaluation."""
-    from crow_eval.store import load
+    from crow_eval.evaluation_store import load
 
     loaded = read(lambda database: load(database, evaluation))
     try:
@@ -508,8 +508,8 @@ def diff(first: str, second: str, fail_below: float | None, as_json: bool) -> No
     Exit codes: 0 compared, 1 a pass rate fell below the limit, 2 nothing to compare.
     """
 
-    from crow_eval.report import compare_evaluations, comparison_to_json, list_changed_tasks
-    from crow_eval.store import load
+    from crow_eval.evaluation_report import compare_evaluations, comparison_to_json, list_changed_tasks
+    from crow_eval.evaluation_store import load
 
     one, two = read(lambda database: (load(database, first), load(database, second)))
     try:

@@ -25,7 +25,7 @@ def import_(agent: str, path: Path | None, as_json: bool) -> None:
     they decide no permissions. System prompts, tool lists, tokens and costs are not imported. Sessions that were
     imported before get what is new since; those that were continued in crow are left as they are, and a fork gets it.
     """
-    from crow_persistence.store import BlockingStore
+    from crow_persistence.sql_store import BlockingStore
 
     from crow_eval.histories.importing import READERS, import_history
 

@@ -17,7 +17,7 @@ from crow_persistence.entries import clean_text
 from crow_persistence.heads import read_secrets
 from crow_persistence.loader import decode_or, entry_id, load_with_progress, read_roots
 from crow_persistence.progress import Progress
-from crow_persistence.store import STATE_KEY, BlockingStore
+from crow_persistence.sql_store import STATE_KEY, BlockingStore
 from crow_persistence.tables import messages, sessions
 from crow_persistence.writes import SessionWrite
 from sqlalchemy import Connection, Row, select, update

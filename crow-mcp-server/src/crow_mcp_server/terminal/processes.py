@@ -15,8 +15,8 @@ import anyio
 from anyio import to_thread
 
 from crow_mcp_server import system
-from crow_mcp_server.terminal.output import OutputCapture
-from crow_mcp_server.terminal.watchdog import CommandWatchdog
+from crow_mcp_server.terminal.command_output import OutputCapture
+from crow_mcp_server.terminal.command_watchdog import CommandWatchdog
 from crow_mcp_server.workspace import CommandOutcome, Watch
 
 SERVER_ENVIRONMENT = {

@@ -3,7 +3,7 @@
 import re
 from typing import TYPE_CHECKING
 
-from crow_mcp_server.terminal.output import CONTROLS
+from crow_mcp_server.terminal.command_output import CONTROLS
 
 if TYPE_CHECKING:
     from bittty import Board  # pyright: ignore[reportMissingTypeStubs]

@@ -17,7 +17,8 @@ from anyio import to_thread
 from crow_mcp_server import system
 from crow_mcp_server.refusal import ToolRefusal
 from crow_mcp_server.terminal import processes
-from crow_mcp_server.terminal.keys import to_keystrokes
+from crow_mcp_server.terminal.command_watchdog import MARK_VARIABLE
+from crow_mcp_server.terminal.key_names import to_keystrokes
 from crow_mcp_server.terminal.processes import (
     TERM_GRACE,
     PipedCommand,
@@ -27,11 +28,10 @@ from crow_mcp_server.terminal.processes import (
 )
 from crow_mcp_server.terminal.shell_state import ShellState
 from crow_mcp_server.terminal.tempfiles import TempFolders
-from crow_mcp_server.terminal.watchdog import MARK_VARIABLE
 from crow_mcp_server.workspace import CommandOutcome, Terminals, Workspace
 
 if TYPE_CHECKING:
-    from crow_mcp_server.terminal.shell import Shell
+    from crow_mcp_server.terminal.interactive_shell import Shell
 
 MAX_COMMAND_BYTES = 100_000  # of an argument of a process, of which Linux allows 131,071; longer ones go into a file
 MAX_OUTPUT_CHARACTERS = 30_000  # of one answer
@@ -315,7 +315,7 @@ class TerminalSessions:
         """Return the idle terminal of the session that a command is for; open it if there is none."""
         if not system.HAS_TERMINALS:
             raise ToolRefusal("There are no terminals on Windows. Run the command without session, or crow under WSL.")
-        from crow_mcp_server.terminal.shell import Shell  # not at the top: most sessions open none
+        from crow_mcp_server.terminal.interactive_shell import Shell  # not at the top: most sessions open none
 
         name, program = arguments.session, self._sessions.get(arguments.session)
         if program and program.is_running:

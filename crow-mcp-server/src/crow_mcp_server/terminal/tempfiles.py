@@ -6,8 +6,8 @@ import uuid
 from contextlib import suppress
 from pathlib import Path
 
-from crow_mcp_server.terminal.output import OutputCapture
-from crow_mcp_server.terminal.watchdog import CommandWatchdog
+from crow_mcp_server.terminal.command_output import OutputCapture
+from crow_mcp_server.terminal.command_watchdog import CommandWatchdog
 
 MAX_OUTPUT_FILES = 16
 NO_EDITOR = """\

@@ -8,7 +8,7 @@ from typing import Literal
 from crow_persistence.export.atif import to_atif
 from crow_persistence.export.html import to_html
 from crow_persistence.export.jsonl import to_jsonl
-from crow_persistence.export.markdown import to_markdown
+from crow_persistence.export.markdown_export import to_markdown
 from crow_persistence.export.transcript import Transcript
 
 Format = Literal["markdown", "jsonl", "html", "atif"]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from crow_core.errors import PromptError, StoreError
 from crow_core.masking import mask
-from crow_core.models.chat import encode_json
+from crow_core.models.chat_model import encode_json
 from crow_core.session.prompts import Prompt
 from crow_core.session.session import Command, Session
 from crow_core.text import to_line
@@ -99,7 +99,7 @@ def rate(rating: str) -> Callable[[Session, str], Awaitable[str]]:
 
 async def use_version(commits: GroupCommit, session: Session, reference: str) -> str:
     """Use a stored version of a prompt in a session, from the next request on, as long as it is open."""
-    from crow_persistence.prompts import find_version, render_again
+    from crow_persistence.prompt_versions import find_version, render_again
 
     def read(store: Any) -> Any:
         with store.database.begin_read() as connection:
@@ -252,7 +252,7 @@ def search_all(connection: "Connection", session: Session, words: str) -> str:
 
 def show_prompts(connection: "Connection", session: Session, words: str) -> str:
     """Tell which versions of prompts speak in a session, and what each changed."""
-    from crow_persistence.prompts import diff_versions, find_version, list_session_versions
+    from crow_persistence.prompt_versions import diff_versions, find_version, list_session_versions
 
     used: list[Any] = [one for one in list_session_versions(connection, session.id) if words in ("", one.name)]
     if not used:

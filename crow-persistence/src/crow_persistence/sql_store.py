@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from crow_core.errors import SessionBusy, StoreError
-from crow_core.models.usage import SESSION_TOTALS
+from crow_core.models.token_usage import SESSION_TOTALS
 from crow_core.session.session import Session
 from crow_core.session.store import ArchiveFilter, Page, Record, SessionChange, Summary
 from sqlalchemy import Connection, Row

@@ -64,7 +64,7 @@ async def undo_turns(stored: "Summary", turns: int, keep: bool, yes: bool) -> in
     from crow_agent.settings.config import get_database_url, load_config
     from crow_agent.settings.home import Home
     from crow_core.app import Crow
-    from crow_core.models.chat import ChatModel
+    from crow_core.models.chat_model import ChatModel
     from crow_extensions.undo import FilesDiffer, UndoError, plan_undo, take_back
     from crow_persistence.extension import persistence
 

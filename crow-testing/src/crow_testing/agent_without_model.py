@@ -1,4 +1,4 @@
-"""An ACP agent without a model: `python -m crow_testing.agents` does what the lines of a prompt say.
+"""An ACP agent without a model: `python -m crow_testing.agent_without_model` does what the lines of a prompt say.
 
 `say TEXT`, `think TEXT`, `call ID`, `diff PATH`, `done ID`, `ask ID`, `form NAME`, `secret`,
 `page URL`, `choose KINDS`, `notices NUMBER`, `read PATH`, `write PATH TEXT`,

@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from crow_terminal.agents import AgentAddress, NoAgent, parse_command
+from crow_terminal.agent_connections import AgentAddress, NoAgent, parse_command
 
 CROW = (sys.executable, "-m", "crow_cli", "acp", "--unstable")
 """The command of crow as an agent: a process of its own, so that the screen is there before it."""

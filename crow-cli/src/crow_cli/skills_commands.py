@@ -44,10 +44,10 @@ def skills() -> None:
 @AS_JSON
 def list_(as_json: bool) -> None:
     """List the skills of this folder and their problems. Skills of MCP servers are added in a session."""
-    from crow_skills.files import find_project_folders, get_user_folders
     from crow_skills.skill_file import SKILL_FOLDERS, find_skills
     from crow_skills.skills import list_skill_folders  # imported here because only these commands need it
     from crow_skills.skills import skills as extension
+    from crow_skills.text_files import find_project_folders, get_user_folders
 
     home, cwd = Home.find(os.environ), Path.cwd()
     trust, user = TrustedFolders(home.data), get_user_folders(home.config, Path.home(), "skills")
@@ -112,8 +112,8 @@ def new(name: str, user: bool, description: str) -> None:
 
     Example: crow skills new release-notes
     """
-    from crow_skills.files import quote_yaml
     from crow_skills.skill_file import check_fields
+    from crow_skills.text_files import quote_yaml
 
     description = " ".join(description.split())
     if found := check_fields({"name": name, "description": description}, name):

@@ -12,6 +12,7 @@ from crow_core.text import to_line
 from crow_persistence.intervals import Interval
 
 from crow_eval.cells import Cell, EvaluationSettings, Variant
+from crow_eval.evaluation_store import Evaluation
 from crow_eval.statistics import (
     Outcomes,
     PairedComparison,
@@ -21,7 +22,6 @@ from crow_eval.statistics import (
     find_rate,
     find_rate_interval,
 )
-from crow_eval.store import Evaluation
 
 LEVEL = 0.05
 """The p-value, corrected for the comparisons of a report, below which one says that a variant is better."""

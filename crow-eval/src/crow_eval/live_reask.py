@@ -25,16 +25,16 @@ from crow_core.mcp.result import ToolResult
 from crow_core.mcp.tool import ToolCall
 from crow_core.messages.message import Message, find_prompts, marker_kind
 from crow_core.messages.worktree import WorkTree, find_recorded
-from crow_core.models.chat import ChatModel
+from crow_core.models.chat_model import ChatModel
 from crow_core.session.prompts import Prompt
 from crow_core.session.session import Session
 from crow_core.spending import Spending
-from crow_extensions.worktree import WorkTreeError, check_restorable, restore_worktree
+from crow_extensions.worktree_state import WorkTreeError, check_restorable, restore_worktree
 from crow_persistence.database import Database
 from crow_persistence.loader import find_session_by_id
 
+from crow_eval.compared_prompts import PromptVersion, check_prompt, replace_prompts
 from crow_eval.meter import Meter, SessionCounts, measure
-from crow_eval.prompts import PromptVersion, check_prompt, replace_prompts
 from crow_eval.reask import (
     END_KIND,
     KIND,

@@ -4,7 +4,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from crow_core.models.chat import encode_json
+from crow_core.models.chat_model import encode_json
 from crow_core.models.model_call import ModelCall, Prices
 
 ASSUMED_WINDOW = 32_768

@@ -277,7 +277,7 @@ def to_task(session: str, folder: Path | None, turn: int) -> None:
     """
     from crow_core.messages.message import find_turns, to_parts
     from crow_core.messages.worktree import find_recorded
-    from crow_extensions.worktree import WorkTreeError, write_changes
+    from crow_extensions.worktree_state import WorkTreeError, write_changes
     from crow_persistence.loader import find_session, load_session
 
     with connect() as connection:
@@ -329,7 +329,7 @@ def find_present_start(cwd: str) -> tuple[str, str]:
 
 def find_recorded_start(tree: "WorkTree") -> tuple[str, str]:
     """Return the lines of a task that start from a recorded state, and a sentence about them."""
-    from crow_extensions.worktree import WorkTreeError, check_commit, list_removed
+    from crow_extensions.worktree_state import WorkTreeError, check_commit, list_removed
 
     try:
         check_commit(tree)

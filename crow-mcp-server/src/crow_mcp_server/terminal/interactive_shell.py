@@ -15,12 +15,12 @@ from anyio import CancelScope, to_thread
 from crow_mcp_server import system
 from crow_mcp_server.refusal import ToolRefusal
 from crow_mcp_server.terminal import processes
-from crow_mcp_server.terminal.keys import to_keystrokes
-from crow_mcp_server.terminal.output import OutputCapture
+from crow_mcp_server.terminal.command_output import OutputCapture
+from crow_mcp_server.terminal.command_watchdog import CommandWatchdog
+from crow_mcp_server.terminal.key_names import to_keystrokes
 from crow_mcp_server.terminal.processes import ProcessTree
 from crow_mcp_server.terminal.screen import COLUMNS, ROWS, TerminalScreen
 from crow_mcp_server.terminal.shell_state import format_process_limit
-from crow_mcp_server.terminal.watchdog import CommandWatchdog
 
 PROMPT_SILENCE = 1.0  # seconds without output in the middle of a line after which a program seems to wait for input
 INPUT_SILENCE = 3.0  # seconds without output after which a program that has been given input seems to wait for more

@@ -10,23 +10,23 @@ import click
 from crow_core import __version__
 from crow_core.errors import ConfigError, ModelError, StoreError
 
-from crow_cli.audit import audit
-from crow_cli.calls import calls
+from crow_cli.audit_commands import audit
+from crow_cli.calls_command import calls
 from crow_cli.client_config import CLIENTS, print_client_config
-from crow_cli.db import db
+from crow_cli.db_commands import db
 from crow_cli.groups import AcpGroup, CrowGroup
-from crow_cli.mcp import mcp
+from crow_cli.mcp_commands import mcp
 from crow_cli.own_tree import guard
-from crow_cli.perms import perms
+from crow_cli.perms_commands import perms
 from crow_cli.process import fail, run_to_end
-from crow_cli.prompts import prompts
+from crow_cli.prompts_commands import prompts
 from crow_cli.run_command import read_schema, run, told_as
-from crow_cli.sessions import sessions
+from crow_cli.sessions_commands import sessions
 from crow_cli.settings_commands import completion, config, setup, status
-from crow_cli.skills import skills
-from crow_cli.trust import trust
-from crow_cli.undo import undo
-from crow_cli.workflows import worker, workflows
+from crow_cli.skills_commands import skills
+from crow_cli.trust_command import trust
+from crow_cli.undo_command import undo
+from crow_cli.workflow_commands import worker, workflows
 
 MODEL = click.option("-m", "--model", default="", help="A configured model, or the endpoint's name for one.")
 
@@ -133,7 +133,7 @@ def chat(prompt: str, model: str, go_on: bool, resume: str, **options: Any) -> N
     /help shows the keys and the commands. The same as `crow` alone. With --agent and --connect, the terminal shows any
     other ACP agent.
     """
-    from crow_cli.chat import chat
+    from crow_cli.start_chat import chat
 
     others = bool(options["agent"] or options["url"])
     if others and model:
@@ -177,7 +177,7 @@ def batch(tasks: Path, cwd: Path, output_schema: str | None, **options: Any) -> 
 
     Exit codes: 0 all tasks succeeded, 1 some failed or have no result, 2 wrong usage.
     """
-    from crow_cli.batch import batch
+    from crow_cli.batch_run import batch
 
     schema = read_schema(output_schema) if output_schema is not None else None
     run_and_exit(batch(tasks, cwd=cwd.absolute(), output_schema=schema, **options))

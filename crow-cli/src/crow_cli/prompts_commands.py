@@ -40,7 +40,7 @@ def prompts() -> None:
 @AS_JSON
 def list_(as_json: bool) -> None:
     """List all versions of all prompts that were used."""
-    from crow_persistence.prompts import list_versions
+    from crow_persistence.prompt_versions import list_versions
 
     with connect() as connection:
         found = list_versions(connection)
@@ -61,7 +61,7 @@ def list_(as_json: bool) -> None:
 @AS_JSON
 def show(prompt: str, as_json: bool) -> None:
     """Show the template of a prompt."""
-    from crow_persistence.prompts import find_version
+    from crow_persistence.prompt_versions import find_version
 
     with connect() as connection:
         version = find_version(connection, prompt)
@@ -85,7 +85,7 @@ def diff(first: str, second: str, rendered: bool) -> None:
     Example: crow prompts diff system@1 system@3
     """
     from crow_core.errors import PromptError
-    from crow_persistence.prompts import diff_rendered, diff_versions
+    from crow_persistence.prompt_versions import diff_rendered, diff_versions
 
     try:
         with connect() as connection:
@@ -106,7 +106,7 @@ def stats(name: str, as_json: bool) -> None:
     Ratings are those of /good and /bad; the last one of an answer counts. Rates have 95 % intervals (Wilson).
     """
     from crow_persistence.intervals import wilson
-    from crow_persistence.prompts import find_version, list_stats
+    from crow_persistence.prompt_versions import find_version, list_stats
 
     with connect() as connection:
         if name:
@@ -144,7 +144,7 @@ def to_stats_row(stats: dict[str, Any]) -> tuple[str, ...]:
 @AS_JSON
 def history(prompt: str, limit: int, with_text: bool, as_json: bool) -> None:
     """List when and where a prompt was rendered, the latest first."""
-    from crow_persistence.prompts import list_renders, load_text
+    from crow_persistence.prompt_versions import list_renders, load_text
 
     with connect() as connection:
         found = list_renders(connection, prompt, limit)
@@ -203,7 +203,7 @@ def promote(prompt: str) -> None:
 @click.option("--user", is_flag=True, help="The user's prompts, as `promote` writes them.")
 def unpin(name: str, folder: Path, user: bool) -> None:
     """Remove a version that `pin` or, with --user, `promote` has written. It stays in the database."""
-    from crow_persistence.prompts import find_number
+    from crow_persistence.prompt_versions import find_number
 
     place = Home.find(os.environ).config / "prompts" if user else folder.absolute() / ".crow" / "prompts"
     file = place / f"{name}.md.j2"
@@ -222,7 +222,7 @@ def place_version(prompt: str, folder: Path) -> None:
     """Write a version of a prompt to a folder of prompts; print a message and exit if that would lose a template, or
     if the version cannot be rendered."""
     from crow_core.errors import PromptError
-    from crow_persistence.prompts import find_number, find_version, render_again
+    from crow_persistence.prompt_versions import find_number, find_version, render_again
 
     try:
         with connect() as connection:

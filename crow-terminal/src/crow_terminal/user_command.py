@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import crow_system as system
 
-from crow_terminal.text import escape_output
+from crow_terminal.printable_text import escape_output
 
 MAX_KEPT = 200_000
 """Characters of the output that are kept: the last ones."""

@@ -41,7 +41,7 @@ from crow_agent.connections import AgentConnection
 from crow_agent.errors import AgentClosed, AgentError, PromptFailed, SessionNotFound
 
 if TYPE_CHECKING:
-    from crow_agent.workspace import LocalWorkspace
+    from crow_agent.local_workspace import LocalWorkspace
 
 T = TypeVar("T")
 
@@ -118,7 +118,7 @@ class ProgramClient(AcpClient):
 
     def make_workspace(self, env: Mapping[str, str]) -> "LocalWorkspace":
         """Make what answers requests for files and terminals; `env` is for the commands."""
-        from crow_agent.workspace import LocalWorkspace  # only other agents need it
+        from crow_agent.local_workspace import LocalWorkspace  # only other agents need it
 
         return LocalWorkspace(self.sessions.get, self.ask_program, env)
 

@@ -72,7 +72,7 @@ async def run_check(
     allow_logout: bool,
     jobs: int | None,
 ) -> int:
-    from crow_acp_tools.check import report
+    from crow_acp_tools.check import check_report as report
     from crow_acp_tools.check.conversation import CheckOptions
     from crow_acp_tools.check.runner import check_agent
 

@@ -170,7 +170,7 @@ async def reask_live(
     """Ask sessions again with tools that run. Raises ConfigError, ModelError, StoreError."""
     from crow_agent.budget import Budget
 
-    from crow_eval.live import LiveSettings, find_faults, reask_all_live
+    from crow_eval.live_reask import LiveSettings, find_faults, reask_all_live
 
     if faults := find_faults(stored):
         fail("\n".join(faults))
@@ -200,7 +200,7 @@ def print_result(outcomes: "Sequence[Reasked]", *, as_json: bool) -> int:
 def load_prompt(connection: "Connection", reference: str) -> "Prompt":
     """Load the template of a file, or of a stored version. Raises StoreError."""
     from crow_core.session.prompts import Prompt
-    from crow_persistence.prompts import find_version
+    from crow_persistence.prompt_versions import find_version
 
     if (path := Path(reference)).is_file():
         try:

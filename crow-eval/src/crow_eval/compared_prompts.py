@@ -12,7 +12,7 @@ from crow_core.errors import ConfigError, PromptError
 from crow_core.session.prompts import Prompt
 from crow_core.session.session import Session
 from crow_persistence.database import Database
-from crow_persistence.prompts import find_variables, find_version
+from crow_persistence.prompt_versions import find_variables, find_version
 from msgspec import Struct
 
 CURRENT = "current"

@@ -64,7 +64,7 @@ def show(call: str, request: bool, as_json: bool) -> None:
 
     With --request, the exit code is 1 when the body cannot be restored exactly as it was sent.
     """
-    from crow_core.models.chat import encode_json
+    from crow_core.models.chat_model import encode_json
     from crow_persistence.requests import find_model_call, rebuild_request
 
     with connect() as connection:
