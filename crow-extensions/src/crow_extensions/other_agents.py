@@ -37,7 +37,7 @@ from crow_core.acp.schema import (
 from crow_core.app import Crow
 from crow_core.masking import find_secrets, mask
 from crow_core.mcp.result import ToolResult
-from crow_core.mcp.server import Server
+from crow_core.mcp.server import Handler, Server
 from crow_core.mcp.tool import ToolCall
 from crow_core.messages.message import Delta, make_legal_name
 from crow_core.models.chat import ModelCall, ModelRequest
@@ -122,20 +122,14 @@ def other_agents(
             return None
         definitions = [to_definition(name, tool) for name, tool in tools.items()]
         secrets = find_secrets(*(tool.settings for tool in tools.values()))
-        server = Server(NAME, None, definitions=definitions, built_in=True, secrets=secrets)
-        session.state[NAME] = server, tools
-        return [server]
+        handlers: dict[str, Handler] = {name: partial(run, tool) for name, tool in tools.items()}
+        return [Server(NAME, definitions=definitions, handlers=handlers, built_in=True, secrets=secrets)]
 
-    @crow.before_tool
-    async def run(session: Session, tool_call: ToolCall) -> ToolResult | None:
-        server, tools = session.state.get(NAME, (None, {}))
-        if server is None or tool_call.tool is None or not tool_call.is_for(server):
-            return None
+    async def run(tool: AgentTool, session: Session, tool_call: ToolCall) -> ToolResult:
         prompt = tool_call.arguments.get("prompt")
         if not isinstance(prompt, str) or not prompt.strip():
             return ToolResult.error("No agent was started: the prompt is empty.")
-        task = OtherAgentTask(session, tool_call, tools[tool_call.tool.definition["name"]], prompt)
-        return await task.run(given)
+        return await OtherAgentTask(session, tool_call, tool, prompt).run(given)
 
 
 def to_definition(name: str, tool: AgentTool) -> dict[str, Any]:

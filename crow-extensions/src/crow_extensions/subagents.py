@@ -68,15 +68,14 @@ def subagents(crow: Crow) -> None:
     """
 
     @crow.mcp_servers
-    def offer(session: Session) -> Sequence[Server] | None:
+    def offer(session: Session) -> Sequence[Server]:
         definition = {
             "name": NAME,
             "description": DESCRIPTION,
             "inputSchema": make_schema(list(session.models)),
             "_meta": {"crow/kind": "think"},
         }
-        session.state[NAME] = Server(NAME, None, definitions=[definition], built_in=True)
-        return [session.state[NAME]]
+        return [Server(NAME, definitions=[definition], handlers={NAME: run}, built_in=True)]
 
     @crow.tools
     def share(schemas: list[dict[str, Any]], session: Session) -> list[dict[str, Any]] | None:
@@ -87,10 +86,7 @@ def subagents(crow: Crow) -> None:
             return schemas
         return [schema for schema in schemas if session.toolbox.is_allowed(schema["function"]["name"])]
 
-    @crow.before_tool
-    async def run(session: Session, tool_call: ToolCall) -> ToolResult | None:
-        if not tool_call.is_for(session.state[NAME]):
-            return None
+    async def run(session: Session, tool_call: ToolCall) -> ToolResult:
         if session.parent:
             return ToolResult.error(NO_OTHERS)
         try:

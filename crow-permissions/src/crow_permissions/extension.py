@@ -118,8 +118,7 @@ def permissions(
                 record(session, tool_call, judgement)
                 get_permissions(session).has_edits |= judgement.writes
 
-    @crow.before_tool
-    @crow.permission
+    @crow.before_tool.last
     async def decide(session: Session, tool_call: ToolCall) -> ToolResult | None:
         keep_start(session, tool_call)
         judgement = await judge_with_git(session, tool_call)
@@ -153,9 +152,7 @@ def permissions(
         get_permissions(session).changed.add(tool_call.id)
         update = ToolCallUpdate(tool_call_id=tool_call.id, title=tool_call.title, raw_input=tool_call.raw_input)
         await session.update(update)
-        if tool_call.is_answered_by_hook:
-            return await session.hooks.permission.run(session, tool_call)
-        return await session.decide(tool_call)
+        return await session.hooks.before_tool.run(session, tool_call)
 
     async def judge_with_git(session: Session, tool_call: ToolCall) -> Judgement:
         judgement = judge(session, get_permissions(session), tool_call)
