@@ -73,6 +73,7 @@ def permissions(
     programs of the folder when a rule allows it. `answers` keeps the user's answers for longer than a session; without
     it, none can be given. Raises ValueError for an invalid rule.
     """
+    crow.takes_permission_answers = True
     allowed, asked, denied = parse_rules(allow, allows=True), parse_rules(ask), parse_rules(deny)
 
     def get_permissions(session: Session) -> SessionPermissions:
