@@ -194,7 +194,7 @@ class OtherAgentTask:
 
     async def run(self, env: Mapping[str, str]) -> ToolResult:
         """Start the agent, let it work, and end it. Returns its last message, or why there is none."""
-        update = ToolCallUpdate(tool_call_id=self.tool_call.id, title=self.title, status="in_progress")
+        update = ToolCallUpdate(tool_call_id=self.tool_call.id, title=self.title)
         await self.session.update(update)
         try:
             process = await start_agent_process(self.words, {**env, **self.settings.env}, self.cwd)

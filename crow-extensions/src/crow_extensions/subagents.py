@@ -115,7 +115,7 @@ def make_title(task: AgentTask) -> str:
 async def run_task(crow: Crow, session: Session, tool_call: ToolCall, task: AgentTask) -> ToolResult:
     """Run a task in a session of its own; return its report."""
     title = make_title(task)
-    await session.update(ToolCallUpdate(tool_call_id=tool_call.id, title=title, status="in_progress"))
+    await session.update(ToolCallUpdate(tool_call_id=tool_call.id, title=title))
     client = NestedClient(session, tool_call.id)
     child = await crow.open(
         client,
