@@ -27,14 +27,13 @@ from crow_extensions.subagents import REPORT, subagents
 from crow_extensions.usage import usage
 from crow_permissions.extension import permissions
 from fastmcp import FastMCP
+from msgspec import UNSET
 
 pytestmark = pytest.mark.anyio
 
 COUNT = """
 from itertools import count
 from fastmcp import FastMCP
-from msgspec import UNSET
-from msgspec import UNSET
 
 server, numbers = FastMCP("mine"), count(1)
 server.tool(lambda: next(numbers), name="count")
