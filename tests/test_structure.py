@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from crow_agent.app import build
 from crow_core.acp.client import AcpClient
 from crow_core.acp.schema import ClientCapabilities
 from crow_core.acp.transports import spawn
-from crow_core.testing import Reply, ScriptedServer
+from crow_core.testing import Reply, ScriptedModel, ScriptedServer, connect
 
 HEAVY_AT_INITIALIZE = {
     *("fastmcp", "mcp", "pydantic", "httpx2", "openai", "jinja2", "click", "starlette", "uvicorn", "jsonschema"),
@@ -170,6 +171,21 @@ def test_no_extension_imports_another():
     for name, path in modules.items():
         others = (ours(path, modules) & extensions) - {name}
         assert not others, f"{name} imports {sorted(others)}"
+
+
+@pytest.mark.anyio
+async def test_every_tool_of_crow_is_run_by_a_server_or_a_handler(tmp_path: Path):
+    """No hook stands in for a tool: `before_tool` only judges."""
+    config = "[extensions.subagents]\n[extensions.skills]\ntool = true\n[agents.other]\ncommand = 'other'\n"
+    (tmp_path / "config.toml").write_text(config)
+    env = {"CROW_HOME": str(tmp_path), "HOME": str(tmp_path)}
+    crow = await build(env, models={"scripted": ScriptedModel([Reply("Hello.")])})
+    async with connect(crow) as editor:
+        await editor.prompt((await editor.new_session(str(tmp_path))).session_id, "Hi.")
+        (session,) = crow.sessions.values()
+        tools = [tool for tool in session.toolbox.tools.values() if tool.server and not tool.server.source]
+        assert {"plan", "ask_user", "agent", "skills", "tool_search", "ask_other"} <= {tool.name for tool in tools}
+        assert all(tool.server and tool.definition["name"] in tool.server.handlers for tool in tools)
 
 
 def test_class_names_are_unique_in_the_workspace():
