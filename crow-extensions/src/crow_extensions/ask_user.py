@@ -170,7 +170,6 @@ async def ask_by_choice(session: Session, tool_call: ToolCall, question: UserQue
         title=question.question,
         name=NAME,
         kind="think",
-        status="pending",
         raw_input=tool_call.arguments,
     )
     chosen = await session.user.ask_choice(about, choices)

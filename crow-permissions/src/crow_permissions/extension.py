@@ -310,7 +310,10 @@ def to_scope(answer: KeptAnswer) -> str:
 
 
 async def preview(session: Session, tool_call: ToolCall) -> "list[ToolCallContent] | msgspec.UnsetType":
-    """Let the tool make the diff of an edit without writing it; UNSET if it cannot. A handler needs a session, and does not run."""
+    """Let the tool make the diff of an edit without writing it; UNSET if it cannot.
+
+    A handler would write, so it does not run: it is not given a session.
+    """
     result = await session.toolbox.call(tool_call, session.meta(tool_call, **{"crow/dry_run": True}))
     content = to_update(result.mask(session.secrets), tool_call).content
     return msgspec.UNSET if result.is_error or content is None else content
