@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from crow_agent.app import build
 from crow_core.acp.client import AcpClient
 from crow_core.acp.schema import ClientCapabilities
 from crow_core.acp.transports import spawn
 from crow_core.hooks import Hook
 from crow_core.session.session import Hooks
-from crow_core.testing import Reply, ScriptedServer
+from crow_core.testing import Reply, ScriptedModel, ScriptedServer, connect
 
 HEAVY_AT_INITIALIZE = {
     *("fastmcp", "mcp", "pydantic", "httpx2", "openai", "jinja2", "click", "starlette", "uvicorn", "jsonschema"),
@@ -175,6 +176,21 @@ def test_no_extension_imports_another():
         assert not others, f"{name} imports {sorted(others)}"
 
 
+@pytest.mark.anyio
+async def test_every_tool_of_crow_is_run_by_a_server_or_a_handler(tmp_path: Path):
+    """No hook stands in for a tool: `before_tool` only judges."""
+    config = "[extensions.subagents]\n[extensions.skills]\ntool = true\n[agents.other]\ncommand = 'other'\n"
+    (tmp_path / "config.toml").write_text(config)
+    env = {"CROW_HOME": str(tmp_path), "HOME": str(tmp_path)}
+    crow = await build(env, models={"scripted": ScriptedModel([Reply("Hello.")])})
+    async with connect(crow) as editor:
+        await editor.prompt((await editor.new_session(str(tmp_path))).session_id, "Hi.")
+        (session,) = crow.sessions.values()
+        tools = [tool for tool in session.toolbox.tools.values() if tool.server and not tool.server.source]
+        assert {"plan", "ask_user", "agent", "skills", "tool_search", "ask_other"} <= {tool.name for tool in tools}
+        assert all(tool.server and tool.definition["name"] in tool.server.handlers for tool in tools)
+
+
 def test_class_names_are_unique_in_the_workspace():
     """Apart from the structs that are generated from the ACP schema."""
     places: dict[str, list[str]] = {}
@@ -190,7 +206,6 @@ def test_class_names_are_unique_in_the_workspace():
 HOOKS_OF_ONE = {
     "app_end": "closes what an extension shares between sessions, which it has opened when it was used",
     "must_ask": "makes another extension's question part of the one question about a call",
-    "model_error": "is the only place where a refused request can be made again",
 }
 """Hooks that one module uses, with the reason why each is a hook."""
 

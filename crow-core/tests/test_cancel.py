@@ -27,7 +27,7 @@ from crow_core.app import Crow
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Server
 from crow_core.mcp.tool import ToolCall
-from crow_core.messages.message import INTERRUPTED, Delta, Message
+from crow_core.messages.message import INTERRUPTED, NOT_RUN, Delta, Message
 from crow_core.models.chat_model import ChatModel
 from crow_core.models.model_call import ModelRequest
 from crow_core.session.session import Session
@@ -255,7 +255,7 @@ async def test_cancelling_before_tools_run_leaves_every_call_answered():
             await asked.wait()
             await editor.cancel(id)
         assert list(editor.calls().values()) == [["pending", "failed"]] * 2
-        assert [m.get("content") for m in log_of(crow)[-2:]] == [INTERRUPTED, INTERRUPTED]
+        assert [m.get("content") for m in log_of(crow)[-2:]] == [NOT_RUN, NOT_RUN]
         assert [m.get("crow", {}).get("failed") for m in log_of(crow)[-2:]] == [True, True]
         await assert_usable(editor, model, id)
 

@@ -190,6 +190,37 @@ async def test_the_first_answer_of_before_tool_replaces_the_tool():
     assert list(editor.calls().values()) == [["pending", "completed"]]
 
 
+async def test_functions_that_judge_last_are_called_after_all_others_in_the_order_of_use():
+    crow, called = Crow(ScriptedModel([])), list[str]()
+
+    def use(name: str, register: Any) -> None:
+        @register
+        def note(session: Session, tool_call: ToolCall) -> None:
+            called.append(name)
+
+    use("last", crow.before_tool.last)
+    use("first", crow.before_tool)
+    use("very last", crow.before_tool.last)
+    use("second", crow.before_tool)
+    anything: Any = object()
+    assert await crow.before_tool.run(anything, anything) is None
+    assert called == ["first", "second", "last", "very last"]
+
+
+async def test_handler_runs_its_tool_with_the_session_and_the_call():
+    def greet(session: Session, tool_call: ToolCall) -> ToolResult:
+        return ToolResult.text(f"Hello {tool_call.arguments['name']}, in {session.cwd}")
+
+    schema = {"type": "object", "properties": {"name": {"type": "string"}}}
+    server = Server("own", definitions=[{"name": "greet", "inputSchema": schema}], handlers={"greet": greet})
+    model = ScriptedModel([Reply(tool_calls=[{"name": "own_greet", "arguments": {"name": "Ada"}}]), Reply("Done.")])
+    async with connect(Crow(model, servers=[server])) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "go")
+    assert model.requests[1]["messages"][-1]["content"] == "Hello Ada, in /"
+    assert list(editor.calls().values()) == [["pending", "in_progress", "completed"]]
+
+
 async def test_after_tool_can_replace_the_result_for_client_and_model():
     model = ScriptedModel([USE_ECHO, Reply("Done.")])
     crow = crow_with(model)

@@ -14,6 +14,7 @@ from crow_core.acp.schema import (
 )
 from crow_core.app import Crow
 from crow_core.errors import ModelError, PromptError
+from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Server
 from crow_core.mcp.tool import ToolCall
 from crow_core.messages.message import INTERRUPTED, Message, find_prompts, marker_kind
@@ -211,20 +212,19 @@ async def test_client_of_another_process_chooses_no_id_and_has_no_keys():
         assert "key" not in str([entry.get("crow") for entry in log if entry.get("role") == "user"])
 
 
-async def test_interrupted_call_that_a_hook_answers_runs_once():
+async def test_interrupted_call_of_a_handler_runs_once():
     began, ran = asyncio.Event(), list[str]()
     definition: dict[str, Any] = {"name": "work", "inputSchema": {"type": "object", "properties": {}}}
 
+    async def work(session: Session, tool_call: ToolCall) -> ToolResult:
+        ran.append(tool_call.id)
+        began.set()
+        await asyncio.Event().wait()
+        raise AssertionError  # it is cancelled
+
     def own(*replies: Reply) -> Crow:
-        crow = Crow(ScriptedModel(replies), servers=[Server("own", None, definitions=[definition], built_in=True)])
-
-        @crow.before_tool
-        async def work(session: Session, tool_call: ToolCall) -> None:
-            ran.append(tool_call.id)
-            began.set()
-            await asyncio.Event().wait()
-
-        return crow
+        server = Server("own", definitions=[definition], handlers={"work": work}, built_in=True)
+        return Crow(ScriptedModel(replies), servers=[server])
 
     crow = own(Reply(tool_calls=[{"name": "work", "arguments": {}}]))
     session = await crow.open(Nobody(), "/", record=Record("work", []))

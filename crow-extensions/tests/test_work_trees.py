@@ -403,7 +403,7 @@ async def test_a_sub_agent_waits_for_the_state_of_the_session_that_it_works_for(
                 "type": "function",
                 "function": {"name": "files_write", "arguments": '{"text": "y"}'},
             }
-            await asyncio.gather(*(child.decide(child.toolbox.parse(use)) for _ in range(2)))
+            await asyncio.gather(*(crow.before_tool.run(child, child.toolbox.parse(use)) for _ in range(2)))
             await crow.close(child)
 
     async with connect(crow) as editor:

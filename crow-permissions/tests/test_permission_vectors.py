@@ -79,9 +79,9 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_nothing(crow: Crow) -> None:
-    """Refuse every call that is allowed."""
+    """Refuse every call that is allowed. Use it after `permissions`."""
 
-    @crow.before_tool
+    @crow.before_tool.last
     def refuse(session: Session, tool_call: ToolCall) -> ToolResult | None:
         return ToolResult.error("It would have run.")
 

@@ -1345,7 +1345,6 @@ async def test_cancel_at_a_question_says_that_nothing_ran_after_extensions_let_t
         return RequestPermissionResponse(outcome=CancelledOutcome())
 
     crow = crow_with(ScriptedModel([Reply(tool_calls=[run("expr 1")])]))
-    crow.asks_last = True
     seen: list[str] = []
 
     @crow.before_tool
@@ -1360,33 +1359,73 @@ async def test_cancel_at_a_question_says_that_nothing_ran_after_extensions_let_t
     assert seen == ["terminal"]
 
 
-@pytest.mark.parametrize("by_hook", [True, False])
-async def test_refusal_of_an_extension_comes_before_the_question_unless_it_answers_the_tool(
-    by_hook: bool, tmp_path: Path
-):
-    definition: dict[str, Any] = {"name": "erase", "inputSchema": {"type": "object", "properties": {}}}
+ERASE: dict[str, Any] = {"name": "erase", "inputSchema": {"type": "object", "properties": {}}}
+
+
+def eraser(erased: list[str], *, by_handler: bool, **options: Any) -> Server:
+    """Make a server with the tool `erase`, which is a handler, or one of FastMCP's."""
+    (other := FastMCP("other")).tool(lambda: erased.append("server"), name="erase")
+
+    def erase(session: Session, tool_call: ToolCall) -> ToolResult:
+        erased.append("handler")
+        return ToolResult.text("Erased.")
+
+    if by_handler:
+        return Server("other", definitions=[ERASE], handlers={"erase": erase}, **options)
+    return Server("other", lambda: other, definitions=[ERASE], **options)
+
+
+@pytest.mark.parametrize("by_handler", [True, False])
+async def test_refusal_of_an_extension_comes_before_the_question(by_handler: bool, tmp_path: Path):
+    """The extension is used after `permissions`."""
     erased: list[str] = []
-
-    async def erase() -> str:
-        erased.append("erased")
-        return "Erased."
-
-    (other := FastMCP("other")).tool(erase)
-    server = Server("other", None if by_hook else lambda: other, definitions=[definition] if by_hook else None)
     model = in_turn({"name": "other_erase", "arguments": {}})
-    crow = crow_with(model, server)
-    crow.asks_last = True
+    crow = crow_with(model, eraser(erased, by_handler=by_handler))
 
     @crow.before_tool
     async def refuse(session: Session, tool_call: ToolCall) -> ToolResult | None:
-        erased.append("called")
         return ToolResult.error("Not today.")
 
     async with connect(crow, permit="reject_once") as editor:
         opened = await editor.new_session(str(tmp_path))
         await editor.prompt(opened.session_id, "go")
-    assert (len(editor.questions), erased) == ((1, []) if by_hook else (0, ["called"]))
-    assert ("user rejected" if by_hook else "Not today.") in answers(model)[0]
+    assert (editor.questions, erased, answers(model)) == ([], [], ["Not today."])
+
+
+@pytest.mark.parametrize("by_handler", [True, False])
+@pytest.mark.parametrize(
+    ("permit", "options", "questions", "ran"),
+    [
+        ("reject_once", {}, 1, False),
+        ("allow_once", {}, 1, True),
+        ("allow_once", {"deny": ["other_erase"]}, 0, False),
+        ("reject_once", {"allow": ["other_erase"]}, 0, True),
+        ("allow_once", {"mode": "plan"}, 0, False),
+    ],
+)
+async def test_tool_of_a_handler_is_judged_as_one_of_a_server(
+    by_handler: bool, permit: Any, options: dict[str, Any], questions: int, ran: bool, tmp_path: Path
+):
+    erased: list[str] = []
+    model = in_turn({"name": "other_erase", "arguments": {}})
+    crow = crow_with(model, eraser(erased, by_handler=by_handler), **options)
+    async with connect(crow, permit=permit) as editor:
+        opened = await editor.new_session(str(tmp_path))
+        await editor.prompt(opened.session_id, "go")
+    assert (len(editor.questions), len(erased)) == (questions, ran)
+    states = ["pending", "in_progress", "completed"] if ran else ["pending", "failed"]
+    assert list(editor.calls().values()) == [states]
+
+
+async def test_handler_that_edits_does_not_run_for_the_preview_of_a_question(tmp_path: Path):
+    erased: list[str] = []
+    server = eraser(erased, by_handler=True, built_in=True)
+    server.definitions = [{**ERASE, "_meta": {"crow/kind": "edit"}}]
+    crow = crow_with(in_turn({"name": "erase", "arguments": {}}), server)
+    async with connect(crow, permit="reject_once") as editor:
+        opened = await editor.new_session(str(tmp_path))
+        await editor.prompt(opened.session_id, "go")
+    assert (len(editor.questions), erased) == (1, [])
 
 
 async def test_an_answer_that_was_not_offered_denies_the_call(tmp_path: Path):

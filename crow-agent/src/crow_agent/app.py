@@ -194,7 +194,6 @@ async def build(
         *named_extensions(config, home, trust, env, without, hidden, attended=attended),
         (ask_user, {}),
     ]
-    crow.asks_last = True
     for extension, options in ordered:
         if extension not in without:
             crow.use(extension, **options)

@@ -50,7 +50,7 @@ class Explanation:
 
 def make_tools(definitions: Sequence[dict[str, Any]]) -> dict[str, Tool]:
     """Make the tools of crow's own from their definitions, by their names."""
-    server = Server("crow", None, list(definitions), built_in=True)
+    server = Server("crow", definitions=list(definitions), built_in=True)
     return {tool["name"]: Tool(tool["name"], server, tool) for tool in definitions}
 
 

@@ -8,8 +8,6 @@ from crow_core.acp.schema import CompactionUpdate, ContentBlock, StopReason, Tex
 from crow_core.app import Crow
 from crow_core.content import find_first_text
 from crow_core.errors import ModelError
-from crow_core.mcp.result import ToolResult
-from crow_core.mcp.tool import ToolCall
 from crow_core.messages.message import Message, view
 from crow_core.models.chat_model import get_window
 from crow_core.models.model_call import ModelCall, ModelRequest
@@ -21,7 +19,7 @@ from msgspec import Meta
 
 from crow_compact.compaction import RETRY_GROWTH, Compaction, replace_messages
 from crow_compact.markers import get_id
-from crow_compact.read_output import TOOL, make_server, read_output
+from crow_compact.read_output import TOOL, make_server
 from crow_compact.summary import CannotCompact
 from crow_compact.tokens import TokenEstimator
 
@@ -36,7 +34,7 @@ def compact(crow: Crow, *, threshold: AtLeastZero = 0.8, models: Mapping[str, At
     the tool `read_output`.
     """
     crow.prompts["compaction"] = Prompt.from_package("compaction", "crow_compact")
-    crow.servers.append(tools := make_server())
+    crow.servers.append(make_server())
 
     @crow.tools
     def leave_out_tool(schemas: list[dict[str, Any]], session: Session) -> list[dict[str, Any]] | None:
@@ -111,10 +109,6 @@ def compact(crow: Crow, *, threshold: AtLeastZero = 0.8, models: Mapping[str, At
     @crow.turn_end
     def reset(session: Session, outcome: StopReason | Exception) -> None:
         get_estimator(session).full = 0
-
-    @crow.before_tool
-    async def answer_tool_call(session: Session, tool_call: ToolCall) -> ToolResult | None:
-        return read_output(session, tool_call) if tool_call.is_for(tools) else None
 
     @crow.commands
     def commands(session: Session) -> list[Command]:

@@ -32,8 +32,8 @@ DEFINITION: dict[str, Any] = {
 
 
 def make_server() -> Server:
-    """Return the server that lists the tool; `read_output` answers its calls."""
-    return Server("outputs", None, definitions=[DEFINITION], built_in=True, shared=True)
+    """Return the server of the tool."""
+    return Server("outputs", definitions=[DEFINITION], handlers={TOOL: read_output}, built_in=True, shared=True)
 
 
 def read_output(session: Session, tool_call: ToolCall) -> ToolResult:

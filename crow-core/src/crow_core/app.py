@@ -79,6 +79,8 @@ class Crow(Hooks):
         """Methods beyond ACP that a client may call for a session, by name, such as `_crow/usage`."""
         self.takes_output_schema = False
         """Whether an extension lets a turn end with a result that fits a JSON schema, which comes with the prompt."""
+        self.takes_permission_answers = False
+        """True if an extension reads what a client adds to its answer to a permission request: a reason, a command."""
         self.sessions: dict[str, Session] = {}
         """The open sessions, by id."""
         self.closing: dict[str, asyncio.Task[None]] = {}

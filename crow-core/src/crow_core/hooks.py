@@ -39,6 +39,8 @@ class Hook(Generic[P, R]):
         self.answer_type: Any = Any
         """The type of the answers, from the declaration of the hook."""
         self.functions: list[Function[P, R]] = []
+        self.late = 0
+        """The number of functions at the end of the list that `First.last` registered."""
         self.closed = False
         """True once the first session has opened: a function that is registered later has missed calls."""
 
@@ -59,7 +61,7 @@ class Hook(Generic[P, R]):
         """Register a function. Raises RuntimeError once a session has opened."""
         if self.closed:
             raise RuntimeError(f"register {function!r} before the first session opens")
-        self.functions.append(function)
+        self.functions.insert(len(self.functions) - self.late, function)
         return function
 
     def __bool__(self) -> bool:
@@ -132,6 +134,13 @@ class Collect(Hook[P, R]):
 
 class First(Hook[P, R]):
     kind = "the first answer that is not None counts; the functions after it are not called."
+
+    def last(self, function: Function[P, R]) -> Function[P, R]:
+        """Register a function to be called after all that are registered without `last`, whatever the order of use."""
+        self(function)
+        self.functions.append(self.functions.pop(-1 - self.late))
+        self.late += 1
+        return function
 
     async def run(self, *args: P.args, **kwargs: P.kwargs) -> R | None:
         for function in self.functions:

@@ -82,11 +82,11 @@ async def use_tool(session: Session, use: ToolUse) -> None:
     await session.log.written()
     try:
         await session.stream.announce(tool_call)
-        result = session.toolbox.reject(tool_call) or await session.decide(tool_call)
+        result = session.toolbox.reject(tool_call) or await session.hooks.before_tool.run(session, tool_call)
         if result is None:
             await session.mark_started(tool_call)
             await session.update(ToolCallUpdate(tool_call_id=tool_call.id, status="in_progress"))
-            result = await session.toolbox.call(tool_call, session.meta(tool_call))
+            result = await session.toolbox.call(tool_call, session.meta(tool_call), session)
         result = await session.hooks.after_tool.run(result, session, tool_call)
         session.log.append(to_tool_message(result, tool_call))
         await session.log.written()

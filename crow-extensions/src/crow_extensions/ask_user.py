@@ -105,20 +105,18 @@ def ask_user(crow: Crow) -> None:
     def offer(session: Session) -> Sequence[Server]:
         schema = FORM_SCHEMA if can_ask(session.client.capabilities, "form") else CHOICE_SCHEMA
         definition = {"name": NAME, "description": DESCRIPTION, "inputSchema": schema, "_meta": META}
-        session.state["ask"] = Server("ask", None, definitions=[definition], built_in=True)
-        return [session.state["ask"]]
+        return [Server("ask", definitions=[definition], handlers={NAME: answer}, built_in=True)]
 
-    @crow.before_tool
-    async def answer(session: Session, tool_call: ToolCall) -> ToolResult | None:
-        if not tool_call.is_for(session.state["ask"]):
-            return None
-        try:
-            question = convert_leniently(tool_call.arguments, UserQuestion)
-            if can_ask(session.client.capabilities, "form"):
-                return ToolResult.text(await ask_by_form(session, tool_call, question))
-            return ToolResult.text(await ask_by_choice(session, tool_call, question))
-        except (ElicitationError, ValidationError) as error:
-            return ToolResult.error(f"The user was not asked: {str(error).rstrip('.')}.")
+
+async def answer(session: Session, tool_call: ToolCall) -> ToolResult:
+    """Ask the user the question of a call, and answer the call with what they say."""
+    try:
+        question = convert_leniently(tool_call.arguments, UserQuestion)
+        if can_ask(session.client.capabilities, "form"):
+            return ToolResult.text(await ask_by_form(session, tool_call, question))
+        return ToolResult.text(await ask_by_choice(session, tool_call, question))
+    except (ElicitationError, ValidationError) as error:
+        return ToolResult.error(f"The user was not asked: {str(error).rstrip('.')}.")
 
 
 async def ask_by_form(session: Session, tool_call: ToolCall, question: UserQuestion) -> str:
@@ -172,7 +170,6 @@ async def ask_by_choice(session: Session, tool_call: ToolCall, question: UserQue
         title=question.question,
         name=NAME,
         kind="think",
-        status="pending",
         raw_input=tool_call.arguments,
     )
     chosen = await session.user.ask_choice(about, choices)

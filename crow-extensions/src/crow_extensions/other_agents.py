@@ -50,7 +50,7 @@ from crow_core.elicitation import FormAnswer
 from crow_core.errors import ElicitationError, EndTurn
 from crow_core.masking import find_secrets, mask
 from crow_core.mcp.result import ToolResult
-from crow_core.mcp.server import Server
+from crow_core.mcp.server import Handler, Server
 from crow_core.mcp.tool import Tool, ToolCall, make_title
 from crow_core.messages.message import Delta, ToolUse, make_legal_name
 from crow_core.models.model_call import ModelCall, ModelRequest
@@ -169,20 +169,14 @@ def other_agents(
             return None
         definitions = [to_definition(name, tool) for name, tool in tools.items()]
         secrets = find_secrets(*(tool.settings for tool in tools.values()))
-        server = Server(NAME, None, definitions=definitions, built_in=True, secrets=secrets)
-        session.state[NAME] = server, tools
-        return [server]
+        handlers: dict[str, Handler] = {name: partial(run, tool) for name, tool in tools.items()}
+        return [Server(NAME, definitions=definitions, handlers=handlers, built_in=True, secrets=secrets)]
 
-    @crow.before_tool
-    async def run(session: Session, tool_call: ToolCall) -> ToolResult | None:
-        server, tools = session.state.get(NAME, (None, {}))
-        if server is None or tool_call.tool is None or not tool_call.is_for(server):
-            return None
+    async def run(tool: AgentTool, session: Session, tool_call: ToolCall) -> ToolResult:
         prompt = tool_call.arguments.get("prompt")
         if not isinstance(prompt, str) or not prompt.strip():
             return ToolResult.error("No agent was started: the prompt is empty.")
-        task = OtherAgentTask(session, tool_call, tools[tool_call.tool.definition["name"]], prompt)
-        return await task.run(given)
+        return await OtherAgentTask(session, tool_call, tool, prompt).run(given)
 
 
 def to_definition(name: str, tool: AgentTool) -> dict[str, Any]:
@@ -252,7 +246,7 @@ class OtherAgentTask:
 
     async def run(self, env: Mapping[str, str]) -> ToolResult:
         """Start the agent, let it work, and end it. Returns its last message, or why there is none."""
-        update = ToolCallUpdate(tool_call_id=self.tool_call.id, title=self.title, status="in_progress")
+        update = ToolCallUpdate(tool_call_id=self.tool_call.id, title=self.title)
         await self.session.update(update)
         try:
             process = await start_agent_process(self.words, {**env, **self.settings.env}, self.cwd)
@@ -414,7 +408,7 @@ class OtherAgentTask:
         kind, title = tool.kind(arguments), self.client.name
         tool_call = ToolCall(use, arguments, kind=kind, tool_title=title, tool=tool, original=dict(arguments))
         try:
-            refusal = await self.ask(self.session.hooks.permission.run(self.session, tool_call))
+            refusal = await self.ask(self.session.hooks.before_tool.run(self.session, tool_call))
         except EndTurn:
             raise RpcError(REQUEST_CANCELLED, "The turn was cancelled") from None
         finally:

@@ -69,24 +69,23 @@ class PlanArguments(Struct):
 
 def plan(crow: Crow) -> None:
     """Let the model show a plan. A stored session shows its plans again when it is loaded."""
-    tools = Server("plan", None, definitions=[DEFINITION], built_in=True, shared=True)
-    crow.servers.append(tools)
+    server = Server("plan", definitions=[DEFINITION], handlers={"plan": show_plan}, built_in=True, shared=True)
+    crow.servers.append(server)
 
-    @crow.before_tool
-    async def write(session: Session, tool_call: ToolCall) -> ToolResult | None:
-        if not tool_call.is_for(tools):
-            return None
-        if session.parent:
-            return ToolResult.error(PLAN_OF_PARENT)
-        try:
-            entries = parse_entries(tool_call.arguments)
-        except ValidationError as error:
-            return ToolResult.error(f"The plan was not shown: {error}.")
-        await session.update(PlanUpdate(entries=entries))
-        done = sum(entry.status == "completed" for entry in entries)
-        shown = [{"content": e.content, "priority": e.priority, "status": e.status} for e in entries]
-        text = {"type": "text", "text": f"The user sees the plan: {done} of {len(entries)} steps completed."}
-        return ToolResult([text], meta={"crow/plan": shown})
+
+async def show_plan(session: Session, tool_call: ToolCall) -> ToolResult:
+    """Show the user the plan of a call."""
+    if session.parent:
+        return ToolResult.error(PLAN_OF_PARENT)
+    try:
+        entries = parse_entries(tool_call.arguments)
+    except ValidationError as error:
+        return ToolResult.error(f"The plan was not shown: {error}.")
+    await session.update(PlanUpdate(entries=entries))
+    done = sum(entry.status == "completed" for entry in entries)
+    shown = [{"content": e.content, "priority": e.priority, "status": e.status} for e in entries]
+    text = {"type": "text", "text": f"The user sees the plan: {done} of {len(entries)} steps completed."}
+    return ToolResult([text], meta={"crow/plan": shown})
 
 
 def parse_entries(arguments: dict[str, Any]) -> list[PlanEntry]:

@@ -78,20 +78,7 @@ def resources(crow: Crow) -> None:
 
     @crow.mcp_servers
     def offer(session: Session) -> Sequence[Server]:
-        session.state["resources"] = ResourceTool("resources", None, built_in=True, session=session)
-        return [session.state["resources"]]
-
-    @crow.before_tool
-    async def answer(session: Session, tool_call: ToolCall) -> ToolResult | None:
-        if not tool_call.is_for(session.state["resources"]):
-            return None
-        try:
-            arguments = convert_leniently(tool_call.arguments, ReadArguments)
-        except ValidationError as error:
-            return ToolResult.error(f"Nothing was read: {error}.")
-        if not arguments.uri:
-            return await list_for_model(session, arguments.server)
-        return await read_for_model(session, tool_call, arguments)
+        return [ResourceTool("resources", handlers={NAME: answer}, built_in=True, session=session)]
 
     @crow.before_prompt
     async def embed(message: Message, session: Session) -> Message:
@@ -175,6 +162,17 @@ def find_readable_servers(session: Session, name: str = "") -> list[Server]:
     return [each for each in servers if name in ("", each.name, to_mention_name(each.name))]
 
 
+async def answer(session: Session, tool_call: ToolCall) -> ToolResult:
+    """Answer a call of the tool: read what its URI names, or list what there is."""
+    try:
+        arguments = convert_leniently(tool_call.arguments, ReadArguments)
+    except ValidationError as error:
+        return ToolResult.error(f"Nothing was read: {error}.")
+    if not arguments.uri:
+        return await list_for_model(session, arguments.server)
+    return await read_for_model(session, tool_call, arguments)
+
+
 async def read_for_model(session: Session, tool_call: ToolCall, arguments: ReadArguments) -> ToolResult:
     """Read a resource for the model, from the first server that has it unless a server is named."""
     uri = arguments.uri
@@ -183,7 +181,7 @@ async def read_for_model(session: Session, tool_call: ToolCall, arguments: ReadA
     if not fitting:
         return ToolResult.error(f"No MCP server lists {uri!r}. Call without a URI to see what there is.")
     server = fitting[0].server
-    if refusal := await session.hooks.permission.run(session, to_read_call(session.toolbox, tool_call, server, uri)):
+    if refusal := await session.hooks.before_tool.run(session, to_read_call(session.toolbox, tool_call, server, uri)):
         return refusal
     try:
         return ToolResult(await read_blocks(server, uri) or ToolResult.text("(empty)").content)

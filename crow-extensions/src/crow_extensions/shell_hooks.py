@@ -67,7 +67,6 @@ def shell_hooks(
             raise EndTurn("end_turn", objection, stopped_by="hook")
 
     @crow.before_tool
-    @crow.permission
     async def before(session: Session, tool_call: ToolCall) -> ToolResult | None:
         objection = await run(before_tool, session, "before_tool", **describe_call(tool_call))
         return ToolResult.error(f"This was not run: {objection}") if objection else None

@@ -89,7 +89,7 @@ def structured_output(crow: Crow) -> None:
 
     @crow.mcp_servers
     def serve(session: Session) -> Sequence[Server]:
-        session.state[SERVER] = Server(SERVER, None, definitions=[], built_in=True)
+        session.state[SERVER] = Server(SERVER, definitions=[], handlers={NAME: take}, built_in=True)
         return [session.state[SERVER]]
 
     @crow.tools
@@ -103,6 +103,7 @@ def structured_output(crow: Crow) -> None:
             return None
         name = requested.tool_name
         tool = tools[name] = Tool(name, server, make_definition(name, requested.schema.parameters))
+        server.handlers[name] = take
         kept = [tool.schema if get_name(schema) == name else schema for schema in schemas]
         return kept if tool.schema in kept else [*kept, tool.schema]
 
@@ -137,10 +138,7 @@ def structured_output(crow: Crow) -> None:
         form = {"name": "result", "strict": is_strict(schema), "schema": schema}
         return {"response_format": {"type": "json_schema", "json_schema": form}, **request}
 
-    @crow.before_tool
-    def take(session: Session, tool_call: ToolCall) -> ToolResult | None:
-        if not tool_call.is_for(session.state[SERVER]):
-            return None
+    def take(session: Session, tool_call: ToolCall) -> ToolResult:
         requested = get_requested(session)
         if requested is None or tool_call.name != requested.tool_name:
             return ToolResult.error(NOT_ASKED)

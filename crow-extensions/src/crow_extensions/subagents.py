@@ -69,15 +69,14 @@ def subagents(crow: Crow) -> None:
     """
 
     @crow.mcp_servers
-    def offer(session: Session) -> Sequence[Server] | None:
+    def offer(session: Session) -> Sequence[Server]:
         definition = {
             "name": NAME,
             "description": DESCRIPTION,
             "inputSchema": make_schema(list(session.models)),
             "_meta": {"crow/kind": "think"},
         }
-        session.state[NAME] = Server(NAME, None, definitions=[definition], built_in=True)
-        return [session.state[NAME]]
+        return [Server(NAME, definitions=[definition], handlers={NAME: run}, built_in=True)]
 
     @crow.tools
     def share(schemas: list[dict[str, Any]], session: Session) -> list[dict[str, Any]] | None:
@@ -88,10 +87,7 @@ def subagents(crow: Crow) -> None:
             return schemas
         return [schema for schema in schemas if session.toolbox.is_allowed(schema["function"]["name"])]
 
-    @crow.before_tool
-    async def run(session: Session, tool_call: ToolCall) -> ToolResult | None:
-        if not tool_call.is_for(session.state[NAME]):
-            return None
+    async def run(session: Session, tool_call: ToolCall) -> ToolResult:
         if session.parent:
             return ToolResult.error(NO_OTHERS)
         try:
@@ -120,7 +116,7 @@ def make_title(task: AgentTask) -> str:
 async def run_task(crow: Crow, session: Session, tool_call: ToolCall, task: AgentTask) -> ToolResult:
     """Run a task in a session of its own; return its report."""
     title = make_title(task)
-    await session.update(ToolCallUpdate(tool_call_id=tool_call.id, title=title, status="in_progress"))
+    await session.update(ToolCallUpdate(tool_call_id=tool_call.id, title=title))
     client = NestedClient(session, tool_call.id)
     child = await crow.open(
         client,

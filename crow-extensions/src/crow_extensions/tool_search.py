@@ -9,7 +9,7 @@ import msgspec
 from crow_core.acp.decoding import convert_leniently
 from crow_core.app import Crow
 from crow_core.mcp.result import ToolResult
-from crow_core.mcp.server import Server
+from crow_core.mcp.server import Handler, Server
 from crow_core.mcp.tool import Tool, ToolCall
 from crow_core.messages.message import PROXY_TOOL
 from crow_core.session.session import Session
@@ -65,7 +65,8 @@ def tool_search(crow: Crow, *, above: int = 60, share: float = 0.1) -> None:
 
     @crow.mcp_servers
     def offer(session: Session) -> Sequence[Server]:
-        session.state[NAME] = Server(NAME, None, definitions=DEFINITIONS, built_in=True)
+        handlers: dict[str, Handler] = {NAME: search, PROXY_TOOL: refuse_proxy_call}
+        session.state[NAME] = Server(NAME, definitions=DEFINITIONS, handlers=handlers, built_in=True)
         return [session.state[NAME]]
 
     @crow.tools
@@ -79,22 +80,24 @@ def tool_search(crow: Crow, *, above: int = 60, share: float = 0.1) -> None:
         ours = [schema for schema in schemas if tools[get_name(schema)].server is session.state[NAME]]
         return [schema for schema in rest if get_name(schema) not in hidden] + ours
 
-    @crow.before_tool
-    def search(session: Session, tool_call: ToolCall) -> ToolResult | None:
-        if not tool_call.is_for(session.state[NAME]):
-            return None
-        if tool_call.name == PROXY_TOOL:
-            return ToolResult.error('Nothing was called. The arguments are {"name": …, "arguments": {…}}.')
-        try:
-            query = convert_leniently(tool_call.arguments, ToolQuery)
-        except ValidationError as error:
-            return ToolResult.error(f"Nothing was searched: {error}.")
-        tools = [tool for tool in session.toolbox.tools.values() if is_foreign(tool)]
-        found = rank_tools(tools, query.query)[: min(max(query.limit, 1), RESULTS_LIMIT)]
-        if not found:
-            servers = sorted({tool.server.name for tool in tools if tool.server})
-            return ToolResult.text(f"No tool has these words. Try others; the servers are: {', '.join(servers)}.")
-        return ToolResult.text("\n\n".join(describe_tool(tool) for tool in found))
+
+def search(session: Session, tool_call: ToolCall) -> ToolResult:
+    """Answer a call with the tools that fit its words."""
+    try:
+        query = convert_leniently(tool_call.arguments, ToolQuery)
+    except ValidationError as error:
+        return ToolResult.error(f"Nothing was searched: {error}.")
+    tools = [tool for tool in session.toolbox.tools.values() if is_foreign(tool)]
+    found = rank_tools(tools, query.query)[: min(max(query.limit, 1), RESULTS_LIMIT)]
+    if not found:
+        servers = sorted({tool.server.name for tool in tools if tool.server})
+        return ToolResult.text(f"No tool has these words. Try others; the servers are: {', '.join(servers)}.")
+    return ToolResult.text("\n\n".join(describe_tool(tool) for tool in found))
+
+
+def refuse_proxy_call(session: Session, tool_call: ToolCall) -> ToolResult:
+    """Refuse a call of `call_tool` that does not name a tool; any other is parsed as the call that it asks for."""
+    return ToolResult.error('Nothing was called. The arguments are {"name": …, "arguments": {…}}.')
 
 
 def get_name(schema: dict[str, Any]) -> str:

@@ -87,6 +87,7 @@ def permissions(
     programs of the folder when a rule allows it. `answers` keeps the user's answers for longer than a session; without
     it, none can be given. Raises ValueError for an invalid rule.
     """
+    crow.takes_permission_answers = True
     allowed, asked, denied = parse_rules(allow, allows=True), parse_rules(ask), parse_rules(deny)
 
     def get_permissions(session: Session) -> SessionPermissions:
@@ -131,8 +132,7 @@ def permissions(
             if judgement.verdict != "ask" and not may_run_git(session, tool_call, judgement):
                 record(session, tool_call, judgement)
 
-    @crow.before_tool
-    @crow.permission
+    @crow.before_tool.last
     async def decide(session: Session, tool_call: ToolCall) -> ToolResult | None:
         keep_start(session, tool_call)
         keep_path(session, tool_call)
@@ -171,9 +171,7 @@ def permissions(
         get_permissions(session).changed.add(tool_call.id)
         update = ToolCallUpdate(tool_call_id=tool_call.id, title=tool_call.title, raw_input=tool_call.raw_input)
         await session.update(update)
-        if tool_call.is_answered_by_hook:
-            return await session.hooks.permission.run(session, tool_call)
-        return await session.decide(tool_call)
+        return await session.hooks.before_tool.run(session, tool_call)
 
     async def judge_with_git(session: Session, tool_call: ToolCall) -> Judgement:
         judgement = judge(session, get_permissions(session), tool_call)
@@ -373,13 +371,14 @@ def to_scope(answer: KeptAnswer) -> str:
 
 
 async def preview(session: Session, tool_call: ToolCall) -> "list[ToolCallContent] | msgspec.UnsetType":
-    """Let the tool make the diff of an edit without writing it; UNSET if the edit cannot succeed.
+    """Let the tool make the diff of an edit without writing it; UNSET if it cannot.
 
-    The file that another agent wants to write is shown as it will be.
+    A handler would write, so it does not run: it is not given a session. The file that another agent wants to write is
+    shown as it will be.
     """
-    if tool_call.is_answered_by_hook:
-        path, text = str(tool_call.arguments.get("path")), str(tool_call.arguments.get("file_text"))
-        return [DiffContent(path=path, new_text=mask(text, session.secrets))]
+    server, text = tool_call.tool and tool_call.tool.server, tool_call.arguments.get("file_text")
+    if server and server.source is None and isinstance(text, str):
+        return [DiffContent(path=str(tool_call.arguments.get("path")), new_text=mask(text, session.secrets))]
     result = await session.toolbox.call(tool_call, session.meta(tool_call, **{"crow/dry_run": True}))
     content = to_update(result.mask(session.secrets), tool_call).content
     return msgspec.UNSET if result.is_error or content is None else content

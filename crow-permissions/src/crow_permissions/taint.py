@@ -340,8 +340,7 @@ def taint(
             get_taint(session).collected.add((session.id, to_key(tool_call)))
         return reason or None
 
-    @crow.before_tool
-    @crow.permission
+    @crow.before_tool.last
     async def guard(session: Session, tool_call: ToolCall) -> ToolResult | None:
         """Ask where no other extension does, tell the user in the mode yolo, and mark what is about to be read."""
         found, key = get_taint(session), (session.id, to_key(tool_call))

@@ -14,7 +14,7 @@ from crow_core.content import attach_blocks, to_text
 from crow_core.masking import mask
 from crow_core.mcp.resources import list_several, read_blocks, to_read_call
 from crow_core.mcp.result import ToolResult
-from crow_core.mcp.server import Server
+from crow_core.mcp.server import Handler, Server
 from crow_core.mcp.tool import ToolCall
 from crow_core.messages.message import Message
 from crow_core.session.prompts import Prompt
@@ -57,9 +57,9 @@ def skills(
     MCP servers are added at the first prompt. Define the commands /skills and /skill:NAME.
     """
     crow.prompts |= {name: Prompt.from_package(name, "crow_skills") for name in ("skills", "skill")}
-    server = Server("skills", None, definitions=[DEFINITION], built_in=True, shared=True)
     if tool:
-        crow.servers.append(server)
+        handlers: dict[str, Handler] = {"skills": answer_tool_call}
+        crow.servers.append(Server("skills", definitions=[DEFINITION], handlers=handlers, built_in=True, shared=True))
 
     @crow.commands
     async def commands(session: Session) -> list[Command]:
@@ -102,24 +102,23 @@ def skills(
                 await session.notice(f"The skill {to_line(skill.name)} was not read: {error}.", "warning")
         return attach_blocks(message, blocks)
 
-    @crow.before_tool
-    async def answer_tool_call(session: Session, tool_call: ToolCall) -> ToolResult | None:
-        if not tool_call.is_for(server):
-            return None
-        skills, name = get_index(session).skills, str(tool_call.arguments.get("name") or "")
-        if not name:
-            return ToolResult.text(render_list(session, skills.values()) if skills else "There are no skills.")
-        if name not in skills:
-            return ToolResult.error(f"There is no skill {name!r}. There are: {', '.join(skills) or 'none'}.")
-        skill = skills[name]
-        if skill.server:
-            read_call = to_read_call(session.toolbox, tool_call, skill.server, skill.source)
-            if refusal := await session.hooks.permission.run(session, read_call):
-                return refusal
-        try:
-            return ToolResult.text(await render_skill(session, skill, ""))
-        except ConnectionError as error:
-            return ToolResult.error(f"The skill {name!r} was not read: {error}. Go on without it.")
+
+async def answer_tool_call(session: Session, tool_call: ToolCall) -> ToolResult:
+    """Answer a call of the tool `skills`: with a skill, or with the list of them."""
+    skills, name = get_index(session).skills, str(tool_call.arguments.get("name") or "")
+    if not name:
+        return ToolResult.text(render_list(session, skills.values()) if skills else "There are no skills.")
+    if name not in skills:
+        return ToolResult.error(f"There is no skill {name!r}. There are: {', '.join(skills) or 'none'}.")
+    skill = skills[name]
+    if skill.server:
+        read_call = to_read_call(session.toolbox, tool_call, skill.server, skill.source)
+        if refusal := await session.hooks.before_tool.run(session, read_call):
+            return refusal
+    try:
+        return ToolResult.text(await render_skill(session, skill, ""))
+    except ConnectionError as error:
+        return ToolResult.error(f"The skill {name!r} was not read: {error}. Go on without it.")
 
 
 def list_skill_folders(

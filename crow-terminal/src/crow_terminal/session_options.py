@@ -11,7 +11,7 @@ from crow_terminal.printable_text import escape_line
 
 
 @dataclass
-class SessionOptions:
+class OfferedOptions:
     """The settings that a session has now."""
 
     modes: SessionModeState | None = None

@@ -47,7 +47,7 @@ from crow_terminal.paint import format_seconds
 from crow_terminal.permission import Answer, make_answer, make_rows
 from crow_terminal.printable_text import escape_line
 from crow_terminal.prompt_queue import PromptQueue
-from crow_terminal.session_options import SessionOptions
+from crow_terminal.session_options import OfferedOptions
 
 LEAVE_WITHIN = 2.0
 """Seconds between two Ctrl-C that leave."""
@@ -115,7 +115,7 @@ class State:
     """The id of the agent's question that is shown; 0 for none."""
     asked_call: str = ""
     """The id of the tool call that it is about; empty for none."""
-    options: SessionOptions = field(default_factory=SessionOptions)
+    options: OfferedOptions = field(default_factory=OfferedOptions)
     commands: list[AvailableCommand] = field(default_factory=list[AvailableCommand])
     usage: UsageUpdate | None = None
     cached: float | None = None
@@ -150,7 +150,7 @@ class State:
     ) -> list[Effect]:
         """A session is open."""
         self.phase, self.loading, self.muted = "ready", False, False
-        self.options = SessionOptions(modes, options)
+        self.options = OfferedOptions(modes, options)
         return [*self._show(self.transcript.end_turn(now)), *self._send_next(now)]
 
     def leave_session(self, *, again: bool = False) -> list[Effect]:

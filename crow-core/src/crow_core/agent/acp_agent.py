@@ -231,7 +231,7 @@ def announce(crow: Crow) -> Announced:
         list(crow.methods),
         audio,
         crow.takes_output_schema,
-        permission_answers=bool(crow.permission),
+        permission_answers=crow.takes_permission_answers,
     )
 
 

@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Coroutine, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Hashable, Sequence
 from contextlib import suppress
 from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass, field
@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from crow_core.mcp.sdk import CheckedClient
 
 T = TypeVar("T")
+Handler = Callable[[Any, Any], ToolResult | Awaitable[ToolResult]]
+"""A function, plain or async, that runs a tool in this process: it is called with the `Session` and the `ToolCall`."""
 
 logger = logging.getLogger("crow")
 
@@ -171,11 +173,13 @@ class Server:
     """One MCP server. It is connected when it is first needed, and again after its connection broke."""
 
     name: str
-    source: Callable[[], Any] | None
-    """Returns the transport, URL or server object for FastMCP's `Client`. None for tools that an extension answers in
-    `before_tool`: there is nothing to connect, and `definitions` holds the tools."""
+    source: Callable[[], Any] | None = None
+    """Returns the transport, URL or server object for FastMCP's `Client`. None if there is nothing to connect: then
+    `handlers` run the tools, and `definitions` holds them."""
     definitions: list[dict[str, Any]] | None = None
     """The tools, if they are known without connecting."""
+    handlers: dict[str, Handler] = field(default_factory=dict[str, Handler], repr=False)
+    """The functions that run the tools in this process, by the tools' names. An exception of one ends the turn."""
     built_in: bool = False
     """Whether it is part of the agent: its tools keep their bare names, and the metadata of its results is used."""
     shared: bool = False

@@ -187,15 +187,6 @@ class ToolCall:
         """The arguments for the client to show: parsed, or the text where it is not a JSON object."""
         return self.arguments if self.is_valid else self.use["function"]["arguments"]
 
-    def is_for(self, server: Server) -> bool:
-        """Whether the called tool is one of this server's."""
-        return self.tool is not None and self.tool.server is server
-
-    @property
-    def is_answered_by_hook(self) -> bool:
-        """True if a function in `before_tool` answers the call, as its tool has a definition and no server to call."""
-        return self.tool is not None and self.tool.server is not None and self.tool.server.source is None
-
 
 def parse_tool_call(use: ToolUse, tools: Mapping[str, Tool]) -> ToolCall:
     """Parse a tool call of a reply, look up its tool among `tools`, and convert its arguments for that."""

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from crow_core.errors import ConfigError
+from crow_core.hooks import call_function
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Host, RunningCall, Server
 from crow_core.mcp.tool import Tool, ToolCall, name_tool_use, parse_tool_call
@@ -273,11 +274,16 @@ class Toolbox:
             with suppress(Exception):
                 await server.client()
 
-    async def call(self, tool_call: ToolCall, meta: dict[str, Any]) -> ToolResult:
-        """Run a call that `reject` did not answer; `meta` goes along as the `_meta` of the request."""
+    async def call(self, tool_call: ToolCall, meta: dict[str, Any], session: Any = None) -> ToolResult:
+        """Run a call that `reject` did not answer: by a handler, or by a server, which is sent `meta` as `_meta`.
+
+        A handler is called only with the `session` whose call it is: without one, the tool answers with an error.
+        """
         tool = tool_call.tool
         assert tool is not None
         assert tool.server is not None
+        if session is not None and (handler := tool.server.handlers.get(tool.definition["name"])):
+            return await call_function(handler, session, tool_call)
         arguments = tool_call.arguments
         running = RunningCall(self.host, tool_call.id, tool_call.title, may_repeat=tool.may_repeat(arguments))
         return await tool.server.call(tool.definition["name"], arguments, meta, running)

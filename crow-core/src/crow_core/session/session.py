@@ -324,29 +324,6 @@ class Session:
             await self.mark_started(tool_call)
             self.begun.discard(tool_call.id)
 
-    async def decide(self, tool_call: ToolCall) -> ToolResult | None:
-        """Call the hooks that decide whether a tool call runs; a result that is returned stands in for the tool's.
-
-        Each function is called once, those that are in `permission`, too, before any that may do the work of the tool.
-        """
-        judges = self.hooks.permission.functions
-        hook = self.hooks.before_tool
-        functions = hook.functions
-        if tool_call.is_answered_by_hook:
-            functions = [*judges, *(function for function in functions if function not in judges)]
-        elif self.hooks.asks_last:
-            functions = sorted(functions, key=judges.__contains__)
-        for function in functions:
-            if function not in judges:
-                self.begun.add(tool_call.id)  # it may do anything
-                if self.turns.key and tool_call.is_answered_by_hook:
-                    await self.mark_started(tool_call)
-                    await self.log.written()
-            if (result := await hook.ask(function, self, tool_call)) is not None:
-                return result
-            self.begun.discard(tool_call.id)
-        return None
-
     def meta(self, tool_call: ToolCall, **more: Any) -> dict[str, Any]:
         """Make the `_meta` of a request to a tool. Servers that are not built in are sent the trace context only."""
         return {
@@ -462,9 +439,6 @@ class ReplyStream:
 class Hooks:
     """Every hook of an app, with its contract and an example. `help(Crow.before_tool)` shows one of them."""
 
-    asks_last = False
-    """True if `before_tool` calls the functions that are also in `permission` last; if false, in the order of use."""
-
     session_start: Observe[[Session]] = Observe("""
         Called when a session has opened, while its MCP servers are starting.
 
@@ -562,28 +536,18 @@ class Hooks:
         """)
 
     before_tool: First[[Session, ToolCall], ToolResult] = First("""
-        Called before a tool runs; a result that is returned here stands in for the tool's.
+        Decides whether a tool call runs. Return a ToolResult to refuse the call: the model receives it as the answer.
 
-        In an app of crow-agent, the user is asked for a permission afterwards: a call that is refused here is not asked
-        about. A function that does itself what another server's tool does has to ask first; the refusal is what
-        `session.hooks.permission.run(session, tool_call)` returns. For a tool that has a definition and no server,
-        functions that are in `permission`, too, are called first.
+        A function only judges; the work of a tool is done by its server or its handler (`Server.handlers`). Extensions
+        that ask the user register with `before_tool.last`, so that a call that is refused here is not asked about.
+
+        A tool that passes the model's text to another server asks first whether it may, with the call of that server's
+        tool: `session.hooks.before_tool.run(session, its_call)` returns the refusal, or None. So a function may be
+        called more than once for a call.
 
             @crow.before_tool
             async def refuse(session: Session, tool_call: ToolCall) -> ToolResult | None:
                 return ToolResult.error("Reading only.") if tool_call.kind != "read" else None
-        """)
-
-    permission: First[[Session, ToolCall], ToolResult] = First("""
-        Called before a tool of crow's own asks an MCP server for the model; a result that is returned refuses it.
-
-        The tool call is the one that the server is asked: of its own tools, or of `SERVER_mcp_resources`. `before_tool`
-        is called for the call that the model made, before. A function that is in `before_tool`, too, decides only, and
-        never does the work of a tool.
-
-            @crow.permission
-            def refuse(session: Session, tool_call: ToolCall) -> ToolResult | None:
-                return ToolResult.error("No servers today.") if tool_call.kind == "fetch" else None
         """)
 
     must_ask: Collect[[Session, ToolCall], str] = Collect("""
