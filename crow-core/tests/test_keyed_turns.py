@@ -57,8 +57,8 @@ class Nobody:
     async def notify(self, method: str, params: Any) -> None: ...
 
 
-def prompt(text: str = "Go.") -> Message:
-    return {"role": "user", "content": text}
+def prompt(text: str = "Go.", key: str = "1") -> Message:
+    return {"role": "user", "content": text, "crow": {"key": key}}
 
 
 def app(*replies: Reply, max_requests: int = 200) -> Crow:
@@ -69,8 +69,8 @@ def app(*replies: Reply, max_requests: int = 200) -> Crow:
 
 async def go_on(crow: Crow, log: list[Message], *, key: str = "1") -> tuple[str, Session]:
     """Prompt an app to which nothing but the log of a session is known; return the stop reason and the session."""
-    session = await crow.open(Nobody(), "/", record=Record("work", [*log]), goes_on=True)
-    stop_reason = await crow.prompt(session, prompt(), key=key)
+    session = await crow.open(Nobody(), "/", record=Record("work", [*log]))
+    stop_reason = await crow.prompt(session, prompt(key=key))
     await crow.shut_down()
     return stop_reason, session
 
@@ -189,7 +189,7 @@ async def test_key_of_another_prompt_is_refused_before_anything_runs():
     crow = app()
     session = await crow.open(Nobody(), "/", record=Record("work", session.log.entries))
     with pytest.raises(PromptError, match="belongs to another prompt"):
-        await crow.prompt(session, prompt("Stop."), key="1")
+        await crow.prompt(session, prompt("Stop."))
     assert not session.turns.tasks
     await crow.shut_down()
 
@@ -228,7 +228,7 @@ async def test_interrupted_call_that_a_hook_answers_runs_once():
 
     crow = own(Reply(tool_calls=[{"name": "work", "arguments": {}}]))
     session = await crow.open(Nobody(), "/", record=Record("work", []))
-    turn = asyncio.ensure_future(crow.prompt(session, prompt(), key="1"))
+    turn = asyncio.ensure_future(crow.prompt(session, prompt()))
     await began.wait()
     await crow.close(session)
     assert await turn == "cancelled"

@@ -495,8 +495,7 @@ class AcpAgent:
         if (before := crow.sessions.get(id)) and not self.is_used_elsewhere(before):
             self.sessions.pop(id, None)
             await crow.close(before)
-        load = partial(crow.load, goes_on=self.in_process)
-        return await self.open_session(load, self, id, cwd, params=params, id=id)
+        return await self.open_session(crow.load, self, id, cwd, params=params, id=id)
 
     def is_used_elsewhere(self, session: Session) -> bool:
         """Whether an open session belongs to another client that is still connected."""
@@ -595,11 +594,13 @@ class AcpAgent:
         message = to_user_message(params.prompt)
         if output := parse_output(params.meta or {}, possible=crow.takes_output_schema):
             message.setdefault("crow", {})["output"] = output
+        if key := self.get_own_note(params, "key"):
+            message.setdefault("crow", {})["key"] = key
         TURN_NOTES.set(notes := dict[str, Any]())
         TURN_TOTALS.set(spent := TokenTotals())
         TRACE.set(extract_trace(params.meta or {}))
         try:
-            stop_reason = await crow.prompt(session, message, key=self.get_own_note(params, "key"))
+            stop_reason = await crow.prompt(session, message)
             usage = to_usage(spent) if self.unstable else UNSET
             return PromptResponse(stop_reason=stop_reason, usage=usage, meta={"crow": notes} if notes else UNSET)
         except asyncio.CancelledError:
