@@ -3,13 +3,12 @@
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any, Concatenate, ParamSpec
 
 from crow_core.acp.connection import ConnectionClosed
 from crow_core.acp.schema import StopReason
-from crow_core.errors import EndTurn, ModelError, SessionBusy, StoreError
-from crow_core.keyed_turns import drop_later_turns, go_on, show_ended
+from crow_core.errors import EndTurn, ModelError, SessionBusy
+from crow_core.keyed_turns import go_on, show_ended
 from crow_core.mcp.server import Server
 from crow_core.messages.message import Message
 from crow_core.models.chat import ChatModel, Model
@@ -20,7 +19,7 @@ from crow_core.session.options import Choice, Option
 from crow_core.session.output import STOPPED, TURN_NOTES
 from crow_core.session.prompts import Prompt
 from crow_core.session.session import Folders, Hooks, Session
-from crow_core.session.store import KeyedOrigin, Record, SessionChange
+from crow_core.session.store import Record, SessionChange
 from crow_core.session.user import Client
 from crow_core.text import to_line
 
@@ -161,42 +160,6 @@ class Crow(Hooks):
             return None
         return await self.open(client, cwd, roots=roots, servers=servers, models=models, record=record)
 
-    async def load_or_open(
-        self,
-        client: Client,
-        id: str,
-        cwd: str,
-        *,
-        roots: Sequence[str] = (),
-        servers: Sequence[Server] = (),
-        models: Mapping[str, Model] | None = None,
-        origin: KeyedOrigin | None = None,
-    ) -> Session:
-        """Open the stored session with this id, or a new one, so that an interrupted turn with a key can go on.
-
-        A new one is stored at once, so that no other process can take the id. With `origin`, it continues another
-        session. Raises StoreError.
-        """
-        load = partial(self.load, client, id, cwd, roots=roots, servers=servers, models=models)
-        if session := await load():
-            return drop_later_turns(session, origin) if origin else session
-        if origin and (record := await self.fork_session.run(origin.session, id, "")):
-            session = await self.open(client, cwd, roots=roots, servers=servers, models=models, record=record)
-            return drop_later_turns(session, origin)
-        session = await self.open(client, cwd, roots=roots, servers=servers, models=models, id=id)
-        try:
-            session.log.append({"crow": {"kind": "opened"}})
-            await session.log.written()
-        except StoreError:
-            await self.close(session)
-            if session := await load():  # another process was faster
-                return session
-            raise
-        except BaseException:
-            await self.close(session)
-            raise
-        return session
-
     async def fork(
         self,
         client: Client,
@@ -204,19 +167,20 @@ class Crow(Hooks):
         cwd: str,
         *,
         at: str = "",
+        new: str = "",
         roots: Sequence[str] = (),
         servers: Sequence[Server] = (),
         models: Mapping[str, Model] | None = None,
     ) -> Session | None:
         """Open a new session that continues a stored one, from its end or from the entry with the id `at`.
 
-        None if there is no such session. Raises StoreError.
+        `new` is the id of the new one; by default one is made. None if there is no such session. Raises StoreError.
         """
         if id in self.sessions:
             await self.sessions[id].log.written()
         await self.closed(id)
         models = self.models_or_own(models)
-        record = await self.fork_session.run(id, new_id(), at)
+        record = await self.fork_session.run(id, new or new_id(), at)
         return record and await self.open(client, cwd, roots=roots, servers=servers, models=models, record=record)
 
     async def delete(self, id: str) -> None:

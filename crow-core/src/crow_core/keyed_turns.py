@@ -14,7 +14,6 @@ from crow_core.react import STOP_REASONS, act, react
 from crow_core.session.journal import COUNTED, KeyedTurn, find_last_text
 from crow_core.session.output import STOPPED, TURN_NOTES
 from crow_core.session.session import Session
-from crow_core.session.store import KeyedOrigin
 
 
 async def show_ended(session: Session, turn: KeyedTurn, end: dict[str, Any]) -> StopReason:
@@ -90,18 +89,6 @@ def answer_interrupted(session: Session) -> list[ToolUse]:
         else:
             others.append(use)
     return others
-
-
-def drop_later_turns(session: Session, origin: KeyedOrigin) -> Session:
-    """Drop the turns of a session's origin that are not kept, and all that follows the first of them. Return the
-    session."""
-    entries = session.view.entries()
-    for at, entry in enumerate(entries):
-        key = str(entry.get("crow", {}).get("key", ""))
-        if key.startswith(origin.prefixes) and key not in origin.keys:
-            session.rewind(entries[at - 1].get("crow", {})["id"] if at else "")
-            break
-    return session
 
 
 def drop_tool_uses(entry: Message, uses: Sequence[ToolUse]) -> Message:

@@ -74,7 +74,7 @@ async def use_tool(session: Session, use: ToolUse) -> None:
     tool_call = session.toolbox.parse(use)
     end = None
     await session.hooks.before_announcement.run(session, tool_call)
-    await session.log.written()
+    await session.journal.write(tool_call)
     try:
         await session.stream.announce(tool_call)
         result = session.toolbox.reject(tool_call) or await session.decide(tool_call)

@@ -6,7 +6,7 @@ log, and one that has ended is not run again. A marker `started` says that a too
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
@@ -85,29 +85,47 @@ class TurnJournal:
         """Return the user's message as the log gets it."""
         return {**prompt, "crow": {**prompt.get("crow", {}), **self._notes}} if self._notes else prompt
 
-    async def start(self, tool_call: ToolCall) -> None:
-        """Note that a call may have effects from now on.
+    async def write(self, tool_call: ToolCall) -> None:
+        """Write the log before the client is shown a call. If it has the decision that the call may run, the marker of
+        `start` is written with it."""
+        markers = find_markers_of_call(self._log, tool_call.id) if self._notes else []
+        if any(notes.get("kind") == "decision" and notes.get("is") == "allow" for notes in markers):
+            await self._mark_started(tool_call)
+        await self._log.written()
 
-        Its server is connected before the marker is appended: a call that is marked and lost never runs again.
+    async def start(self, tool_call: ToolCall) -> None:
+        """Note that a call may have effects from now on."""
+        await self._mark_started(tool_call)
+        self.begun.add(tool_call.id)
+
+    async def _mark_started(self, tool_call: ToolCall) -> None:
+        """Append the marker `started`, unless a call only reads or has it.
+
+        The call's server is connected before: a call that is marked and lost never runs again.
         """
         only_reads = tool_call.kind in ("read", "search", "think")
         if self._notes and not only_reads and not self.has_started(tool_call.id):
             await self._toolbox.connect(tool_call)
             self._log.append({"crow": {"kind": "started", "call": tool_call.id}})
-        self.begun.add(tool_call.id)
 
     def has_started(self, id: str) -> bool:
-        """Return True if a call of the last reply has a marker."""
+        """Return True if a call of the last reply has the marker `started`."""
         return any(notes.get("kind") == "started" for notes in find_markers_of_call(self._log, id))
 
-    def answer_interrupted(self, begun: "set[str] | None" = None) -> None:
-        """Answer the tool calls of the last reply that have no answer, and never will.
+    def make_answers(self, begun: "Set[str] | None" = None) -> list[Message]:
+        """Make answers for the tool calls of the last reply that have none, and never will.
 
         Those that are not in `begun` are answered as not run; None stands for all.
         """
-        for use in find_unanswered(self._log):
-            is_begun = begun is None or use["id"] in begun
-            self._log.append(to_interruption(self._toolbox.parse(use), begun=is_begun))
+        return [
+            to_interruption(self._toolbox.parse(use), begun=begun is None or use["id"] in begun)
+            for use in find_unanswered(self._log)
+        ]
+
+    def answer_interrupted(self, begun: "Set[str] | None" = None) -> None:
+        """Append the answers that `make_answers` makes."""
+        for answer in self.make_answers(begun):
+            self._log.append(answer)
 
     def count(self, model_call: ModelCall) -> dict[str, Any]:
         """Make the notes of a reply that say what it has cost."""
