@@ -50,6 +50,8 @@ class TurnJournal:
         self._toolbox = toolbox
         self._notes: dict[str, str] = {}
         """The key of the running turn and the digest of its prompt; empty if it has no key."""
+        self._has_keys: bool | None = None
+        """True if the log has a turn with a key; None if that is not known yet."""
         self._task: asyncio.Task[Any] | None = None
         """The running turn."""
 
@@ -75,11 +77,14 @@ class TurnJournal:
 
     def begin(self, message: Message, turn: KeyedTurn | None) -> None:
         """Begin to note a turn. A new one gives up an interrupted turn, whose calls are answered as interrupted."""
+        if self._has_keys is None:
+            self._has_keys = any("key" in entry.get("crow", ()) for entry in self._log)
         if not turn:
             self.answer_interrupted()
-            if left := find_open_turn(self._view.entries()):
+            if self._has_keys and (left := find_open_turn(self._view.entries())):
                 self._log.append({"crow": {"kind": "ended", "key": left, "stop": "cancelled"}})
         self._notes, self._task = make_notes(message), asyncio.current_task()
+        self._has_keys |= bool(self._notes)
 
     def sign(self, prompt: Message) -> Message:
         """Return the user's message as the log gets it."""
