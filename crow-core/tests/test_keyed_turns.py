@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from crow_core.acp.schema import (
     ClientCapabilities,
+    LoadSessionRequest,
     NewSessionRequest,
     PromptRequest,
     RequestPermissionResponse,
@@ -235,3 +236,22 @@ async def test_interrupted_call_that_a_hook_answers_runs_once():
     _, session = await go_on(own(Reply("Well.")), session.log.entries)
     assert (find_texts(session, "tool"), len(ran)) == ([INTERRUPTED], 1)
     await crow.shut_down()
+
+
+async def test_interrupted_call_is_shown_when_its_session_is_loaded_and_answered_when_the_next_turn_begins():
+    use: Any = {"id": "call_1", "type": "function", "function": {"name": "demo_look", "arguments": "{}"}}
+    stored: list[Message] = [prompt("Look.", key=""), {"role": "assistant", "content": None, "tool_calls": [use]}]
+    crow = app(Reply("Well."))
+
+    @crow.load_session
+    def load(id: str) -> Record:
+        return Record(id, [*stored])
+
+    async with connect(crow) as editor:
+        await editor.request("session/load", LoadSessionRequest(session_id="work", cwd="/", mcp_servers=[]))
+        log = crow.sessions["work"].log
+        assert (log.entries, editor.calls()["call_1"][-1]) == (stored, "failed")
+        await editor.prompt("work", "Go on.")
+        roles = [entry["role"] for entry in log if "role" in entry]
+        assert roles == ["user", "assistant", "tool", "user", "assistant"]
+        assert log[2].get("content") == INTERRUPTED
