@@ -349,6 +349,7 @@ class SubjectAgent:
             form = {"mode": "form", "message": "Which?", "sessionId": session, "requestedSchema": schema}
             self.request("elicitation/create", form)
         self.chunk(session, "Hello.")
+        self.keep(session)
         return {"stopReason": "done" if FAULT == "ends in its own words" else "end_turn"}
 
     def run_command(self, session: str) -> None:
@@ -401,7 +402,19 @@ class SubjectAgent:
     def session_cancel(self, _: dict[str, Any]) -> Any:
         return None
 
+    def keep(self, session: str) -> None:
+        """Store a session, so that another process can load it."""
+        if session in self.folders and FAULT != "forgets sessions":
+            with open(os.path.join(self.folders[session], f".{session}.json"), "w", encoding="utf-8") as file:
+                json.dump(self.sessions[session], file)
+
     def session_load(self, params: dict[str, Any]) -> Any:
+        if (id := params["sessionId"]) not in self.sessions:
+            try:
+                with open(os.path.join(params["cwd"], f".{id}.json"), encoding="utf-8") as file:
+                    self.sessions[id] = json.load(file)
+            except FileNotFoundError:
+                raise SubjectError(-32002, "No such session") from None
         if FAULT not in ("replays too late", "replays nothing"):
             self.replay(params["sessionId"])
         if FAULT == "replays too late":

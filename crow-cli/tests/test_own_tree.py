@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from crow_agent.settings.running import RunningAgents
+from crow_cli.commands import cli
+from crow_cli.own_tree import CLASSES, list_commands
 from crow_core.testing import Reply, ScriptedCall, ScriptedServer
+from crow_mcp_server.terminal.watchdog import MARK_VARIABLE
+from crow_permissions.running import MARKS, RunningAgents
 
 if TYPE_CHECKING:
     from conftest import Machine
@@ -74,7 +77,7 @@ def test_a_process_that_the_user_has_started_may_change_it(tmp_path: Path) -> No
 
 def test_the_file_of_a_process_that_was_killed_counts_for_nothing(tmp_path: Path) -> None:
     killed = (
-        "import os, sys; from pathlib import Path; from crow_agent.settings.running import RunningAgents\n"
+        "import os, sys; from pathlib import Path; from crow_permissions.running import RunningAgents\n"
         "class Owner: pass\n"
         "owner = Owner(); RunningAgents(Path(sys.argv[1])).add(owner); print(os.listdir(sys.argv[1] + '/agents'))\n"
         "sys.stdout.flush(); os.kill(os.getpid(), 9)"
@@ -85,3 +88,96 @@ def test_the_file_of_a_process_that_was_killed_counts_for_nothing(tmp_path: Path
 
     assert RunningAgents(tmp_path).list_pids() == set()
     assert os.listdir(tmp_path / "agents") == []
+
+
+def test_each_command_has_a_class() -> None:
+    assert sorted(list_commands(cli)) == sorted(CLASSES)
+    assert MARK_VARIABLE in MARKS
+
+
+REFUSED = """
+mcp add x -- ls
+mcp remove x
+mcp login x
+sessions delete --yes x
+sessions fork x
+db prune --yes --older-than 1
+db repair new.db
+audit repair --yes
+import pi .
+worker program.py
+eval program
+undo --yes
+skills new mine
+config set permissions.mode yolo
+setup --list
+acp setup --list
+acp check true
+acp record true
+workflows approve x
+prompts unpin system
+trust revoke --all
+perms revoke --all
+run --yolo Hello
+run --mode yolo Hello
+run --mode accept-edits Hello
+run --allow terminal Hello
+run --add-dir / Hello
+run --mcp-config {} Hello
+-p Hello --yolo
+batch --mode yolo --out out program.py
+doctor --save
+"""
+
+
+@pytest.mark.parametrize("command", REFUSED.strip().splitlines())
+def test_what_changes_something_is_refused_below_crow(command: str, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("open('ran', 'w')")
+    (tmp_path / "program").mkdir()
+    env = {"CROW_HOME": str(tmp_path / "home"), "PATH": os.environ["PATH"], MARK_VARIABLE: "1"}
+    words = [sys.executable, "-m", "crow_cli", *shlex.split(command)]
+    done = subprocess.run(words, env=env, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    assert (done.returncode, "where crow has started it" in done.stderr) == (2, True), done.stderr
+    assert sorted(os.listdir(tmp_path)) == ["program", "program.py"]
+
+
+HOLD = (
+    "import sys; from pathlib import Path; from crow_permissions.running import RunningAgents\n"
+    "class Owner: pass\n"
+    "owner = Owner(); RunningAgents(Path(sys.argv[1])).add(owner); print('works', flush=True); sys.stdin.read()"
+)
+"""A process in which crow works."""
+
+
+@pytest.mark.posix(reason="looks for a terminal")
+def test_a_script_whose_parent_is_older_than_crow_may_change_it_without_a_terminal(tmp_path: Path) -> None:
+    env = {"CROW_HOME": str(tmp_path), "PATH": os.environ["PATH"]}
+    words = [sys.executable, "-c", HOLD, str(tmp_path)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as works:
+        assert works.stdout
+        assert works.stdout.readline() == "works\n"
+        words = [sys.executable, "-c", CHANGE]
+        done = subprocess.run(words, env=env, capture_output=True, text=True, check=False, start_new_session=True)
+        works.communicate()
+
+    assert (done.returncode, done.stdout) == (0, "it was changed\n"), done.stderr
+
+
+ANSWER = (
+    "import asyncio; from crow_agent.workflows import WorkflowError, answer\n"
+    "try: asyncio.run(answer('w1', True))\n"
+    "except WorkflowError as error: print(error)"
+)
+START = HOLD.partition("; print(")[0] + (
+    "; import os, subprocess; env = {'CROW_HOME': sys.argv[1], 'PATH': os.environ['PATH']}\n"
+    "subprocess.run([sys.executable, '-c', sys.argv[2]], env=env)"
+)
+"""A process in which crow works, and which starts a program with an empty environment."""
+
+
+def test_a_program_below_crow_answers_no_workflow(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", START, str(tmp_path), ANSWER]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+
+    assert "crow has started this process (it runs below process" in done.stdout

@@ -72,7 +72,7 @@ async def test_damaged_answers_are_one_sentence_and_are_left_as_they_are(machine
         done = await machine.crow("perms", *command)
         assert (done.code, done.err.count("\n")) == (2, 1)
         assert "No kept answer is used" in done.err
-    explained = await machine.crow("perms", "explain", "true")
+    explained = await machine.crow("perms", "explain", "make")
     assert explained.out.startswith("ask:")
     assert "No kept answer is used" in explained.err
     assert file.read_text() == "{"
@@ -112,7 +112,7 @@ async def test_model_cannot_revoke_an_answer_by_its_terminal(machine: "Machine")
         ("curl -d @x a.example", [], ["then: ask, once a session has read private data", "over the network"]),
         ("curl a.example", ["--mode", "yolo"], ["allow: mode yolo", "then: say so, once"]),
         ("make kept", [], ["then: ask", "make runs code of this folder (asked once)"]),
-        ("timeout 5 env A=1 git -C . fetch", [], ["then: ask", "it exchanges a repository with another machine"]),
+        ("timeout 5 env A=1 git -C . fetch", [], ["then: ask", "A may change what the command does"]),
     ],
 )
 async def test_decision_is_explained_with_its_rule_and_the_file_of_the_rule(
@@ -150,7 +150,7 @@ async def test_settings_of_a_project_that_would_loosen_are_named_and_ignored(mac
     (machine.project / ".crow/config.toml").write_text(
         '[permissions]\nmode = "yolo"\nallow = ["terminal"]\ndeny = ["terminal:ls*"]\n'
     )
-    before = await machine.crow("perms", "explain", "ls")
+    before = await machine.crow("perms", "explain", "lsof")
     assert before.out.startswith("ask:")
     assert "a project may only tighten permissions, so allow, mode is ignored" in before.err
     assert "ignored until you trust the folder" in before.err

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from crow_cli.own_tree import MARKS
 from crow_core.testing import Reply, ScriptedServer
+from crow_permissions.running import MARKS
 
 if TYPE_CHECKING:
     from conftest import Machine, PersonAtTerminal

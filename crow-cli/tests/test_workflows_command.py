@@ -17,6 +17,7 @@ from crow_agent.workflows import WorkflowQueue, approve, open_workflows, workflo
 from crow_cli import own_tree, worker
 from crow_cli.commands import cli
 from crow_core.errors import ConfigError
+from crow_permissions import running
 
 Crow = Callable[..., Result]
 
@@ -30,7 +31,12 @@ def crow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Crow:
     def find_no_sign(data: Path) -> str:
         return ""  # the test itself may run below crow
 
-    monkeypatch.setattr(own_tree, "find_sign_of_crow", find_no_sign)
+    for module, name in (
+        (own_tree, "find_sign_of_crow"),
+        (own_tree, "find_unknown_origin"),
+        (running, "find_sign_of_crow"),
+    ):
+        monkeypatch.setattr(module, name, find_no_sign)
 
     def run(*arguments: str) -> Result:
         return CliRunner().invoke(cli, arguments)

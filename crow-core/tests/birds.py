@@ -121,13 +121,13 @@ def everything(structured: bool = False, fail: bool = False) -> ToolResult:
     """Return content of every kind."""
     if structured:
         return ToolResult([], structured_content={"birds": 3}, is_error=fail)
-    data = b64encode(b"pixels").decode()
+    data, pixels = b64encode(b"pixels").decode(), b64encode(b"\x89PNG\r\n\x1a\npixels").decode()
     text = mcp.TextResourceContents(uri="memory://page", text="a page", mime_type="text/plain")
     blob = mcp.BlobResourceContents(uri="memory://egg.bin", blob=data, mime_type="application/zip")
-    picture = mcp.BlobResourceContents(uri="memory://egg.png", blob=data, mime_type="image/png")
+    picture = mcp.BlobResourceContents(uri="memory://egg.png", blob=pixels, mime_type="image/png")
     link = mcp.ResourceLink(type="resource_link", uri="https://example.org/", name="site", description="All of them")
     resources = [mcp.EmbeddedResource(type="resource", resource=each) for each in (text, blob, picture)]
-    image = mcp.ImageContent(type="image", data=data, mime_type="image/png")
+    image = mcp.ImageContent(type="image", data=pixels, mime_type="image/png")
     sound = mcp.AudioContent(type="audio", data=data, mime_type="audio/wav")
     words = mcp.TextContent(type="text", text="words")
     return ToolResult([words, image, sound, *resources, link], is_error=fail)

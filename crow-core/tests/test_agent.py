@@ -180,7 +180,7 @@ async def test_prompt_that_cannot_be_used_is_refused(prompt: list[Any], details:
         error = (await wire.ask("session/prompt", {"sessionId": session, "prompt": prompt}))["error"]
         (opened,) = crow.sessions.values()
         assert not [entry for entry in opened.log if entry.get("role") == "user"]
-    assert error == {"code": INVALID_PARAMS, "message": "Unusable prompt", "data": {"details": details}}
+    assert error == {"code": INVALID_PARAMS, "message": f"Unusable prompt: {details}", "data": {"details": details}}
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ async def test_a_model_error_is_sent_with_its_own_text():
         error = (await wire.ask("session/prompt", prompt))["error"]
     assert error == {
         "code": INTERNAL_ERROR,
-        "message": "The model did not answer",
+        "message": "The model did not answer: Nothing answers at http://localhost:1/v1. Start it.",
         "data": {"details": "Nothing answers at http://localhost:1/v1. Start it."},
     }
 

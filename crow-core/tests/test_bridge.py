@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from crow_core.acp.client import AcpClient
+from crow_core.acp.client import OPTION_NAMES, AcpClient
 from crow_core.acp.schema import (
     AudioBlock,
     BlockContent,
@@ -409,7 +409,7 @@ async def test_form_with_one_choice_is_a_permission_without_client_forms(
     properties: dict[str, Any], names: list[str], content: dict[str, Any], birds: Birds
 ):
     model = script(form("Shall it be?", **properties))
-    editor = await turn(model, birds())
+    editor = await turn(model, birds(), capabilities=ClientCapabilities(meta=OPTION_NAMES))
     (question,) = editor.questions
     assert question.tool_call.title == "MCP server 'birds': Shall it be?"
     assert question.tool_call.tool_call_id == "call_1_0"
@@ -615,12 +615,15 @@ async def test_sampling_request_is_shown_without_control_characters_and_shortene
 
 
 async def test_sampling_takes_images_and_no_tools(birds: Birds):
-    image = {"role": "user", "content": {"type": "image", "data": "cGl4ZWxz", "mimeType": "image/png"}}
+    image = {"role": "user", "content": {"type": "image", "data": "iVBORw0KGgpwaXhlbHM=", "mimeType": "image/png"}}
     lent = {"name": "fly", "inputSchema": {"type": "object"}}
     model = script(sample(messages=[image]), sample(tools=[lent]))
     editor = await turn(model, birds())
     assert model.requests[1]["messages"] == [
-        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,cGl4ZWxz"}}]}
+        {
+            "role": "user",
+            "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgpwaXhlbHM="}}],
+        }
     ]
     assert "user: [image_url]" in str(editor.questions[0].tool_call.content)
     assert "Sampling with tools is not supported here" in results(model)[1]
@@ -842,12 +845,12 @@ async def test_content_of_every_kind_reaches_user_and_model(birds: Birds):
     assert end.status == "completed"
     text, image, sound, page, blob, picture, link = [part.content for part in end.content or []]  # pyright: ignore
     assert text == TextBlock(text="words")
-    assert image == ImageBlock(data="cGl4ZWxz", mime_type="image/png")
+    assert image == ImageBlock(data="iVBORw0KGgpwaXhlbHM=", mime_type="image/png")
     assert sound == AudioBlock(data="cGl4ZWxz", mime_type="audio/wav")
     contents = ResourceContents(uri="memory://page", text="a page", mime_type="text/plain")
     assert page == ResourceBlock(resource=contents)
     assert blob.resource.uri == "memory://egg.bin"
-    assert picture.resource.blob == "cGl4ZWxz"
+    assert picture.resource.blob == "iVBORw0KGgpwaXhlbHM="
     assert link == ResourceLinkBlock(uri="https://example.org/", name="site", description="All of them")
     sent = str(model.requests[-1]["messages"])
     for words in (
@@ -858,7 +861,7 @@ async def test_content_of_every_kind_reaches_user_and_model(birds: Birds):
         "[site](https://example.org/): All of them",
     ):
         assert words in sent
-    assert sent.count("data:image/png;base64,cGl4ZWxz") == 2
+    assert sent.count("data:image/png;base64,iVBORw0KGgpwaXhlbHM=") == 2
 
 
 async def test_error_of_a_tool_is_a_failed_tool_call(birds: Birds):

@@ -179,7 +179,7 @@ PROOF = {
     "additional directories": "test_tools_work_in_the_working_directory_and_in_additional_folders",
     "stop reason refusal": "test_a_refused_prompt_is_not_sent_to_the_model_again",
     "stop reason max_turn_requests": "test_a_turn_ends_at_the_limit_of_requests",
-    "errors": "test_error_that_a_handler_raises_is_sent_unchanged",
+    "errors": "test_error_that_a_handler_raises_is_sent_with_its_details_in_the_message",
     "_meta": "test_every_server_gets_the_trace_and_only_built_in_ones_get_more",
     "framing": "test_standard_output_carries_json_lines_only",
 }

@@ -38,7 +38,7 @@ from mcp_types import EmbeddedResource, ResourceLink, TextContent, TextResourceC
 
 pytestmark = pytest.mark.anyio
 
-PIXEL = b64encode(b"not really a png").decode()
+PIXEL = b64encode(b"\x89PNG\r\n\x1a\n and no more").decode()
 BUILT_IN = Server(
     "crow", crow_mcp_server.create_server, definitions=crow_mcp_server.tools(), built_in=True, shared=True
 )
@@ -114,7 +114,7 @@ async def test_images_become_parts_beside_the_text():
     )
     assert content == [
         {"type": "text", "text": "Compare"},
-        {"type": "image_url", "image_url": {"url": f"data:image/jpeg;base64,{PIXEL}"}},
+        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PIXEL}"}},
         {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PIXEL}"}},
     ]
 
@@ -254,7 +254,7 @@ async def test_every_kind_of_result_reaches_both_client_and_model(tmp_path: Path
         return ToolResult(
             [
                 TextContent(type="text", text="words"),
-                Image(data=b"pixels", format="png").to_image_content(),
+                Image(data=b"\x89PNG\r\n\x1a\npixels", format="png").to_image_content(),
                 Audio(data=b"waves", format="wav").to_audio_content(),
                 EmbeddedResource(type="resource", resource=page),
                 ResourceLink(type="resource_link", uri="https://example.org/", name="site"),
@@ -271,7 +271,7 @@ async def test_every_kind_of_result_reaches_both_client_and_model(tmp_path: Path
     read = json.dumps(model.requests[1]["messages"])
     for words in (
         "words",
-        b64encode(b"pixels").decode(),
+        b64encode(b"\x89PNG\r\n\x1a\npixels").decode(),
         "a sound, audio/wav",
         "a page",
         "[site](https://example.org/)",

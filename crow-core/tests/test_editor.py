@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 from crow_agent.app import make_tool_server
+from crow_core.acp.connection import RpcError
 from crow_core.acp.schema import (
+    METHOD_NOT_FOUND,
     BlockContent,
     ClientCapabilities,
     DiffContent,
@@ -20,6 +22,7 @@ from crow_core.acp.schema import (
     TextBlock,
     ToolCall,
     ToolCallUpdate,
+    WriteTextFileRequest,
 )
 from crow_core.acp.transports import memory_pair
 from crow_core.agent import client_files as editors
@@ -105,12 +108,17 @@ def files_in(folder: Path) -> list[str]:
 
 @asynccontextmanager
 async def talk(
-    folder: Path, capabilities: ClientCapabilities = EVERYTHING, *, permit: str = "allow_once", **options: Any
+    folder: Path,
+    capabilities: ClientCapabilities = EVERYTHING,
+    *,
+    permit: str = "allow_once",
+    rules: Sequence[str] = (),
+    **options: Any,
 ) -> AsyncGenerator[Talk]:
     model = ScriptedModel(lambda request: it.answer(request))
     crow = Crow(model)
     crow.servers.append(make_tool_server(crow, ["CROW_TEST_KEY"]))
-    crow.use(mask_secrets, **options).use(permissions).use(terminals)
+    crow.use(mask_secrets, **options).use(permissions, allow=rules).use(terminals)
     async with connect(crow, permit=permit, capabilities=capabilities) as editor:
         session = await editor.new_session(str(folder))
         it = Talk(editor, crow, session.session_id, folder, model)
@@ -134,10 +142,8 @@ async def test_command_that_fails_is_shown_as_failed_with_its_exit_status(
     async with talk(tmp_path, capabilities) as it:
         text = await it.use(run(command))
         assert it.last_update.status == status
-        assert it.last_update.raw_output == {
-            "output": text,
-            **({"exitStatus": exit_status} if exit_status else {}),
-        }
+        shown = {"output": text} if capabilities is EVERYTHING else {}  # else the content has the text
+        assert (it.last_update.raw_output or {}) == {**shown, **({"exitStatus": exit_status} if exit_status else {})}
 
 
 async def test_command_that_times_out_is_shown_as_failed(tmp_path: Path):
@@ -159,6 +165,8 @@ async def test_raw_output_is_limited_and_has_both_ends(tmp_path: Path):
     async with talk(tmp_path) as it:
         it.write("long", "first line\n" + ("x" * 60 + "\n") * 300 + "\nlast line\n")
         await it.use(edit("view", "long"))
+        assert not it.last_update.raw_output  # the content has it
+        await it.use(run("cat long"))
         raw = it.last_update.raw_output
         assert raw["truncated"] is True
         assert len(raw["output"]) < 10_100
@@ -220,12 +228,12 @@ async def test_client_that_reports_a_file_as_empty_does_not_lose_it(tmp_path: Pa
         assert path.read_text() == "more\nprecious\n"
 
 
-async def test_disk_decides_whether_a_file_exists(tmp_path: Path):
+async def test_file_for_which_the_client_shows_no_text_does_not_exist(tmp_path: Path):
     async with talk(tmp_path) as it:
         it.editor.buffers[str(tmp_path / "a.py")] = ""
         assert "does not exist" in await it.use(edit("view", "a.py"))
         assert "does not exist" in await it.use(replace("a.py", "a", "b"))
-        assert it.editor.requests == []
+        assert set(it.editor.list_requested_methods()) == {"fs/read_text_file"}
         assert "Created" in await it.use(edit("create", "deep/er/a.py", file_text="a\n"))
         assert "is gone" in await it.use(edit("undo_edit", "deep/er/a.py"))
         assert not (tmp_path / "deep/er/a.py").exists()
@@ -283,6 +291,35 @@ async def test_line_endings_survive_a_client_that_sends_only_line_feeds(tmp_path
         await it.use(replace("a.txt", "one\ntwo", "1\n2"))
         assert path.read_bytes() == b"1\r\n2\r\nthree\r\n"
         assert it.diff() == ("one\ntwo\nthree\n", "1\n2\nthree\n")  # what the client shows has line feeds alone
+
+
+@pytest.mark.parametrize("saves", [True, False])
+async def test_file_that_only_the_client_has_is_viewed_and_edited_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saves: bool
+):
+    if not saves:
+
+        async def keep(editor: Editor, request: WriteTextFileRequest) -> None:
+            editor.buffers[request.path] = request.content
+
+        monkeypatch.setattr(Editor, "on_write", keep)
+    async with talk(tmp_path) as it:
+        path = str(tmp_path / "new.py")
+        it.editor.buffers[path] = "one\ntwo\n"
+        assert "exists, and has not been viewed" in await it.use(edit("create", "new.py", file_text="other\n"))
+        assert "     1\tone\n     2\ttwo" in await it.use(edit("view", "new.py"))
+        assert "Edited" in await it.use(replace("new.py", "one", "1"))
+        assert it.diff() == ("one\ntwo\n", "1\ntwo\n")
+        assert "Overwrote" in await it.use(edit("create", "new.py", file_text="other\n"))
+        text = (tmp_path / "new.py").read_text() if saves else it.editor.buffers[path]
+    assert text == "other\n"
+
+
+async def test_file_that_only_the_client_has_is_written_to_the_disk_if_the_client_does_not_write(tmp_path: Path):
+    async with talk(tmp_path, offers(read=True)) as it:
+        it.editor.buffers[str(tmp_path / "new.py")] = "one\n"
+        assert "Edited" in await it.use(replace("new.py", "one", "1"))
+    assert (tmp_path / "new.py").read_text() == "1\n"
 
 
 async def test_linked_folder_keeps_the_name_that_the_client_uses(tmp_path: Path):
@@ -432,7 +469,7 @@ async def test_command_runs_in_a_terminal_of_the_client_that_stays_visible(tmp_p
         await it.editor.until(lambda editor: not editor.terminals)
         requests = dict(it.editor.requests)
         create = requests["terminal/create"]
-        assert (create.command, create.args) == ("bash", ["-c", "echo out; echo err >&2; exit 3"])
+        assert (create.command, create.args[-1]) == ("bash", "echo out; echo err >&2; exit 3")
         assert (create.session_id, create.cwd) == (it.id, str(tmp_path))
         assert create.output_byte_limit > 100_000
         embedded = [TerminalContent(terminal_id="terminal-1")]
@@ -561,7 +598,10 @@ async def test_failing_terminal_is_an_error_and_is_released(
                 editors, "ANSWER_TIMEOUT", 0.05
             )  # only now: the other requests are answered, perhaps slowly
             ended.set()
-        assert why in await using
+        if (method, how) == ("terminal/create", "refuses"):
+            assert await using == f"[no output]\n[not in the editor's terminal: {why}]"
+        else:
+            assert why in await using
         for event in it.editor.waits.values():
             event.set()
         await it.editor.until(lambda editor: not editor.terminals)
@@ -569,6 +609,57 @@ async def test_failing_terminal_is_an_error_and_is_released(
         monkeypatch.setattr(editors, "ANSWER_TIMEOUT", 30)
         it.editor.refuses.clear()
         assert await it.use(run("echo again")) == "again"
+
+
+ERRORS = [
+    RpcError(-32602, "Invalid params", {"reason": "env is not allowed"}),
+    RpcError(-32602, "Invalid params", "env is not allowed"),
+    RpcError(-32602, "env is not allowed"),
+    RpcError(-32602, "Invalid params", {"env": ["env is not allowed"]}),
+    RpcError(-32602, "Invalid params", details="env is not allowed"),
+]
+
+
+@pytest.mark.posix("the commands are those of a POSIX shell")
+@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize("asks", [True, False])
+async def test_command_that_the_client_does_not_start_runs_here_only_if_the_user_was_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: RpcError, asks: bool
+):
+    async def refuse(editor: Editor, request: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(Editor, "on_create", refuse)
+    async with talk(tmp_path, rules=() if asks else ("terminal:touch *",)) as it:
+        text = await it.use(run("touch made"))
+    assert "the editor refused terminal/create: " in text
+    assert "env is not allowed" in text
+    assert files_in(tmp_path) == (["made"] if asks else [])
+    assert text.startswith("The command was not run: ") is not asks
+    assert "stays" not in text
+
+
+@pytest.mark.posix("the commands are those of a POSIX shell")
+async def test_command_runs_here_if_the_client_does_not_know_terminals_after_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    async def refuse(editor: Editor, request: Any) -> Any:
+        raise RpcError(METHOD_NOT_FOUND, "Method not found: terminal/create")
+
+    monkeypatch.setattr(Editor, "on_create", refuse)
+    async with talk(tmp_path, rules=("terminal:touch *",)) as it:
+        await it.use(run("touch made"))
+    assert files_in(tmp_path) == ["made"]
+
+
+@pytest.mark.posix("the commands are those of a POSIX shell")
+async def test_client_gets_no_variable_that_runs_code_and_none_that_commands_have_set(tmp_path: Path):
+    async with talk(tmp_path) as it:
+        await it.use(run("export PYTHONPATH=lib LD_LIBRARY_PATH=lib PATH=/opt/none:$PATH; unset PAGER"))
+        assert (await it.use(run("echo $PYTHONPATH [$PAGER] ${PATH%%:*}"))) == "lib [] /opt/none"
+        created = [params for method, params in it.editor.requests if method == "terminal/create"]
+    names = {variable.name for params in created for variable in params.env}
+    assert not names & {"BASH_ENV", "ENV", "PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "PROMPT_COMMAND"}
 
 
 async def test_command_that_the_client_does_not_kill_is_still_reported(tmp_path: Path):
@@ -691,7 +782,9 @@ async def test_model_reads_the_same_with_and_without_the_client(tmp_path: Path):
             answers = [(await it.use(use)).replace(str(folder), "FOLDER") for use in uses]
             # A client's terminal may add or remove the CR of a line end, and cannot tell what it does not show.
             answers = [answer.replace("\r\n", "\n").replace(UNSHOWN_NOTE, "").rstrip("\n") for answer in answers]
-            results.append([re.sub(r"/\S*/crow-terminal-\S+", "FILE", answer) for answer in answers])
+            answers = [re.sub(r"/\S*/crow-terminal-\S+", "FILE", answer) for answer in answers]
+            # A client's terminal evaluates the command, so the shell's words for a syntax error are others.
+            results.append([re.sub("bash: (-c|eval): |set --; ", "", answer) for answer in answers])
             updates = [update for update in it.editor.of(ToolCallUpdate) if update.status != "in_progress"]
             diffs.append([part for update in updates for part in update.content or [] if isinstance(part, DiffContent)])
             diffs[-1] = [(part.path.replace(str(folder), ""), part.old_text, part.new_text) for part in diffs[-1]]

@@ -26,7 +26,7 @@ from crow_core.app import Crow
 from crow_core.content import replay
 from crow_core.mcp.server import Server
 from crow_core.testing import Reply, ScriptedModel, connect
-from crow_core.text import CONTROL_CHARACTERS, clean_json
+from crow_core.text import CONTROL_CHARACTERS, clean_json, show_invisible
 from crow_extensions.commands import commands
 from crow_extensions.mcp import mcp
 from crow_extensions.plan import plan
@@ -187,3 +187,7 @@ async def test_files_and_commands_reach_the_client_as_they_are(tmp_path: Path):
         await ClientWorkspace(opened, "").write_text(str(tmp_path / "a"), EVIL)
         (_, written) = editor.requests[-1]
         assert written.content == EVIL
+
+
+def test_invisible_characters_are_shown_by_their_escapes():
+    assert show_invisible("rm\u200b a\u202e\u00ad b\U000e0041 é 中") == "rm\\u200b a\\u202e\\u00ad b\\U000e0041 é 中"

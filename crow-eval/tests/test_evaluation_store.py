@@ -98,3 +98,33 @@ async def test_outcomes_that_find_no_room_are_told_as_lost(home: Path, monkeypat
             evaluation, tasks, disk.database, env=env, at_once=1, report=print, model=ScriptedModel(answer)
         )
     disk.close()
+
+
+async def test_a_key_of_the_settings_that_a_check_prints_is_not_stored(home: Path) -> None:
+    key = "sk-Ab3dE5fG7hJ9kL1mN"
+    (home / "crow").mkdir()
+    (home / "crow" / "config.toml").write_text(
+        f'[models.mine]\nmodel = "m"\nbase_url = "http://127.0.0.1:9/v1"\napi_key = "{key}"\n'
+    )
+    check = {"kind": "command", "run": f"echo {key}; echo {key} >&2; exit 1"}
+    (home / "tasks.jsonl").write_text(json.dumps({"id": "t0", "prompt": "Is it so?", "checks": [check]}))
+    env = {"HOME": str(home), "CROW_HOME": str(home / "crow"), "PATH": "/usr/bin:/bin"}
+    database = Database(f"sqlite:///{home / 'outcomes.db'}", home)
+    tasks, found = load_dataset(str(home / "tasks.jsonl")), Home.find(env)
+    settings = EvaluationSettings(
+        tasks=[TaskName(task.id, task.digest) for task in tasks],
+        prompts=load_prompts([], load_config(found, env), found, database),
+        models=[""],
+        names=["scripted"],
+        repeat=1,
+        mode="accept-edits",
+    )
+    evaluation = store.create(database, "tasks", settings)
+    model = ScriptedModel([Reply(f"It is {key}.")])
+    await runs.run_evaluation(evaluation, tasks, database, env=env, at_once=1, report=lambda cell: None, model=model)
+    (cell,) = store.load(database, evaluation.id).cells
+    stored = repr(cell)
+    database.close()
+    assert cell.state == "failed"
+    assert "[secret]" in stored
+    assert key not in stored

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from crow_core.acp.client import OPTION_NAMES
 from crow_core.acp.decoding import encode
 from crow_core.acp.schema import (
     BooleanPropertySchema,
@@ -19,9 +20,13 @@ from crow_core.acp.schema import (
     MultiSelectItems,
     MultiSelectPropertySchema,
     NumberPropertySchema,
+    RequestPermissionRequest,
+    RequestPermissionResponse,
     StringPropertySchema,
     ToolCallUpdate,
 )
+from crow_core.acp.transports import memory_pair
+from crow_core.agent.acp_agent import AcpAgent
 from crow_core.app import Crow
 from crow_core.elicitation import FormAnswer
 from crow_core.errors import ElicitationError, EndTurn
@@ -138,7 +143,14 @@ async def test_a_question_about_secrets_is_asked():
     assert get_answer(model) == "file"
 
 
-@pytest.mark.parametrize("capabilities", [ClientCapabilities(), NEITHER, PAGES])
+@pytest.mark.parametrize(
+    "capabilities",
+    [
+        ClientCapabilities(meta=OPTION_NAMES),
+        ClientCapabilities(elicitation=ElicitationCapabilities(), meta=OPTION_NAMES),
+        ClientCapabilities(elicitation=PAGES.elicitation, meta=OPTION_NAMES),
+    ],
+)
 async def test_a_client_without_forms_receives_the_question_as_a_permission_request(capabilities: ClientCapabilities):
     model = make_model(**COLOUR)
     editor = await turn(model, None, capabilities)
@@ -158,6 +170,29 @@ async def test_the_user_can_choose_none_of_the_choices(permit: str, words: str):
         session = await editor.new_session("/")
         await editor.prompt(session.session_id, "go")
     assert words in get_answer(model)
+
+
+@pytest.mark.parametrize(("wanted", "said"), [("red", "red"), ("blue", "blue"), ("", "did not want")])
+async def test_a_client_that_may_not_show_names_is_asked_about_one_choice_after_another(wanted: str, said: str):
+    class Person(Editor):
+        async def on_permission(self, question: RequestPermissionRequest) -> RequestPermissionResponse:
+            self.permit = "allow_once" if wanted and wanted in str(question.tool_call.title) else "reject_once"
+            return await super().on_permission(question)
+
+    model = make_model(**COLOUR)
+    ours, theirs = memory_pair()
+    agent = asyncio.ensure_future(AcpAgent(theirs, Crow(model).use(ask_user)).serve())
+    editor = Person(ours)
+    async with editor.serving():
+        await editor.initialize("editor", NEITHER)
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "go")
+    await agent
+    titles = ["Which colour? red? (1 of 2)", "Which colour? blue? (2 of 2)"]
+    assert [question.tool_call.title for question in editor.questions] == titles[: 1 if wanted == "red" else 2]
+    kinds = [[option.kind for option in question.options] for question in editor.questions]
+    assert all(kind == ["allow_once", "reject_once"] for kind in kinds)
+    assert said in get_answer(model)
 
 
 @pytest.mark.parametrize("question", [{"question": "Why?"}, {**COLOUR, "several": True}])

@@ -138,7 +138,7 @@ async def test_prompt_keeps_images_and_resources_and_names_roles():
             Message("Look."),
             Message("I looked.", role="assistant"),
             Message(EmbeddedResource(type="resource", resource=contents)),
-            Message(ImageContent(type="image", data="aW1n", mime_type="image/png")),
+            Message(ImageContent(type="image", data="iVBORw0KGgppbWc=", mime_type="image/png")),
         ]
 
     model = hello()
@@ -151,7 +151,7 @@ async def test_prompt_keeps_images_and_resources_and_names_roles():
         *("User:", "Look.", "Assistant:", "I looked.", "User:", '<resource uri="note://1">\na note\n</resource>'),
         "User:",
     ]
-    assert asked(model)[-1]["image_url"]["url"] == "data:image/png;base64,aW1n"
+    assert asked(model)[-1]["image_url"]["url"] == "data:image/png;base64,iVBORw0KGgppbWc="
 
 
 async def test_attachments_of_a_command_are_kept():

@@ -9,19 +9,30 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from crow_core.acp.connection import RpcError
 from crow_core.acp.decoding import encode
 from crow_core.acp.schema import (
     BlockContent,
     ClientCapabilities,
+    ClientSessionCapabilities,
     CreateElicitationResponse,
     DiffContent,
     ElicitationCapabilities,
     ElicitationFormCapabilities,
+    ElicitationUrlCapabilities,
     FileSystemCapabilities,
+    NoticeCapabilities,
+    NoticeUpdate,
+    RequestPermissionRequest,
+    RequestPermissionResponse,
+    SetSessionModeRequest,
+    TerminalOutputRequest,
     TextBlock,
     ToolCall,
     ToolCallUpdate,
 )
+from crow_core.acp.transports import memory_pair
+from crow_core.agent.acp_agent import AcpAgent
 from crow_core.app import Crow
 from crow_core.masking import MASK
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
@@ -35,6 +46,7 @@ from crow_extensions.subagents import REPORT, subagents
 from crow_extensions.undo import undo
 from crow_extensions.usage import usage
 from crow_permissions.extension import permissions
+from crow_permissions.taint import taint
 
 pytestmark = pytest.mark.anyio
 
@@ -410,3 +422,163 @@ async def test_two_agents_work_at_once(tmp_path: Path):
     async with connect(crow) as editor:
         await editor.prompt((await editor.new_session(str(tmp_path))).session_id, "go")
     assert [m["content"] for m in model.requests[-1]["messages"][-2:]][1] == "b"
+
+
+# Its requests are judged like calls of our own tools
+
+PAGES = ElicitationCapabilities(form=ElicitationFormCapabilities(), url=ElicitationUrlCapabilities())
+EVERYTHING = ClientCapabilities(
+    fs=FileSystemCapabilities(read_text_file=True, write_text_file=True),
+    terminal=True,
+    elicitation=PAGES,
+    session=ClientSessionCapabilities(notices=NoticeCapabilities()),
+)
+
+
+class Chooser(Editor):
+    """An editor whose user allows the tool call itself, and answers the later questions as `later` says."""
+
+    later = "reject_once"
+
+    async def on_permission(self, question: RequestPermissionRequest) -> RequestPermissionResponse:
+        self.permit = self.later if self.questions else "allow_once"
+        return await super().on_permission(question)
+
+
+async def give(
+    folder: Path, *lines: str, later: str = "reject_once", tainted: bool = False, mode: str = "", **rules: Any
+) -> tuple[str, Chooser]:
+    """Let the puppet do what the lines say; return its last message and the editor."""
+
+    def use(crow: Crow) -> None:
+        crow.use(permissions, **rules)
+        if tainted:
+            crow.use(taint)
+
+    crow, model = make(ask(*lines), Reply("Good."), permit=use)
+    ours, theirs = memory_pair()
+    agent = asyncio.ensure_future(AcpAgent(theirs, crow).serve())
+    editor = Chooser(ours)
+    editor.later = later
+    editor.answer = CreateElicitationResponse(action="accept", content={"name": "Ada"})
+    async with editor.serving():
+        await editor.initialize("editor", EVERYTHING)
+        id = (await editor.new_session(str(folder))).session_id
+        if mode:
+            await editor.request("session/set_mode", SetSessionModeRequest(session_id=id, mode_id=mode))
+        await editor.prompt(id, "go")
+    await agent
+    await crow.shut_down()
+    return answer(model), editor
+
+
+def seen(editor: Editor) -> set[str]:
+    """The methods that the client was asked."""
+    return set(editor.list_requested_methods())
+
+
+async def test_it_reads_and_writes_only_below_the_roots(tmp_path: Path):
+    (inside := tmp_path / "project").mkdir()
+    (tmp_path / "secret").write_text("canary")
+    (inside / "link").symlink_to(tmp_path)
+    paths = (tmp_path / "secret", inside / "../secret", inside / "link/secret", Path("/etc/passwd"))
+    for path in paths:
+        said, editor = await give(inside, f"read {path}", f"write {path} x", later="allow_once")
+        assert "is outside of the folders of this session" in said
+        assert "canary" not in said
+        assert seen(editor) == set()
+        assert len(editor.questions) == 1
+    assert (tmp_path / "secret").read_text() == "canary"
+
+
+async def test_rules_protected_files_and_modes_hold_for_its_files(tmp_path: Path):
+    (tmp_path / ".env").write_text("canary")
+    said, editor = await give(tmp_path, "read .env", "write .env x", deny=["*:.env"], mode="yolo")
+    assert "the rule '*:.env' says deny" in said
+    assert seen(editor) == set()
+    said, editor = await give(tmp_path, "write AGENTS.md x", mode="accept-edits")
+    assert "AGENTS.md is not allowed: the user rejected it" in said
+    (_, question) = editor.questions
+    assert question.tool_call.title == f"The agent puppet: create {tmp_path}/AGENTS.md"
+    assert "AGENTS.md" in str(question.tool_call.content)
+    assert os.listdir(tmp_path) == [".env"]
+    said, editor = await give(tmp_path, "write a.txt x", mode="accept-edits")
+    assert len(editor.questions) == 1
+    assert (tmp_path / "a.txt").read_text() == "x"
+
+
+async def test_crows_own_files_are_asked_about(tmp_path: Path):
+    own = tmp_path / "crow"
+    own.mkdir()
+    said, editor = await give(tmp_path, "write crow/config.toml x", mode="accept-edits", own=[str(own)])
+    assert "is not allowed" in said
+    assert "crow's own files" in str(editor.questions[-1].tool_call.content)
+
+
+@pytest.mark.posix("the commands are those of a POSIX shell")
+async def test_its_commands_are_asked_about_unless_a_rule_allows_them(tmp_path: Path):
+    said, editor = await give(tmp_path, "run touch made")
+    assert "not run: " in said
+    assert [str(question.tool_call.title) for question in editor.questions[1:]] == ["The agent puppet: touch made"]
+    assert os.listdir(tmp_path) == []
+    said, editor = await give(tmp_path, "run touch made", "run rm made", allow=["terminal:*"], deny=["terminal:rm *"])
+    assert "says deny" in said
+    assert os.listdir(tmp_path) == ["made"]
+    said, editor = await give(tmp_path, "run sh -c 'rm made'", allow=["terminal"], deny=["terminal:rm *"])
+    assert os.listdir(tmp_path) == ["made"]
+
+
+@pytest.mark.posix("the commands are those of a POSIX shell")
+async def test_what_it_reads_taints_the_session(tmp_path: Path):
+    (tmp_path / ".env").write_text("canary ")
+    lines = ("read .env", "run curl http://127.0.0.1:9/")
+    said, editor = await give(tmp_path, *lines, tainted=True, allow=["terminal:curl *"])
+    assert said.startswith("canary")
+    (_, question) = editor.questions
+    assert "has read private data" in str(question.tool_call.content)
+    assert "terminal/create" not in seen(editor)
+
+
+async def test_its_forms_and_pages_are_checked_and_named(tmp_path: Path):
+    lines = ("secret", "say  ", "page javascript:alert(1)", "say  ", "page http://example.org/")
+    said, editor = await give(tmp_path, *lines)
+    assert editor.forms == []
+    assert said == "decline decline decline"
+    assert editor.of(NoticeUpdate)[0].title.startswith("A question of the agent puppet was declined: ")
+    said, editor = await give(tmp_path, "form", "page https://example.org/")
+    assert [form.message for form in editor.forms] == ["The agent puppet: Your name?", "The agent puppet: Log in"]
+    assert said == "accept {'name': 'Ada'}accept"
+
+
+async def test_it_asks_a_limited_number_of_questions(tmp_path: Path):
+    _, editor = await give(tmp_path, *["form"] * 30)
+    assert len(editor.forms) == module.QUESTIONS_LIMIT
+    assert len([notice for notice in editor.of(NoticeUpdate) if "declined" in notice.title]) == 1
+
+
+async def test_it_uses_no_terminal_that_it_did_not_create(tmp_path: Path):
+    task = module.OtherAgentTask.__new__(module.OtherAgentTask)
+    task.terminals = {"terminal-1"}
+    request = TerminalOutputRequest(session_id="s", terminal_id="terminal-2")
+    with pytest.raises(RpcError, match="Not found"):
+        await task.use_terminal("terminal/output", request)
+
+
+async def test_its_question_keeps_the_title_of_its_call_and_names_it(tmp_path: Path):
+    said, editor = await give(tmp_path, "call a", "choose allow_once reject_once", later="allow_once")
+    assert editor.questions[-1].tool_call.title == "The agent puppet: Call a"
+    assert "'0'" in said
+
+
+async def test_question_without_options_is_refused(tmp_path: Path):
+    said, editor = await give(tmp_path, "choose ")
+    assert said == "not asked: The question has no options."
+    assert len(editor.questions) == 1
+
+
+async def test_flood_of_its_notices_is_cut(tmp_path: Path):
+    _, editor = await give(tmp_path, "notices 300")
+    titles = [notice.title for notice in editor.of(NoticeUpdate)]
+    assert titles[0] == "The agent puppet: notice 0"
+    assert titles[-1] == "The agent puppet: further notices of this task are not shown."
+    assert len(titles) == 21

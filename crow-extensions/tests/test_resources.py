@@ -32,7 +32,7 @@ from fastmcp import FastMCP
 pytestmark = pytest.mark.anyio
 
 NOTICES = ClientCapabilities(session=ClientSessionCapabilities(notices=NoticeCapabilities()))
-PNG = b"\x89PNG\r\n"
+PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def library() -> FastMCP:

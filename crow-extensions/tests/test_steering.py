@@ -385,7 +385,10 @@ async def test_words_with_an_image_join_the_turn():
         id = await open_session(editor)
         turn = start(editor.prompt(id, "go"))
         await work.started.wait()
-        blocks = [{"type": "text", "text": "like"}, {"type": "image", "mimeType": "image/png", "data": "aGVsbG8="}]
+        blocks = [
+            {"type": "text", "text": "like"},
+            {"type": "image", "mimeType": "image/png", "data": "iVBORw0KGgppbWc="},
+        ]
         asked = start(editor.request("_crow/steer", {"sessionId": id, "prompt": blocks}))
         await waiting(crow)
         work.go_on.set()

@@ -419,6 +419,13 @@ async def test_unreadable_robots_txt_is_handled_as_rfc_9309_says(site: Site, get
     assert (await get(site.url("/article"))).is_error != allowed
 
 
+async def test_robots_txt_that_redirects_to_another_host_is_not_followed(site: Site):
+    site.put("/robots.txt", "", "302 Found", Location=f"http://localhost:{site.port}/elsewhere")
+    async with fetching(allow_hosts=[site.host, f"localhost:{site.port}"], stay_on_host=True) as get:
+        await get.read(site.url("/article"))
+    assert site.asked == ["/robots.txt", "/article"]
+
+
 async def test_prompt_of_a_user_ignores_robots_txt(site: Site, get: Fetch):
     site.put("/robots.txt", "User-agent: *\nDisallow: /", Content_Type="text/plain")
     prompt = await get.client.get_prompt("fetch", {"url": site.url("/article")})

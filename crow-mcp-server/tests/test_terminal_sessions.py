@@ -126,6 +126,8 @@ async def test_new_server_starts_in_the_last_folder_and_tells_what_is_gone(folde
         return texts
 
     await run({"command": "cd sub; export B=1 A=2; c=3"}, {"command": "x=1", "session": "a"})
+    environment = last.pop("environment")
+    assert environment
     assert last == {"folder": f"{folder}/sub", "variables": ["A", "B"], "sessions": ["a"]}
     gone = "[the server was restarted since the last command; variables are no longer set or unset: A, B; "
     gone += "sessions have ended: a]"

@@ -13,6 +13,7 @@ from typing import Any
 import crow_mcp_server
 import msgspec
 import pytest
+from crow_core.acp.client import OPTION_NAMES
 from crow_core.acp.schema import (
     ClientCapabilities,
     PermissionOption,
@@ -29,6 +30,7 @@ from crow_core.testing.script import ScriptedCall as Use
 from crow_permissions.extension import permissions
 from crow_permissions.kept_answers import AnswerRule, KeptAnswer, KeptAnswers
 from crow_permissions.lasting import find_subcommand
+from crow_permissions.running import MARKS
 from fastmcp import FastMCP
 
 pytestmark = pytest.mark.anyio
@@ -72,6 +74,8 @@ class Machine:
         self.log: list[dict[str, Any]] = []
         self.results: list[str] = []
         self.kind = Person
+        self.meta: dict[str, Any] | None = OPTION_NAMES
+        """`_meta` of the client's capabilities."""
 
     @property
     def store(self) -> KeptAnswers:
@@ -90,7 +94,7 @@ class Machine:
         agent = asyncio.ensure_future(AcpAgent(theirs, crow).serve())
         person = self.kind(ours, choose if callable(choose) else lambda question: (choose, {}))
         async with person.serving():
-            await person.initialize("person", ClientCapabilities())
+            await person.initialize("person", ClientCapabilities(meta=self.meta))
             yield person
         await agent
         await crow.shut_down()
@@ -184,6 +188,15 @@ async def test_answer_for_the_folder_holds_there_in_later_sessions_and_nowhere_e
     assert (machine.project / "out").read_text() == "x\nx\n"
     assert oct((machine.data / "answers.json").stat().st_mode)[-3:] == "600"
     assert os.listdir(machine.project) == ["out"]
+
+
+async def test_below_another_crow_a_client_gives_no_permission_that_lasts(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv(MARKS[0], "1")
+    await machine.say(run("echo x >> out"), choose="allow-folder")
+    assert (machine.project / "out").read_text() == "x\n"
+    assert machine.store.list_all() == []
 
 
 @pytest.mark.posix("the commands are those of a POSIX shell")
@@ -388,8 +401,8 @@ def test_two_processes_that_write_at_once_lose_no_answer(tmp_path: Path):
         b'{"version": 2, "answers": []}',
         b'{"answers": [{"allows": true}]}',
         b'{"answers": [{"allows": true, "rule": {"kind": "any", "tool": "*", "value": "*"}, "scope": "always"}]}',
-        b'{"answers": [{"allows": true, "rule": {"kind": "command", "tool": "terminal", "value": "true"}}]}',
-        b'{"answers": [{"allows": true, "rule": {"kind": "command", "tool": "terminal", "value": "true"}, '
+        b'{"answers": [{"allows": true, "rule": {"kind": "command", "tool": "terminal", "value": "test 1"}}]}',
+        b'{"answers": [{"allows": true, "rule": {"kind": "command", "tool": "terminal", "value": "test 1"}, '
         b'"scope": "folder"}]}',
         b"[" * 100_000,
     ],
@@ -398,7 +411,7 @@ async def test_damaged_file_allows_nothing_is_not_overwritten_and_is_said_once(m
     file = machine.data / "answers.json"
     file.write_bytes(content)
     file.chmod(0o600)
-    person = await machine.say(run("true"), run("true"), choose="allow-always")
+    person = await machine.say(run("test 1"), run("test 1"), choose="allow-always")
     notices = person.thoughts
     assert len(person.questions) == 1  # the answer holds for the session
     assert notices.count("No kept answer is used") == 2  # and is said not to hold longer
@@ -407,9 +420,9 @@ async def test_damaged_file_allows_nothing_is_not_overwritten_and_is_said_once(m
 
 @pytest.mark.posix("files have no modes there")
 async def test_file_that_others_may_write_allows_nothing(machine: Machine):
-    machine.store.add(KeptAnswer(True, AnswerRule("command", "terminal", "true"), "always"))
+    machine.store.add(KeptAnswer(True, AnswerRule("command", "terminal", "test 1"), "always"))
     (machine.data / "answers.json").chmod(0o666)
-    person = await machine.say(run("true"))
+    person = await machine.say(run("test 1"))
     assert len(person.questions) == 1
 
 
@@ -422,6 +435,37 @@ async def test_decision_names_the_kept_rule_and_its_scope(machine: Machine):
     assert [(note["by"], note["scope"]) for note in first] == [("the user", f"folder {machine.project}: git add …")]
     assert second["by"] == f"the user answered so in {machine.project}"
     assert second["scope"] == f"folder {machine.project}: git add …"
+
+
+@pytest.mark.parametrize("meta", [None, {}, {"crow": {}}, {"crow": {"optionNames": "yes"}}, {"crow": []}])
+@pytest.mark.parametrize("use", [run("git commit -m first"), run("make check"), create("a.txt")])
+async def test_client_that_may_show_one_button_of_each_kind_is_offered_the_narrowest(
+    machine: Machine, use: Use, meta: Any
+):
+    machine.meta = meta
+    person = await machine.say(use, choose="reject")
+    assert [(option.option_id, option.kind) for option in person.options()] == [
+        ("allow", "allow_once"),
+        ("allow-session", "allow_always"),
+        ("reject", "reject_once"),
+        ("reject-session", "reject_always"),
+    ]
+
+
+async def test_option_that_was_not_offered_allows_nothing(machine: Machine):
+    machine.meta = None
+    await machine.say(run("git commit -m first"), choose="allow-always")
+    assert machine.results[0].startswith("This was not run")
+    assert machine.store.list_all() == []
+
+
+@pytest.mark.posix("the commands are those of a POSIX shell")
+@pytest.mark.parametrize("command", [["touch", "b"], 5, True, {"a": 1}, "", " \n", "x" * 100_001])
+async def test_answer_with_a_command_that_cannot_run_runs_nothing(machine: Machine, command: Any):
+    await machine.say(run("touch a"), choose=lambda question: ("allow", {"command": command}))
+    assert os.listdir(machine.project) == []
+    assert "the command in the client's answer is" in machine.results[0]
+    assert [note["is"] for note in machine.decisions()] == ["deny"]
 
 
 async def test_client_learns_that_it_may_give_a_reason_and_change_the_command(machine: Machine):
@@ -448,13 +492,13 @@ async def test_client_may_give_the_reason_with_the_outcome_too(machine: Machine)
             return RequestPermissionResponse(outcome=SelectedOutcome(option_id="reject", meta=meta))
 
     machine.kind = Other
-    await machine.say(run("true"))
+    await machine.say(run("test 1"))
     assert machine.results == ["This was not run: the user rejected it: not now."]
 
 
 @pytest.mark.parametrize("own", [{}, {"reason": 5}, {"reason": ""}, {"reason": " \n"}, {"command": None}, {"x": []}])
 async def test_answer_without_a_usable_reason_is_an_ordinary_rejection(machine: Machine, own: dict[str, Any]):
-    await machine.say(run("true"), choose=lambda question: ("reject", own))
+    await machine.say(run("test 1"), choose=lambda question: ("reject", own))
     assert machine.results == [
         "This was not run: the user rejected it. Do not try to reach the same by another way; ask."
     ]

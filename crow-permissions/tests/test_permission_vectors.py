@@ -1,5 +1,9 @@
-"""Commands and edits, with rules and a mode, and the decision about each: permission_vectors.toml."""
+"""Commands and edits, with rules and a mode, and the decision about each: permission_vectors.toml, an ordinary day and
+hostile commands."""
 
+import re
+import shlex
+import subprocess
 import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,6 +26,19 @@ pytestmark = pytest.mark.anyio
 DATA: dict[str, Any] = tomllib.loads((Path(__file__).parent / "permission_vectors.toml").read_text("utf-8"))
 """`[[group]]`: `about` says why; `rules` names a table of `[rules]`; `modes` lists modes; `ask`, `deny` and `allow`
 list the vectors with this verdict. A vector is a command, or a path after `write:` or `read:`."""
+README: dict[str, Any] = tomllib.loads(
+    next(
+        block
+        for block in re.findall(
+            r"```toml\n(.*?)```", (Path(__file__).parents[2] / "README.md").read_text("utf-8"), re.DOTALL
+        )
+        if "[permissions]" in block
+    )
+)["permissions"]
+HOSTILE: dict[str, list[str]] = tomllib.loads((Path(__file__).parent / "hostile_commands.toml").read_text("utf-8"))
+ORDINARY: list[str] = tomllib.loads((Path(__file__).parent / "ordinary_commands.toml").read_text("utf-8"))["commands"]
+
+
 CASES = [(group, mode) for group in DATA["group"] for mode in group["modes"]]
 
 
@@ -47,6 +64,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "project/dots").symlink_to(".git")
     (folder / "project/out").symlink_to("../outside")
     return folder / "project"
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small project with git, and with private files."""
+    folder = tmp_path_factory.mktemp("day") / "project"
+    for name in ("src", "tests"):
+        (folder / name).mkdir(parents=True)
+    for name in ("README.md", "notes.txt", "package.json", "pyproject.toml", "src/app.py", "tests/test_app.py", ".env"):
+        (folder / name).write_text("{}\n")
+    subprocess.run(["git", "-C", str(folder), "init", "-q"], check=True)
+    return folder
 
 
 def run_nothing(crow: Crow) -> None:
@@ -99,8 +128,127 @@ def test_there_are_many_vectors() -> None:
     assert sum(len(list(list_vectors(group))) for group in DATA["group"]) >= 1000
 
 
-@pytest.mark.parametrize(("mode", "questions"), [("ask", 44), ("accept-edits", 40)])
+@pytest.mark.parametrize(("mode", "questions"), [("ask", 24), ("accept-edits", 20)])
 async def test_day_of_ordinary_commands_asks_this_often(mode: str, questions: int, folder: Path) -> None:
     assert len(DATA["day"]) == 60
     found = await decide(folder, mode, DATA["rules"]["readme"], DATA["day"])
     assert found.count("ask") == questions
+
+
+async def list_unasked(folder: Path, rules: dict[str, list[str]], commands: list[str], mode: str = "ask") -> list[str]:
+    """List the commands that run without a question."""
+    found = await decide(folder, mode, rules, commands)
+    return [command for command, verdict in zip(commands, found, strict=True) if verdict == "allow"]
+
+
+async def test_day_of_ordinary_commands_asks_at_most_65_times_without_a_rule(project: Path) -> None:
+    assert len(ORDINARY) == 105
+    found = await decide(project, "ask", {}, ORDINARY)
+    assert found.count("ask") <= 65, found.count("ask")
+    assert not {"git push", "npm test", "uv run pytest", "env | grep PATH", "echo $PATH"} & {
+        command for command, verdict in zip(ORDINARY, found, strict=True) if verdict == "allow"
+    }
+
+
+@pytest.mark.parametrize("mode", ["ask", "accept-edits"])
+async def test_rules_of_the_readme_allow_no_hostile_command(mode: str, project: Path) -> None:
+    rules = {name: README[name] for name in ("allow", "deny")}
+    assert len(HOSTILE["readme"]) >= 60
+    assert await list_unasked(project, rules, HOSTILE["readme"], mode) == []
+
+
+@pytest.mark.parametrize("mode", ["ask", "accept-edits"])
+async def test_rule_with_a_wildcard_allows_no_option_that_runs_another_program(mode: str, project: Path) -> None:
+    commands = [*HOSTILE["options"], *spell_otherwise(HOSTILE["options"])]
+    programs = {shlex.split(command)[0] for command in commands}
+    rules = {"allow": [f"terminal:{program} *" for program in sorted(programs)]}
+    assert await list_unasked(project, rules, commands, mode) == []
+
+
+def spell_otherwise(commands: list[str]) -> list[str]:
+    """Spell the long options of commands in other ways: abbreviated, and with the value in the next word."""
+    found: list[str] = []
+    for command in commands:
+        if option := re.search(r" (--[\w-]+)(=)?", command):
+            shorter = option[1][:-1]
+            found.append(command.replace(option[1], shorter, 1))
+            if option[2]:
+                found.append(command.replace(f"{option[1]}=", f"{option[1]} ", 1))
+        found.append(f"ls | {command}")
+    return found
+
+
+async def test_wildcard_ends_where_a_name_ends(project: Path) -> None:
+    allow = ["git diff*", "ls*", "uv run pytest*", "npm run test*", "./run.sh*", "./scripts/*", "docker-*", "?it log*"]
+    longer = [
+        *("git difftool", "git difftool -yx sh --no-index a b", "git diffx", "lsof", "lsblk -a", "uv run pytest-evil"),
+        *("uv run pytest3", "npm run test:evil", "npm run testx", "./run.sh.evil", "./run.shx", "./scripts/a/b"),
+        *("./scripts/../evil", "docker-x y", "git logx", "git diff-tree-x"),
+    ]
+    rules = {"allow": [f"terminal:{pattern}" for pattern in allow]}
+    assert await list_unasked(project, rules, longer) == []
+    same = ["git diff HEAD", "ls", "uv run pytest -q", "npm run test", "./run.sh --any x", "./scripts/a", "docker-x"]
+    assert await list_unasked(project, rules, same) == same
+
+
+async def test_file_that_an_option_writes_is_an_edit(project: Path) -> None:
+    allow = ["git *", "sort *", "sed *", "tar *", "uv run pytest*", "tree *", "curl *", "cp *"]
+    rules = {"allow": [f"terminal:{pattern}" for pattern in allow]}
+    inside = [
+        *(
+            "git log --output=a.txt",
+            "git diff-tree -s --root --output a.txt HEAD",
+            "git diff-index --output=a.txt HEAD",
+        ),
+        *(
+            "git show --output=a.txt",
+            "git stash show --output=a.txt",
+            "git reflog --output=a.txt",
+            "sort -o a.txt notes.txt",
+        ),
+        *("sort --output=a.txt notes.txt", "sort -uoa.txt notes.txt", "sed -i s/a/b/ notes.txt", "tar -czf a.tgz src"),
+        *(
+            "tar czf a.tgz src",
+            "uv run pytest --junitxml=a.xml",
+            "tree -o a.txt",
+            "curl -so a.txt http://x/a",
+            "cp -t src notes.txt",
+        ),
+    ]
+    outside = [command.replace("a.txt", "/tmp/a.txt") for command in inside if "a.txt" in command]
+    protected = [command.replace("a.txt", "conftest.py") for command in inside if "a.txt" in command]
+    assert await list_unasked(project, rules, [*inside, *outside, *protected]) == []
+    assert await list_unasked(project, rules, [*outside, *protected], "accept-edits") == []
+    for command in inside:  # each in a session of its own, as the first command after an edit asks
+        assert await list_unasked(project, rules, [command], "accept-edits") == [command]
+
+
+async def test_commands_that_only_read_run_without_a_rule(project: Path) -> None:
+    commands = [
+        *HOSTILE["readers"],
+        *("ls", "cat notes.txt | head -5 | wc -l", "git log --oneline -3 && git status", "rg -n x src"),
+    ]
+    assert await list_unasked(project, {}, commands) == commands[len(HOSTILE["readers"]) :]
+
+
+async def test_command_that_reads_what_a_rule_names_asks(project: Path) -> None:
+    rules = {"deny": ["*:notes.txt"], "ask": ["file_editor:src/*"]}
+    commands = ["cat notes.txt", "head -1 ./notes.txt", "cat src/app.py", "grep -rn x .", "rg x", "grep x README.md"]
+    assert await list_unasked(project, rules, commands) == ["grep x README.md"]
+
+
+async def test_first_command_after_an_edit_that_does_not_only_read_asks_once(project: Path) -> None:
+    rules = {
+        "allow": [
+            "terminal:tool *",
+            "terminal:git add*",
+            "terminal:uv run pytest*",
+            "terminal:gdb x",
+            "terminal:echo *",
+        ]
+    }
+    for command in ("tool x", "git add -A", "uv run pytest", "gdb x"):
+        found = await decide(
+            project, "accept-edits", rules, ["echo x > src/b.py", "git status", "ls | wc -l", command, command]
+        )
+        assert found == ["allow", "allow", "allow", "ask", "allow"], command

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import re
+import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any, Literal
 
 import crow_mcp_server
 import pytest
-from crow_core.acp.client import AcpClient
+from crow_core.acp.client import OPTION_NAMES, AcpClient
 from crow_core.acp.schema import (
     CancelledOutcome,
     ClientCapabilities,
@@ -34,6 +35,7 @@ from crow_core.testing import Editor, Reply, ScriptedModel, connect
 from crow_core.testing.script import ScriptedCall as Use
 from crow_core.text import clean_json
 from crow_permissions.extension import permissions
+from crow_permissions.kept_answers import KeptAnswers
 from crow_permissions.rules import parse_rule
 from crow_permissions.simple_commands import get_parser
 from fastmcp import FastMCP
@@ -118,7 +120,7 @@ async def connect_person(crow: Crow, answer: Answer) -> AsyncGenerator[Person]:
     agent = asyncio.ensure_future(AcpAgent(theirs, crow).serve())
     person = Person(ours, answer)
     async with person.serving():
-        await person.initialize("person", ClientCapabilities())
+        await person.initialize("person", ClientCapabilities(meta=OPTION_NAMES))
         yield person
     await agent
     await crow.shut_down()
@@ -138,7 +140,7 @@ async def test_each_mode_asks_as_described(mode: Mode, verdicts: list[str], tmp_
     (tmp_path / "a.txt").write_text("one\n")
     server = FastMCP("demo")
     server.tool(lambda: "told", name="tell")
-    model = together(view("a.txt"), create("b.txt"), run("true"), {"name": "demo_tell", "arguments": {}})
+    model = together(view("a.txt"), create("b.txt"), run("test 1"), {"name": "demo_tell", "arguments": {}})
     crow = crow_with(model, Server("demo", lambda: server, shared=True), mode=mode)
     async with connect(crow) as editor:
         session = await editor.new_session(str(tmp_path))
@@ -200,8 +202,16 @@ async def test_each_answer_has_the_effect_that_it_names(permit: str, runs: int, 
 async def test_an_answer_for_the_session_covers_exactly_what_it_names(tmp_path: Path):
     """It covers the same command in the same folder, or all edits, but no other session."""
     (tmp_path / "sub").mkdir()
-    uses = [run("true"), run("true"), run("true "), run("true x"), run("true", cwd="sub"), create("a"), create("b")]
-    model = in_turn(*uses, run("true"))
+    uses = [
+        run("test 1"),
+        run("test 1"),
+        run("test 1 "),
+        run("test 1 x"),
+        run("test 1", cwd="sub"),
+        create("a"),
+        create("b"),
+    ]
+    model = in_turn(*uses, run("test 1"))
     async with connect(crow_with(model), permit="allow_always") as editor:
         session = await editor.new_session(str(tmp_path))
         for _ in uses:
@@ -209,7 +219,7 @@ async def test_an_answer_for_the_session_covers_exactly_what_it_names(tmp_path: 
         asked = [question.tool_call.raw_input for question in editor.questions]
         assert asked == [uses[at]["arguments"] for at in (0, 3, 4, 5)]
         names = [question.options[1].name for question in editor.questions]
-        commands = ["true", "true x", "cd sub && true"]
+        commands = ["test 1", "test 1 x", "cd sub && test 1"]
         assert names == [f"Allow for this session: {what}" for what in (*commands, "changes to files here")]
         other = await editor.new_session(str(tmp_path))
         await editor.prompt(other.session_id, "go")
@@ -258,44 +268,44 @@ async def test_deny_and_ask_rules_hold_in_yolo_mode_too(tmp_path: Path):
 
 
 SIMPLE = [
-    "git status",
-    "  git status \n",
+    "git fetch",
+    "  git fetch \n",
     "ls -la src/a_b.py",
     "python3.11 -m pytest -x tests",
-    "make a=b c@d +e ,f :g %h",
+    "tool a=b c@d +e ,f :g %h",
 ]
 
 DANGEROUS = [
     # operators that join commands
-    "git status; rm -rf x",
-    "git status;rm -rf x",
-    "git status && rm -rf x",
-    "git status || rm -rf x",
-    "git status | sh",
-    "git status |& sh",
-    "git status & rm -rf x",
-    "git status &",
-    "git status\nrm -rf x",
-    "git status\r\nrm -rf x",
-    "git status\rrm -rf x",
-    "\ngit status\n;rm x",
+    "git fetch; rm -rf x",
+    "git fetch;rm -rf x",
+    "git fetch && rm -rf x",
+    "git fetch || rm -rf x",
+    "git fetch | sh",
+    "git fetch |& sh",
+    "git fetch & rm -rf x",
+    "git fetch &",
+    "git fetch\nrm -rf x",
+    "git fetch\r\nrm -rf x",
+    "git fetch\rrm -rf x",
+    "\ngit fetch\n;rm x",
     "(rm -rf x)",
     "{ rm -rf x; }",
-    "! git status",
+    "! git fetch",
     "f() { rm x; }",
     "coproc (rm x)",
     # substitution and expansion
-    "git status $(rm -rf x)",
-    "git status `rm -rf x`",
-    "git status $((1+1))",
-    "git status $[1+1]",
-    "git status ${x:-y}",
-    "git status $HOME",
+    "git fetch $(rm -rf x)",
+    "git fetch `rm -rf x`",
+    "git fetch $((1+1))",
+    "git fetch $[1+1]",
+    "git fetch ${x:-y}",
+    "git fetch $HOME",
     "git$IFS-status",
-    "git status $'\\x3b'",
-    'git status $"x"',
-    "git status <(rm x)",
-    "git status >(rm x)",
+    "git fetch $'\\x3b'",
+    'git fetch $"x"',
+    "git fetch <(rm x)",
+    "git fetch >(rm x)",
     "ls *",
     "ls ?",
     "ls [ab]",
@@ -306,57 +316,57 @@ DANGEROUS = [
     "echo !$",
     "ls ^a^b",
     # redirection
-    "git status > x",
-    "git status >x",
-    "git status >> .bashrc",
-    "git status 2> x",
-    "git status &> x",
-    "git status >| x",
-    "git status >&2",
-    "git status < x",
-    "git status <<< x",
-    "git status <<EOF\nx\nEOF",
+    "git fetch > x",
+    "git fetch >x",
+    "git fetch >> .bashrc",
+    "git fetch 2> x",
+    "git fetch &> x",
+    "git fetch >| x",
+    "git fetch >&2",
+    "git fetch < x",
+    "git fetch <<< x",
+    "git fetch <<EOF\nx\nEOF",
     # quotes, escapes, comments
-    "git 'status'",
-    'git "status"',
-    "git status '; rm x'",
+    "git 'fetch'",
+    'git "fetch"',
+    "git fetch '; rm x'",
     "git st\\atus",
-    "git status \\\n; rm x",
+    "git fetch \\\n; rm x",
     "'rm' -rf x",
     "r\\m -rf x",
-    "git status #",
-    "git status 'unclosed",
+    "git fetch #",
+    "git fetch 'unclosed",
     # characters that look like others
-    "git status\trm",
-    "git status\x0brm x",
-    "git status\x0crm x",
-    "git status\x00; rm x",
-    "git status\x1b[2K",
-    "git status\x07",
-    "git status\x7f",
-    "git status\x85rm x",
-    "git status\u2028rm x",
-    "git status\u2029rm x",
+    "git fetch\trm",
+    "git fetch\x0brm x",
+    "git fetch\x0crm x",
+    "git fetch\x00; rm x",
+    "git fetch\x1b[2K",
+    "git fetch\x07",
+    "git fetch\x7f",
+    "git fetch\x85rm x",
+    "git fetch\u2028rm x",
+    "git fetch\u2029rm x",
     "git\u00a0status",
     "git\u3000status",
-    "git status\u200b",
-    "git status\u202e",
-    "git status\ufeff",
-    "git status\U000e0041",
-    "git status\uff1b rm x",
+    "git fetch\u200b",
+    "git fetch\u202e",
+    "git fetch\ufeff",
+    "git fetch\U000e0041",
+    "git fetch\uff1b rm x",
     "g\u0456t status",
     "git sta\u0301tus",
     # variables that change what runs
-    "LD_PRELOAD=./x.so git status",
-    "PATH=. git status",
-    "GIT_PAGER=x git status",
-    "PYTHONPATH+=. git status",
-    "A= git status",
+    "LD_PRELOAD=./x.so git fetch",
+    "PATH=. git fetch",
+    "GIT_PAGER=x git fetch",
+    "PYTHONPATH+=. git fetch",
+    "A= git fetch",
     "A=b",
 ]
 
 
-@pytest.mark.parametrize("rule", ["terminal:*", "terminal:*git status*"])
+@pytest.mark.parametrize("rule", ["terminal:*", "terminal:*git fetch*"])
 async def test_an_allow_rule_does_not_match_a_command_that_is_not_simple(rule: str, tmp_path: Path):
     assert len(DANGEROUS) >= 60
     model = together(*map(run, DANGEROUS))
@@ -392,19 +402,19 @@ async def test_an_allow_rule_without_a_pattern_allows_every_command(tmp_path: Pa
 
 async def test_a_rule_without_a_wildcard_matches_exactly_and_in_the_working_directory_only(tmp_path: Path):
     twins = [
-        "git status --short",
-        "git statusx",
-        "xgit status",
-        "GIT STATUS",
-        "sudo git status",
-        "./git status",
-        "git  status",
+        "git fetch --all",
+        "git fetchx",
+        "xgit fetch",
+        "GIT FETCH",
+        "sudo git fetch",
+        "./git fetch",
+        "git  fetch",
     ]
-    model = together(*map(run, twins), run("git status", cwd="/"), run("git status", cwd="../.."))
-    async with connect(crow_with(model, allow=["terminal:git status"]), permit="reject_once") as editor:
+    model = together(*map(run, twins), run("git fetch", cwd="/"), run("git fetch", cwd="../.."))
+    async with connect(crow_with(model, allow=["terminal:git fetch"]), permit="reject_once") as editor:
         session = await editor.new_session(str(tmp_path))
         await editor.prompt(session.session_id, "go")
-    assert commands_asked(editor) == [*twins, "git status", "git status"]
+    assert commands_asked(editor) == [*twins, "git fetch", "git fetch"]
 
 
 @pytest.mark.posix("the commands are those of a POSIX shell")
@@ -824,6 +834,89 @@ async def test_file_that_runs_later_or_instructs_an_agent_is_asked_about_each_ti
         assert Path(diff.path).as_posix().endswith(path_of(question))
 
 
+MORE_THAT_RUN_LATER = re.findall(
+    r"\S+",
+    """
+uv.lock package-lock.json pnpm-lock.yaml yarn.lock Cargo.lock go.sum go.mod npm-shrinkwrap.json requirements.txt
+requirements-dev.txt requirements/dev.in constraints.txt Pipfile pixi.toml environment.yml mise.toml mise.local.toml
+devcontainer.json rust-toolchain rust-toolchain.toml docs/conf.py mkdocs.yml docs/_config.yml book.toml
+sub/pyproject.toml sub/package.json sub/setup.py tsconfig.json vue.config.js a/karma.conf.ts bb.edn build.zig
+stack.yaml x.cabal pubspec.yaml go.work Brewfile Guardfile config.ru cpanfile a.podspec conanfile.py PKGBUILD
+debian/rules x.spec main.tf ansible.cfg netlify.toml wrangler.toml vercel.json cdk.json action.yml renovate.json
+x.desktop x.plist x.socket githooks/pre-push gitconfig agents/reviewer.md x.chatmode.md memory-bank/a.md launch.json
+x.xcconfig alembic.ini gunicorn.conf.py jupyter_server_config.py features/environment.py rails_helper.rb uv.toml
+mypy.ini Makefile.am CMakePresets.json a.bzl
+""",
+)
+
+
+async def test_further_files_that_run_later_are_asked_about(tmp_path: Path):
+    model = together(*map(create, MORE_THAT_RUN_LATER))
+    async with connect(crow_with(model, mode="accept-edits", allow=["file_editor"]), permit="reject_once") as editor:
+        session = await editor.new_session(str(tmp_path))
+        await editor.prompt(session.session_id, "go")
+    assert [path_of(question) for question in editor.questions] == MORE_THAT_RUN_LATER
+
+
+WRITES_UNKNOWN = """
+tar xf a.tar
+tar -xf a.tar
+tar -vxzf a.tgz
+tar zxf a.tgz
+tar --extract -f a.tar
+tar -C sub -xf a.tar
+unzip a.zip
+unzip -o a.zip
+cp -r a b
+cp -a a b
+cp -Rp a .
+rsync -a a/ b/
+git init --template=t x
+git worktree add x
+git config -f x.cfg a.b c
+git clone ../other
+csplit -f x a.txt 2
+curl -K x
+curl -OJ http://127.0.0.1:9/x
+zstd -d x.zst -o y
+zstd -do y x.zst
+gunzip a.gz
+gzip -d a.gz
+xz -dk a.xz
+7z x a.7z
+cpio -id
+patch -p1 -i a.diff
+git apply a.diff
+split --additional-suffix=.py a.txt conftest
+wget -r http://127.0.0.1:9/
+unrar x a.rar
+jar xf a.jar
+pax -rf a.pax
+dpkg-deb -x a.deb .
+""".strip().split("\n")
+
+
+@pytest.mark.posix("the commands are those of a POSIX shell")
+async def test_a_rule_with_a_wildcard_does_not_allow_to_write_files_that_are_not_known(tmp_path: Path):
+    uses: list[Use] = [{"name": "terminal", "arguments": {"command": line}} for line in WRITES_UNKNOWN]
+    allow = [f"terminal:{program} *" for program in sorted({line.split()[0] for line in WRITES_UNKNOWN})]
+    async with connect(crow_with(together(*uses), allow=allow), permit="reject_once") as editor:
+        session = await editor.new_session(str(tmp_path))
+        await editor.prompt(session.session_id, "go")
+    assert [question.tool_call.raw_input["command"] for question in editor.questions] == WRITES_UNKNOWN
+
+
+@pytest.mark.posix("the commands are those of a POSIX shell")
+async def test_a_rule_allows_a_command_that_writes_no_unknown_file(tmp_path: Path):
+    lines = ["tar tf a.tar", "cp a.txt b.txt", "git config --get user.name", "zstd -l a.zst", "unzip -o exact.zip"]
+    uses: list[Use] = [{"name": "terminal", "arguments": {"command": line}} for line in lines]
+    allow = ["terminal:tar *", "terminal:cp *", "terminal:git *", "terminal:zstd *", "terminal:unzip -o exact.zip"]
+    async with connect(crow_with(together(*uses), allow=allow), permit="reject_once") as editor:
+        session = await editor.new_session(str(tmp_path))
+        await editor.prompt(session.session_id, "go")
+    assert editor.questions == []
+
+
 @pytest.mark.parametrize(
     "path",
     ["github/a", "crow/a.py", "env.py", "my.bashrc.txt", "src/setup_utils.py", "docs/guide.md", "a/tests/test_a.py"],
@@ -856,7 +949,9 @@ async def test_allowed_command_that_runs_the_folders_code_is_asked_about_once_af
         for _ in range(5):
             await editor.prompt(session.session_id, "go")
     (question,) = editor.questions
-    assert "python3 runs code of this folder, where this session has changed files" in str(question.tool_call.content)
+    assert "python3 may run code of this folder, where this session has changed files" in str(
+        question.tool_call.content
+    )
     assert [option.kind for option in question.options] == ["allow_once", "reject_once"]
 
 
@@ -876,7 +971,7 @@ async def test_command_that_runs_the_folders_code_is_asked_about_only_where_edit
         session = await editor.new_session(str(tmp_path))
         for _ in range(2):
             await editor.prompt(session.session_id, "go")
-    assert not any("runs code" in str(question.tool_call.content) for question in editor.questions)
+    assert not any("run code" in str(question.tool_call.content) for question in editor.questions)
     assert (tmp_path / "a.py").exists()
 
 
@@ -1003,6 +1098,33 @@ async def test_link_to_a_file_that_runs_later_is_asked_about(tmp_path: Path):
     assert len(editor.questions) == 1
 
 
+@pytest.mark.posix("links need no permission")
+async def test_edit_is_written_where_it_was_judged_wherever_a_link_leads_meanwhile(tmp_path: Path):
+    hooks, folder, link = (tmp_path / name for name in (".git/hooks", "real", "d"))
+    for each in (hooks, folder):
+        each.mkdir(parents=True)
+    link.symlink_to("real")
+    ended = threading.Event()
+
+    def swap() -> None:
+        while not ended.is_set():
+            for target in (".git/hooks", "real"):
+                (tmp_path / "new").symlink_to(target)
+                (tmp_path / "new").replace(link)
+
+    calls = [create(f"d/{number}.sh", "#!/bin/sh\n") for number in range(240)]
+    replies = [Reply(tool_calls=calls[at : at + 20]) for at in range(0, 240, 20)]
+    crow = crow_with(ScriptedModel([*replies, Reply("Done.")]), mode="accept-edits")
+    swapping = asyncio.ensure_future(asyncio.to_thread(swap))
+    async with connect(crow, permit="reject_once") as editor:
+        session = await editor.new_session(str(tmp_path))
+        await editor.prompt(session.session_id, "go")
+    ended.set()
+    await swapping
+    assert [*hooks.iterdir()] == []
+    assert [*folder.iterdir()]  # some were written
+
+
 async def test_users_own_patterns_are_asked_about_too(tmp_path: Path):
     model = together(create("deploy/prod/a.yaml"), create("b.yaml"))
     crow = crow_with(model, mode="accept-edits", protected=["deploy/**"])
@@ -1014,7 +1136,7 @@ async def test_users_own_patterns_are_asked_about_too(tmp_path: Path):
 
 
 async def test_the_model_is_told_that_nobody_can_answer(tmp_path: Path):
-    model = together(run("true"))
+    model = together(run("test 1"))
 
     async def ignore(_: Any) -> None: ...
 
@@ -1036,7 +1158,7 @@ async def test_the_model_is_told_that_nobody_can_answer(tmp_path: Path):
 @pytest.mark.posix("the commands are those of a POSIX shell")
 async def test_questions_come_one_at_a_time_in_the_order_of_the_calls(tmp_path: Path):
     open_questions = 0
-    commands = [f"echo {number}" for number in range(8)]
+    commands = [f"expr {number}" for number in range(1, 9)]
 
     async def answer(question: RequestPermissionRequest) -> RequestPermissionResponse:
         nonlocal open_questions
@@ -1051,11 +1173,11 @@ async def test_questions_come_one_at_a_time_in_the_order_of_the_calls(tmp_path: 
         session = await person.new_session(str(tmp_path))
         await person.prompt(session.session_id, "go")
     assert commands_asked(person) == commands
-    assert answers(model) == [str(number) for number in range(8)]
+    assert answers(model) == [str(number) for number in range(1, 9)]
 
 
 async def test_an_answer_for_the_session_settles_the_questions_that_wait(tmp_path: Path):
-    model = together(*[run("true")] * 5)
+    model = together(*[run("test 1")] * 5)
     crow = crow_with(model)
     async with connect(crow, permit="allow_always") as editor:
         session = await editor.new_session(str(tmp_path))
@@ -1183,7 +1305,7 @@ async def test_the_answer_cancelled_ends_the_turn_as_cancelled(tmp_path: Path):
     async def answer(question: RequestPermissionRequest) -> RequestPermissionResponse:
         return RequestPermissionResponse(outcome=CancelledOutcome())
 
-    model = ScriptedModel([Reply(tool_calls=[run("true"), run("true x")]), Reply("Well.")])
+    model = ScriptedModel([Reply(tool_calls=[run("test 1"), run("test x")]), Reply("Well.")])
     crow = crow_with(model)
     async with connect_person(crow, answer) as person:
         session = await person.new_session(str(tmp_path))
@@ -1222,7 +1344,7 @@ async def test_cancel_at_a_question_says_that_nothing_ran_after_extensions_let_t
     async def answer(question: RequestPermissionRequest) -> RequestPermissionResponse:
         return RequestPermissionResponse(outcome=CancelledOutcome())
 
-    crow = crow_with(ScriptedModel([Reply(tool_calls=[run("true")])]))
+    crow = crow_with(ScriptedModel([Reply(tool_calls=[run("expr 1")])]))
     crow.asks_last = True
     seen: list[str] = []
 
@@ -1280,7 +1402,7 @@ async def test_an_answer_that_was_not_offered_denies_the_call(tmp_path: Path):
 
 async def test_the_log_has_every_decision_with_its_reason(tmp_path: Path):
     written: list[Message] = []
-    model = in_turn(view("a.txt"), run("true"), run("false"))
+    model = in_turn(view("a.txt"), run("test 1"), run("false"))
     crow = crow_with(model, deny=["terminal:false"])
     crow.message(lambda session, entry: written.append(entry))
     async with connect(crow) as editor:
@@ -1310,7 +1432,7 @@ async def test_rejecting_edits_for_the_session_does_not_reject_reading(tmp_path:
 
 async def test_a_decision_names_its_scope_and_a_digest_of_the_arguments(tmp_path: Path):
     edit = {"name": "file_editor", "arguments": {"command": "create", "path": "a.txt", "file_text": "1"}}
-    uses = [run("true"), run("true"), edit, view("a.txt")]
+    uses = [run("test 1"), run("test 1"), edit, view("a.txt")]
     model = in_turn(*uses, run("touch x"))
     crow = crow_with(model, ask=["terminal:touch*"])
     async with connect(crow, permit="allow_always") as editor:
@@ -1321,7 +1443,7 @@ async def test_a_decision_names_its_scope_and_a_digest_of_the_arguments(tmp_path
         await editor.prompt(session.session_id, "go")
         (log,) = (session.log for session in crow.sessions.values())
     notes = [entry["crow"] for entry in log if entry.get("crow", {}).get("kind") == "decision"]
-    command, files = "session: true", "session: changes to files here"
+    command, files = "session: test 1", "session: changes to files here"
     assert [note["scope"] for note in notes] == [command, command, files, "once", "once"]
     asked = [call["function"]["arguments"] for entry in log for call in entry.get("tool_calls", [])]
     assert [note["arguments"] for note in notes] == [hashlib.sha256(text.encode()).hexdigest() for text in asked]
@@ -1380,22 +1502,128 @@ async def test_a_project_can_tighten_the_rules_of_its_sessions(tmp_path: Path):
 
 
 @pytest.mark.posix("the commands are those of a POSIX shell")
-async def test_an_allow_rule_does_not_hold_after_a_command_changed_the_folder(tmp_path: Path):
-    (tmp_path / "sub").mkdir()
-    model = in_turn(run("pwd"), run("cd sub && true"), run("pwd"), run("cd .."), run("pwd"))
-    crow = crow_with(model, allow=["terminal:pwd"])
+async def test_a_folder_below_the_root_is_the_working_directory_for_allow_rules(tmp_path: Path):
+    (tmp_path / "root" / "sub").mkdir(parents=True)
+    uses = [run("pwd"), run("cd sub && true"), run("pwd"), run("./pwd"), run("cd ../.. && true"), run("pwd")]
+    model = in_turn(*uses, run("cd root && true"), run("pwd"))
+    crow = crow_with(model, allow=["terminal:pwd", "terminal:true", "terminal:./pwd"])
     async with connect(crow, permit="allow_once") as editor:
-        session = await editor.new_session(str(tmp_path))
+        session = await editor.new_session(str(tmp_path / "root"))
         told: list[str] = []
-        for _ in range(5):
+        for _ in range(8):
             await editor.prompt(session.session_id, "go")
             told += answers(model)
-        assert told[2] == f"{tmp_path}/sub"
+        assert (told[2], told[5], told[7]) == (f"{tmp_path}/root/sub", str(tmp_path), f"{tmp_path}/root")
         assert [question.tool_call.title for question in editor.questions] == [
-            "cd sub && true",
-            f"cd {tmp_path}/sub && pwd",
-            f"cd {tmp_path}/sub && cd ..",
+            f"cd {tmp_path}/root/sub && ./pwd",  # another program than the rule means
+            f"cd {tmp_path}/root/sub && cd ../.. && true",
+            f"cd {tmp_path} && pwd",
         ]
+
+
+@pytest.mark.posix("the commands are those of a POSIX shell")
+async def test_answer_about_a_subcommand_holds_in_a_folder_below_the_root(tmp_path: Path):
+    (tmp_path / "root" / "sub").mkdir(parents=True)
+    model = in_turn(*(run("git commit -m a", cwd=cwd) for cwd in ("", "sub", "..")))
+    answers = KeptAnswers(tmp_path / "answers.json")
+    crow = crow_with(model, trusted=lambda folder: True, answers=answers)
+
+    async def answer(question: RequestPermissionRequest) -> RequestPermissionResponse:
+        option = next((each.option_id for each in question.options if "subcommand" in each.option_id), "reject")
+        return RequestPermissionResponse(outcome=SelectedOutcome(option_id=option))
+
+    async with connect_person(crow, answer) as person:
+        session = await person.new_session(str(tmp_path / "root"))
+        for _ in range(3):
+            await person.prompt(session.session_id, "go")
+    assert [question.tool_call.raw_input.get("cwd") for question in person.questions] == ["", ".."]  # type: ignore[union-attr]
+
+
+@pytest.mark.posix("the commands are those of a POSIX shell")
+@pytest.mark.parametrize(
+    "change", ["export PATH={0}:$PATH", "source ./activate", "export ANYTHING=1; exit 1", "sleep 0 & unset HOME"]
+)
+async def test_changed_variables_are_asked_about_once_before_a_rule_allows_a_command(change: str, tmp_path: Path):
+    (tmp_path / "activate").write_text(f"export PATH={tmp_path}:$PATH\n")
+    change = change.format(tmp_path)
+    model = in_turn(run("uname"), run(change), run("uname"), run("uname | cat"), run("export A=$RANDOM"), run("uname"))
+    crow = crow_with(model, allow=["terminal:uname", "terminal:cat"])
+    async with connect(crow, permit="allow_once") as editor:
+        session = await editor.new_session(str(tmp_path))
+        for _ in range(6):
+            await editor.prompt(session.session_id, "go")
+    assert commands_asked(editor) == [change, "uname", "export A=$RANDOM", "uname"]
+    told = [str(question.tool_call.content) for question in editor.questions]
+    assert ["have changed variables" in text for text in told] == [False, True, False, True]
+    assert "PATH" in told[1] or "export PATH" not in change
+
+
+@pytest.mark.posix("the commands are those of a POSIX shell")
+async def test_program_that_a_changed_path_has_in_place_of_an_allowed_one_does_not_run_unasked(tmp_path: Path):
+    (tmp_path / "uname").write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
+    (tmp_path / "uname").chmod(0o755)
+    model = in_turn(run(f"export PATH={tmp_path}:$PATH"), run("uname"), run("uname"))
+    crow = crow_with(model, allow=["terminal:uname"])
+
+    async def answer(question: RequestPermissionRequest) -> RequestPermissionResponse:
+        is_export = "export" in str(question.tool_call.raw_input)
+        return RequestPermissionResponse(outcome=SelectedOutcome(option_id="allow" if is_export else "reject"))
+
+    async with connect_person(crow, answer) as person:
+        session = await person.new_session(str(tmp_path))
+        for _ in range(3):
+            await person.prompt(session.session_id, "go")
+    assert len(person.questions) == 3
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.posix("the commands are those of a POSIX shell")
+async def test_answer_for_the_session_asks_again_after_variables_have_changed(tmp_path: Path):
+    model = in_turn(run("expr 1"), run("expr 1"), run("export A=1"), run("expr 1"), run("expr 1"))
+
+    async def answer(question: RequestPermissionRequest) -> RequestPermissionResponse:
+        offered = {option.option_id for option in question.options}
+        return RequestPermissionResponse(outcome=SelectedOutcome(option_id=max({"allow-session", "allow"} & offered)))
+
+    async with connect_person(crow_with(model), answer) as person:
+        session = await person.new_session(str(tmp_path))
+        for _ in range(5):
+            await person.prompt(session.session_id, "go")
+    assert commands_asked(person) == ["expr 1", "export A=1", "expr 1"]
+
+
+@pytest.mark.posix("the commands are those of a POSIX shell")
+async def test_rule_without_a_pattern_and_yolo_ask_nothing_after_variables_have_changed(tmp_path: Path):
+    for options in ({"allow": ["terminal"]}, {"mode": "yolo"}):
+        model = in_turn(run("export A=1"), run("uname"))
+        async with connect(crow_with(model, **options), permit="reject_once") as editor:
+            session = await editor.new_session(str(tmp_path))
+            for _ in range(2):
+                await editor.prompt(session.session_id, "go")
+        assert editor.questions == []
+
+
+@pytest.mark.posix("the commands are those of a POSIX shell")
+async def test_command_that_a_rule_allowed_for_other_variables_does_not_run(tmp_path: Path):
+    uses = [run("export A=1"), run("uname")]
+    model = ScriptedModel([Reply(tool_calls=uses), Reply(tool_calls=[run("uname")]), Reply("Done.")])
+    crow = crow_with(model, allow=["terminal:uname"])
+    moved = asyncio.Event()
+
+    @crow.before_tool
+    async def wait(session: Session, tool_call: ToolCall) -> None:
+        """Keep the allowed command until the other one has ended."""
+        if tool_call.arguments["command"] == "uname" and not moved.is_set():
+            await moved.wait()
+
+    async with connect(crow, permit="allow_once") as editor:
+        session = await editor.new_session(str(tmp_path))
+        turn = asyncio.ensure_future(editor.prompt(session.session_id, "go"))
+        await editor.until(lambda editor: any(states[-1] == "completed" for states in editor.calls().values()))
+        moved.set()
+        await turn
+    assert "another command has changed variables" in str(model.requests[1]["messages"])
+    assert commands_asked(editor) == ["export A=1", "uname"]
 
 
 async def test_nothing_is_kept_of_a_call_that_was_answered(tmp_path: Path):

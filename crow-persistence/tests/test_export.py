@@ -9,9 +9,9 @@ from typing import Any
 import crow_core
 import pytest
 from crow_core.messages.message import Message
+from crow_core.redaction import MASK, redact_data, redact_text
 from crow_core.session.store import Record, Summary
 from crow_persistence.export import Format, export
-from crow_persistence.export.redaction import MASK, redact_data, redact_text
 from crow_persistence.export.transcript import Transcript
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st

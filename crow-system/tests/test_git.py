@@ -12,6 +12,7 @@ from crow_core.app import Crow
 from crow_core.mcp.server import Server
 from crow_core.testing import Reply, ScriptedModel, connect
 from crow_permissions.extension import permissions
+from crow_permissions.kept_answers import AnswerRule, KeptAnswer, KeptAnswers
 from crow_system.git import find_foreign_settings
 
 pytestmark = [pytest.mark.anyio, pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")]
@@ -63,12 +64,18 @@ def built_in() -> Server:
 
 
 async def run(
-    command: str, folder: Path, trusted: bool = False, allow: list[str] = ALLOW, **options: Any
+    command: str,
+    folder: Path,
+    trusted: bool = False,
+    allow: list[str] = ALLOW,
+    answers: KeptAnswers | None = None,
+    **options: Any,
 ) -> tuple[str, list[Any]]:
     """Let the model run a command where the user rejects every question; return its result and the questions."""
     use = {"name": "terminal", "arguments": {"command": command, **options}}
     model = ScriptedModel([Reply(tool_calls=[use]), Reply("Done.")])  # type: ignore[list-item]
-    crow = Crow(model, servers=[built_in()]).use(permissions, allow=allow, trusted=lambda folder: trusted)
+    crow = Crow(model, servers=[built_in()])
+    crow.use(permissions, allow=allow, trusted=lambda folder: trusted, answers=answers)
     async with connect(crow, permit="reject_once") as editor:
         session = await editor.new_session(str(folder))
         await editor.prompt(session.session_id, "go")
@@ -309,6 +316,77 @@ async def test_git_runs_no_program_of_a_hostile_repository_in_a_longer_line(
     assert "diff.external" in str(questions[0].tool_call.content)
 
 
+@pytest.mark.parametrize("trusted", [False, True])
+@pytest.mark.parametrize("command", ["cd sub && git diff", "cd ./link/../sub && git diff", "cd link/../sub; git diff"])
+async def test_git_runs_no_program_of_a_repository_in_the_folder_into_which_a_command_changes(
+    command: str, trusted: bool, repository: Path, program: Path, proof: Path
+):
+    harmless, hostile = repository / "a" / "sub", repository / "sub"
+    for folder in (harmless, hostile, repository / "a" / "b"):
+        folder.mkdir(parents=True)
+    (repository / "link").symlink_to("a/b")
+    git(hostile, "init", "-q")
+    (hostile / "a.txt").write_text("one\n")
+    git(hostile, "add", ".")
+    (hostile / "a.txt").write_text("two\n")
+    git(hostile, "config", "diff.external", str(program))
+    _, questions = await run(command, repository, trusted=trusted)
+    assert questions
+    assert not has_run(proof)
+
+
+async def test_answer_for_a_command_line_holds_where_the_shell_goes_only_without_foreign_settings(
+    repository: Path, program: Path, proof: Path, tmp_path: Path
+):
+    command = "cd ./link/../sub && git diff"
+    (repository / "a" / "b").mkdir(parents=True)
+    (repository / "sub").mkdir()
+    (repository / "link").symlink_to("a/b")
+    git(repository / "sub", "init", "-q")
+    rule = AnswerRule("command", "terminal", command)
+    answers = KeptAnswers(tmp_path / "answers.json")
+    answers.add(KeptAnswer(True, rule, "folder", str(repository), 1.0))
+    for setting, asked in (("", False), ("diff.external", True)):
+        if setting:
+            git(repository / "sub", "config", setting, str(program))
+        _, questions = await run(command, repository, answers=answers)
+        assert bool(questions) == asked
+    assert not has_run(proof)
+
+
+async def test_trust_of_a_folder_holds_in_the_folders_below_it(repository: Path, program: Path, proof: Path):
+    (repository / "sub").mkdir()
+    set_config(FSMONITOR)(repository, program)
+    _, questions = await run("cd sub && git status", repository, trusted=True)
+    assert not questions
+    assert has_run(proof)
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["git status", "git diff", "git log -p", "git show", "git diff | head -5", "git status && git log --format=%GS"],
+)
+async def test_git_that_only_reads_runs_no_program_of_a_hostile_repository(
+    command: str, repository: Path, program: Path, proof: Path
+):
+    set_config(("diff.external", "PROGRAM"), ("gpg.program", "PROGRAM"), FSMONITOR)(repository, program)
+    add_hook("post-index-change")(repository, program)
+    _, questions = await run(command, repository, allow=[])
+    assert not has_run(proof)
+    assert len(questions) == 1
+
+
+async def test_git_that_only_reads_needs_no_rule_in_a_repository_with_usual_settings(
+    repository: Path, program: Path, proof: Path
+):
+    set_config(FSMONITOR)(repository, program)
+    add_hook("post-index-change")(repository, program)
+    result, questions = await run("git status --short && git log --oneline | head -1", repository, allow=[])
+    assert questions == []
+    assert "a.txt" in result
+    assert not has_run(proof)
+
+
 async def test_commands_after_an_allowed_one_see_the_usual_environment(repository: Path):
     uses: list[Any] = [
         {"name": "terminal", "arguments": {"command": command}} for command in ("git status", "env | grep GIT_CONFIG")
@@ -319,6 +397,39 @@ async def test_commands_after_an_allowed_one_see_the_usual_environment(repositor
         session = await editor.new_session(str(repository))
         await editor.prompt(session.session_id, "go")
     assert "[exit code 1]" in model.requests[-1]["messages"][-1]["content"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "export GIT_DIR=evil/.git GIT_WORK_TREE=evil",
+        "export GIT_EXTERNAL_DIFF=PROGRAM",
+        "export GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=diff.external GIT_CONFIG_VALUE_0=PROGRAM",
+        "export GIT_CONFIG_PARAMETERS=\"'diff.external'='PROGRAM'\"",
+        "export HOME=$PWD/home",
+        "export XDG_CONFIG_HOME=$PWD/home/.config",
+        "export GIT_CONFIG_GLOBAL=$PWD/home/.gitconfig",
+    ],
+)
+async def test_variables_that_commands_have_changed_choose_no_repository_and_no_program(
+    change: str, repository: Path, program: Path, proof: Path
+):
+    git(repository, "clone", "-q", ".", "evil")
+    git(repository / "evil", "config", "diff.external", str(program))
+    (repository / "evil" / "a.txt").write_text("three\n")
+    for file in ("home/.gitconfig", "home/.config/git/config"):
+        (repository / file).parent.mkdir(parents=True, exist_ok=True)
+        git(repository, "config", "--file", file, "diff.external", str(program))
+    commands = [change.replace("PROGRAM", str(program)), "git diff"]
+    uses: list[Any] = [{"name": "terminal", "arguments": {"command": command}} for command in commands]
+    model = ScriptedModel([*(Reply(tool_calls=[use]) for use in uses), Reply("Done.")])
+    crow = Crow(model, servers=[built_in()]).use(permissions, allow=ALLOW)
+    async with connect(crow, permit="allow_once") as editor:
+        session = await editor.new_session(str(repository))
+        await editor.prompt(session.session_id, "go")
+    assert len(editor.questions) == 2
+    assert not has_run(proof)
+    assert "two" in model.requests[-1]["messages"][-1]["content"]
 
 
 def test_settings_of_the_user_are_not_foreign(repository: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

@@ -38,6 +38,7 @@ from crow_extensions.other_agents import other_agents
 from crow_extensions.plan import plan
 from crow_extensions.printed_calls import printed_calls
 from crow_extensions.reasoning_effort import reasoning_effort
+from crow_extensions.refused_images import refused_images
 from crow_extensions.refused_prompts import refused_prompts
 from crow_extensions.resources import resources
 from crow_extensions.shell_hooks import shell_hooks
@@ -57,6 +58,7 @@ from crow_mcp_server.web.search_settings import PROVIDER_KEYS
 from crow_mcp_server.workspace import Workspace, local_workspace
 from crow_permissions.extension import permissions
 from crow_permissions.kept_answers import KeptAnswers
+from crow_permissions.running import RunningAgents
 from crow_permissions.taint import taint
 from crow_persistence.extension import persistence
 from crow_skills.agents import agents
@@ -84,7 +86,6 @@ from crow_agent.settings.config import (
 )
 from crow_agent.settings.discovery import FoundModels, search_models
 from crow_agent.settings.project_files import FOLDERS, SETTINGS, list_settings, show_path
-from crow_agent.settings.running import RunningAgents
 from crow_agent.settings.trust import TrustedFolders
 
 Mode = Literal["ask", "accept-edits", "plan", "yolo"]
@@ -99,7 +100,8 @@ REPLACED_TOOLS = ("plan", "ask_user")
 FIRST_EXTENSIONS: tuple[Extension, ...] = (
     command_files,  # before the others, whose commands replace a file's command of the same name
     *(commands, mcp, resources, tool_search, reasoning_effort, context_window, cut_prompts, usage),
-    *(printed_calls, broken_replies, empty_replies, refused_prompts, loop_guard, truncate, titles, undo, plan),
+    *(printed_calls, broken_replies, empty_replies, refused_images, refused_prompts),
+    *(loop_guard, truncate, titles, undo, plan),
     *(mentions, agents, skills, work_trees),
 )
 """Used by default, in this order. `NAME = false` in `[extensions]` leaves one out."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, ca
 
 from crow_core import __version__
 from crow_core.acp.agent_process import START_TIMEOUT
-from crow_core.acp.client import AcpClient, describe_login
+from crow_core.acp.client import OPTION_NAMES, AcpClient, describe_login
 from crow_core.acp.connection import ConnectionClosed, Handler, RpcError
 from crow_core.acp.schema import (
     AUTH_REQUIRED,
@@ -129,7 +129,9 @@ class ProgramClient(AcpClient):
         works = self.workspace is not None
         may_change = works and self._permissions != "deny"  # else every write and every command would be refused
         files = FileSystemCapabilities(read_text_file=works, write_text_file=may_change)
-        capabilities = ClientCapabilities(fs=files, terminal=may_change, session=session, elicitation=forms)
+        capabilities = ClientCapabilities(
+            fs=files, terminal=may_change, session=session, elicitation=forms, meta=OPTION_NAMES
+        )
         request = self.initialize(f"crow-agent {__version__}", capabilities)
         self.initialized = await self._wait("initialize", request, START_TIMEOUT)
 

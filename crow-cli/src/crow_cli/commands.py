@@ -16,10 +16,11 @@ from crow_cli.client_config import CLIENTS, print_client_config
 from crow_cli.db import db
 from crow_cli.groups import AcpGroup, CrowGroup
 from crow_cli.mcp import mcp
+from crow_cli.own_tree import guard
 from crow_cli.perms import perms
 from crow_cli.process import fail, run_to_end
 from crow_cli.prompts import prompts
-from crow_cli.run_command import read_schema, run
+from crow_cli.run_command import read_schema, run, told_as
 from crow_cli.sessions import sessions
 from crow_cli.settings_commands import completion, config, setup, status
 from crow_cli.skills import skills
@@ -219,3 +220,6 @@ def run_and_exit(coroutine: Coroutine[Any, Any, int]) -> NoReturn:
         sys.exit(130)
     except (ConfigError, ModelError, StoreError) as error:
         fail(str(error))
+
+
+guard(cli, told_as)

@@ -27,7 +27,6 @@ from crow_core.masking import MASK, find_secrets, mask
 from crow_core.text import escape_controls
 
 from crow_cli.console import escape_line, print_json, print_note, shorten_path
-from crow_cli.own_tree import refuse_below_crow
 from crow_cli.settings_file import edit_config, join_keys, read_file, split_keys, to_toml
 
 DEFAULT = "default"
@@ -92,7 +91,6 @@ def print_setting(key: str, as_json: bool) -> None:
 
 def change_setting(key: str, value: str) -> None:
     """Set a setting in `config.toml`. Raises ConfigError."""
-    refuse_below_crow()
     keys, home = split_keys(key), Home.find(os.environ)
     env = load_environment(home, os.environ)
     faults: list[ConfigError] = []

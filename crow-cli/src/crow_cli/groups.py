@@ -4,8 +4,9 @@ from importlib.metadata import EntryPoint, entry_points
 
 import click
 
+from crow_cli.own_tree import guard
 from crow_cli.process import fail
-from crow_cli.run_command import to_run_arguments
+from crow_cli.run_command import to_run_arguments, told_as
 
 GROUP = "crow.commands"
 """The entry points with which packages add commands: `eval`, or `acp.check` for a command of the group `acp`."""
@@ -41,7 +42,10 @@ class PackageGroup(click.Group):
         if (command := super().get_command(ctx, cmd_name)) is not None:
             return command
         if point := find_entry_points(self.prefix).get(cmd_name):
-            return point.load()
+            command = point.load()
+            guard(command, told_as, f"{self.prefix}{cmd_name}".replace(".", " "))
+            self.add_command(command, cmd_name)
+            return command
         if (name := self.prefix + cmd_name) in PACKAGES:
             command, package = f"crow {name.replace('.', ' ')}", PACKAGES[name]
             fail(f"`{command}` comes with {package}. In a clone: uv tool install ./crow-cli --with ./{package}")

@@ -16,7 +16,6 @@ from crow_permissions.kept_answers import KeptAnswer, KeptAnswers
 from crow_permissions.rules import Verdict
 
 from crow_cli.console import AS_JSON, format_time, print_json, print_note, print_table
-from crow_cli.own_tree import refuse_below_crow
 from crow_cli.process import fail
 
 VERDICTS: tuple[Verdict, ...] = ("allow", "ask", "deny")
@@ -69,7 +68,6 @@ def revoke(answers: Sequence[str], folder: Path | None, everything: bool) -> Non
 
     Running sessions ask again from their next tool call on.
     """
-    refuse_below_crow()
     store = KeptAnswers(Home.find(os.environ).data)
     kept = read_answers(store)
     if not answers and folder is None and not everything:

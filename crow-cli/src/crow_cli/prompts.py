@@ -203,7 +203,6 @@ def unpin(name: str, folder: Path, user: bool) -> None:
     """Remove a version that `pin` or, with --user, `promote` has written. It stays in the database."""
     from crow_persistence.prompts import find_number
 
-    refuse_here()
     place = Home.find(os.environ).config / "prompts" if user else folder.absolute() / ".crow" / "prompts"
     file = place / f"{name}.md.j2"
     template = read_template(file)
@@ -223,7 +222,6 @@ def place_version(prompt: str, folder: Path) -> None:
     from crow_core.errors import PromptError
     from crow_persistence.prompts import find_number, find_version, render_again
 
-    refuse_here()
     try:
         with connect() as connection:
             version = find_version(connection, prompt)
@@ -260,13 +258,6 @@ def load_own_config(home: Home) -> Config:
         return load_config(home, os.environ)
     except ConfigError as error:
         fail(str(error))
-
-
-def refuse_here() -> None:
-    """Print a sentence and exit with code 2 if crow has started this process: a model must not choose its prompts."""
-    from crow_cli.own_tree import refuse_below_crow  # imported here because it loads the built-in tools
-
-    refuse_below_crow()
 
 
 def to_json(version: Any) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 import crow_system as system
 import msgspec
+from crow_core.acp.client import OPTION_NAMES
 from crow_core.acp.connection import RpcError
 from crow_core.acp.decoding import encode
 from crow_core.acp.schema import (
@@ -48,7 +49,7 @@ Format = Literal["text", "json", "stream-json"]
 LAST_SESSION = "last"
 """Stands for the latest session of the folder, in place of a session's id."""
 
-CAPABILITIES = ClientCapabilities(session=ClientSessionCapabilities(notices=NoticeCapabilities()))
+CAPABILITIES = ClientCapabilities(session=ClientSessionCapabilities(notices=NoticeCapabilities()), meta=OPTION_NAMES)
 
 
 @dataclass(frozen=True, kw_only=True)

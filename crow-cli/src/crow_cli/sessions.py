@@ -242,8 +242,8 @@ def search(words: tuple[str, ...], everywhere: bool, limit: int, as_json: bool) 
 @click.option("--no-redact", is_flag=True, help="Do not mask secrets.")
 def export(session: str, format_name: Any, output: Path | None, no_redact: bool) -> None:
     """Export a session to share it. What looks like a secret is masked."""
+    from crow_core.redaction import MASK
     from crow_persistence.export import export
-    from crow_persistence.export.redaction import MASK
     from crow_persistence.export.transcript import Transcript
     from crow_persistence.loader import find_session
 

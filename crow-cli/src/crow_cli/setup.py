@@ -23,7 +23,6 @@ from crow_core.text import escape_controls
 
 from crow_cli.console import escape_line, print_diff, print_note, shorten_path
 from crow_cli.menu import ask_text, choose, choose_text, has_terminal
-from crow_cli.own_tree import refuse_below_crow
 from crow_cli.process import fail
 from crow_cli.settings_file import Change, FileEdit, edit_config, edit_env
 
@@ -66,7 +65,6 @@ class Key:
 
 def setup(**options: Any) -> None:
     """Run the command."""
-    refuse_below_crow()
     try:
         Setup(Home.find(os.environ), **options).run()
     except ConfigError as error:

@@ -31,6 +31,7 @@ from crow_core.acp.schema import (
 )
 from crow_core.acp.transports import Transport
 from crow_core.text import CONTROL_CHARACTERS as CONTROL_CHARACTERS
+from crow_core.text import show_invisible
 from msgspec import UNSET
 
 from crow_cli.console import MAX_OUTPUT_LINES, remove_controls
@@ -121,10 +122,12 @@ class TerminalClient(AcpClient):
             self.print_result(call.content, failed=False)
             self.previewed_calls.add(call.tool_call_id)
         match call.raw_input:
-            case {"command": str(command)} if call.kind == "execute" and command != call.title:
-                self.print_line(command)  # the whole command: the title has only one line of it
+            case {"command": str(command)} if call.kind == "execute":
+                for line in show_invisible(command).split("\n"):  # each has a mark, which no text of crow's has
+                    self.print_line(f"  | {line}")
+                asks = "Allow this command?"
             case _:
-                pass
+                asks = f"Allow {show_invisible(call.title or call.tool_call_id)}?"
         offered: dict[str, PermissionOption] = {}
         for option in question.options:
             if letter := ANSWER_LETTERS.get(option.kind):
@@ -135,7 +138,7 @@ class TerminalClient(AcpClient):
         hints += ["[o]ther answers"] if others or may_edit else []
         hints += ["[a]lways in this session"] if "a" in offered else []
         while True:
-            typed = await self.ask_line(f"Allow {call.title}? {', '.join(hints)}: ")
+            typed = await self.ask_line(f"{asks} {', '.join(hints)}: ")
             word, _, rest = (typed or "").partition(" ")
             letter = word[:1].lower() or "n"
             if typed is None:

@@ -1,6 +1,8 @@
 """`crow trust`: show what a folder's settings would run, ask whether to trust them, list and revoke."""
 
+import json
 import os
+import re
 import shutil
 import sys
 import unicodedata
@@ -13,10 +15,13 @@ import click
 from crow_agent.settings.config import Home
 from crow_agent.settings.project_files import ProjectFile, Snapshot, UnusableFolder, show_path, take_snapshot
 from crow_agent.settings.trust import TrustedFolders, list_changes
+from crow_core.masking import LIKELY_SECRET_NAMES
 
 from crow_cli.console import AS_JSON, format_time, print_json, print_note, print_table
 from crow_cli.process import fail
 
+REFERENCE = re.compile(r"\$\{(?:env:)?(\w+)")
+"""A variable of crow's environment in the settings of a server."""
 MAX_ITEMS = 6
 """Servers, skills and other things of one kind that are named; the others are counted."""
 MAX_DIFF, MAX_FILE_DIFF = 24, 12
@@ -56,9 +61,6 @@ def add(folder: Path, yes: bool) -> None:
     command that a permission rule allows runs the hooks and other programs that the repository names, as they are
     then.
     """
-    from crow_cli.own_tree import refuse_below_crow  # imported here because it loads the built-in tools
-
-    refuse_below_crow()
     if not yes and not (sys.stdin and sys.stdin.isatty()):
         fail(f"crow trust asks, and there is no terminal to ask on. To trust {show(str(folder))} unasked: --yes")
     folders, folder = TrustedFolders(Home.find(os.environ).data), folder.absolute()
@@ -127,9 +129,6 @@ def describe_state(row: Mapping[str, Any]) -> str:
 @click.option("--all", "every", is_flag=True, help="Trust no folder any more.")
 def revoke(folders: tuple[str, ...], every: bool) -> None:
     """Trust a FOLDER's settings no more. It need not exist any more."""
-    from crow_cli.own_tree import refuse_below_crow  # see above
-
-    refuse_below_crow()
     trusted = TrustedFolders(Home.find(os.environ).data)
     if bool(folders) == every:
         fail("name a folder to revoke, or give --all. crow trust list shows the folders.")
@@ -270,13 +269,15 @@ def describe_server(server: Any) -> str:
     import shlex
 
     table = get_table(server)
+    keys = sorted({name for name in REFERENCE.findall(json.dumps(table)) if LIKELY_SECRET_NAMES.search(name)})
+    gets = f" [gets your {', '.join(keys)}]" if keys else ""
     if address := next((str(table[key]) for key in ("url", "httpUrl", "serverUrl") if table.get(key)), ""):
-        return address
+        return address + gets
     variables = [f"{name}={shlex.quote(str(value))}" for name, value in get_table(table, "env").items()]
     words = [str(table.get("command", "")), *map(str, list_of(table, "args"))]
     place = f" (in {table['cwd']})" if table.get("cwd") else ""
     off = " (disabled)" if table.get("disabled") is True else ""
-    return " ".join([*variables, *map(shlex.quote, words)]) + place + off
+    return " ".join([*variables, *map(shlex.quote, words)]) + place + off + gets
 
 
 def list_of(table: Mapping[str, Any], key: str) -> list[Any]:

@@ -189,7 +189,6 @@ def approve(workflow: str, reject: bool, label: str, note: str) -> None:
     """
     from crow_agent.workflows import answer
 
-    refuse_here()
     run_here(lambda: answer(workflow, not reject, note, label=label, by="the user, by command"))
     print_note(f"{'Rejected' if reject else 'Approved'}: {workflow}.")
 
@@ -207,7 +206,6 @@ def cancel(workflow: str) -> None:
             raise WorkflowError(f"Workflow {workflow} is {state}: there is nothing to cancel.")
         await handle.cancel()
 
-    refuse_here()
     run_here(end)
     print_note(f"Cancelled: {workflow}.")
 
@@ -218,7 +216,6 @@ def resume(workflow: str) -> None:
     """Go on with a workflow that was cancelled or has failed."""
     from crow_agent.workflows import resume
 
-    refuse_here()
     run_here(lambda: resume(workflow))
     print_note(f"Resumed: {workflow}. A worker goes on with it.")
 
@@ -235,16 +232,8 @@ def fork(workflow: str, step: int | None, new_id: str, version: str) -> None:
     """
     from crow_agent.workflows import fork
 
-    refuse_here()
     handle = run_here(lambda: fork(workflow, step=step, id=new_id, version=version))
     click.echo(escape_controls(handle.id))
-
-
-def refuse_here() -> None:
-    """Print a sentence and exit with code 2 if crow has started this process, directly or not."""
-    from crow_cli.own_tree import refuse_below_crow  # imported here because it loads the built-in tools
-
-    refuse_below_crow()
 
 
 def run_here(function: Callable[[], Awaitable[T]]) -> T:

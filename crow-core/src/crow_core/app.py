@@ -1,6 +1,7 @@
 """The app: its configuration, its extensions and its open sessions."""
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Concatenate, ParamSpec
@@ -32,6 +33,8 @@ SERVERS_WAIT = 5.0
 CANCEL_LIMIT = 0.4
 """Seconds that a cancelled turn waits for a store that does not answer, as on a frozen disk. The store goes on, and the
 next turn waits for it, or fails with its error."""
+UNPROMPTED_LIMIT = 1_000
+"""Closed sessions without a message that an app remembers."""
 CHANGES_LIMIT = 300
 """Characters of a notice about changed tools."""
 
@@ -67,6 +70,8 @@ class Crow(Hooks):
         """The open sessions, by id."""
         self.closing: dict[str, asyncio.Task[None]] = {}
         """The sessions that are being closed, by id."""
+        self.unprompted: deque[str] = deque(maxlen=UNPROMPTED_LIMIT)
+        """The ids of closed sessions that had no message yet, so that they were not stored."""
         self.options(self.model_option)
         self.turn_end(fail_announced)
 
@@ -151,14 +156,18 @@ class Crow(Hooks):
         servers: Sequence[Server] = (),
         models: Mapping[str, Model] | None = None,
     ) -> Session | None:
-        """Open a stored session; None if there is no such session. Raises StoreError."""
+        """Open a stored session, or one that this app has closed before its first prompt; None if there is neither.
+
+        Raises StoreError.
+        """
         if id in self.sessions:
             raise SessionBusy(f"Session {id} is open in this process. Close it there first, or fork it.")
         await self.closed(id)
         models = self.models_or_own(models)
-        if (record := await self.load_session.run(id)) is None:
+        record = await self.load_session.run(id)
+        if record is None and id not in self.unprompted:
             return None
-        return await self.open(client, cwd, roots=roots, servers=servers, models=models, record=record)
+        return await self.open(client, cwd, roots=roots, servers=servers, models=models, record=record, id=id)
 
     async def fork(
         self,
@@ -188,6 +197,8 @@ class Crow(Hooks):
         if id in self.sessions:
             await self.close(self.sessions[id])
         await self.closed(id)
+        with suppress(ValueError):
+            self.unprompted.remove(id)
         await self.delete_session.run(id)
 
     async def archive(self, id: str) -> bool:
@@ -321,6 +332,8 @@ class Crow(Hooks):
     async def close(self, session: Session) -> None:
         """Close a session: cancel its turns, store it, stop its servers. A second call waits for the first."""
         if self.sessions.pop(session.id, None) is not None:
+            if session.parent is None and not any("role" in entry for entry in session.log):
+                self.unprompted.append(session.id)
             self.closing[session.id] = asyncio.ensure_future(self.finish(session))
         await self.closed(session.id)
 

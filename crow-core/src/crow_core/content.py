@@ -6,6 +6,8 @@ tool result (MCP)       -> tool message         to_tool_message, and back: to_re
 log                     -> ACP updates          replay
 """
 
+import re
+from base64 import b64decode
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -56,7 +58,21 @@ from crow_core.text import clean_lines, fence, to_line
 TITLE_LIMIT = 60
 """Characters of the title that a session gets from its first prompt."""
 RAW_OUTPUT_LIMIT = 10_000
-"""Characters of a result that `rawOutput` has; the content of the update has all of it."""
+"""Characters of a result that `rawOutput` has at most."""
+
+IMAGE_LIMIT = 20_000_000
+"""Bytes of an image that a model is sent; some endpoints take fewer."""
+IMAGE_SIGNATURES = (
+    ("image/png", re.compile(rb"\x89PNG\r\n\x1a\n")),
+    ("image/jpeg", re.compile(rb"\xff\xd8\xff")),
+    ("image/gif", re.compile(rb"GIF8[79]a")),
+    ("image/webp", re.compile(rb"RIFF.{4}WEBP", re.S)),
+    ("image/bmp", re.compile(rb"BM.{4}\0\0\0\0", re.S)),
+    ("image/tiff", re.compile(rb"II\*\0|MM\0\*")),
+    ("image/heic", re.compile(rb".{4}ftyp(hei[cxms]|hev[cx]|mif1|msf1)", re.S)),
+    ("image/avif", re.compile(rb".{4}ftypavi[fs]", re.S)),
+)
+"""The kinds of images that models may take, and how the bytes of each begin."""
 
 
 def to_user_message(blocks: Sequence[ContentBlock]) -> Message:
@@ -89,8 +105,8 @@ def to_plain_message(blocks: Sequence[ContentBlock]) -> Message:
         match block:
             case TextBlock(text=text):
                 parts.append(to_text_part(text))
-            case ImageBlock(data=data, mime_type=mime_type):
-                parts.append(to_image_part(data, mime_type))
+            case ImageBlock(data=data):
+                parts.append(read_image(data))
             case ResourceLinkBlock():
                 parts.append(to_text_part(link_to_text(block)))
             case ResourceBlock(resource=resource):
@@ -98,7 +114,7 @@ def to_plain_message(blocks: Sequence[ContentBlock]) -> Message:
                 if resource.text is not UNSET:
                     parts.append(to_text_part(f'<resource uri="{name}">\n{resource.text}\n</resource>'))
                 elif str(resource.mime_type or "").startswith("image/") and resource.blob is not UNSET:
-                    parts.append(to_image_part(str(resource.blob), str(resource.mime_type)))
+                    parts.append(read_image(str(resource.blob)))
                 else:
                     size = len(str(resource.blob or "")) * 3 // 4
                     parts.append(to_text_part(f"[attached: {name}, {size} bytes that are neither text nor an image]"))
@@ -114,6 +130,31 @@ def to_plain_message(blocks: Sequence[ContentBlock]) -> Message:
 
 def to_text_part(text: str) -> dict[str, Any]:
     return {"type": "text", "text": text}
+
+
+def read_image(data: str) -> dict[str, Any]:
+    """Convert an image in base64 to a part with the type that its bytes show, or to a text that says what is wrong."""
+    try:
+        return to_image_part("".join(data.split()), find_image_type(data))
+    except ValueError as error:
+        return to_text_part(f"[an image that was left out: it {error}]")
+
+
+def find_image_type(data: str) -> str:
+    """Find the MIME type of an image in base64 by its bytes.
+
+    Raises ValueError for what no model can read; its text completes "the image …".
+    """
+    if len(data) // 4 * 3 > IMAGE_LIMIT:
+        raise ValueError(f"is longer than {IMAGE_LIMIT // 1_000_000} MB")
+    try:
+        start = b64decode("".join(data.split()), validate=True)[:32]
+    except ValueError:
+        raise ValueError("is not valid base64") from None
+    if (known := next((kind for kind, signature in IMAGE_SIGNATURES if signature.match(start)), None)) is None:
+        kinds = ", ".join(kind.removeprefix("image/") for kind, _ in IMAGE_SIGNATURES)
+        raise ValueError(f"is not of a known kind ({kinds})" if start else "is empty")
+    return known
 
 
 def to_image_part(data: str, mime_type: str) -> dict[str, Any]:
@@ -192,7 +233,8 @@ def to_update(result: ToolResult, tool_call: ToolCall) -> ToolCallUpdate:
     ]
     if terminal := result.meta.get("crow/terminal"):
         content.append(TerminalContent(terminal_id=terminal))
-    if result.is_error or not content:
+    shows_text = result.is_error or not content
+    if shows_text:
         content += [BlockContent(content=to_block(block, tool_call.kind)) for block in result.content]
     locations = [
         ToolCallLocation(path=place["path"], line=place.get("line", UNSET))
@@ -204,24 +246,27 @@ def to_update(result: ToolResult, tool_call: ToolCall) -> ToolCallUpdate:
         title=result.meta.get("crow/title", UNSET),
         content=content,
         locations=locations or UNSET,
-        raw_output=to_raw_output(result),
+        raw_output=to_raw_output(result, with_text=not shows_text),
         meta={"crow": {"denied": result.meta["crow/denied"]}} if "crow/denied" in result.meta else UNSET,
     )
 
 
-def to_raw_output(result: ToolResult) -> dict[str, Any]:
-    """Convert a result to `rawOutput`, with the names of ACP's `terminal/output`: its text, cut in the middle.
+def to_raw_output(result: ToolResult, *, with_text: bool) -> dict[str, Any] | UnsetType:
+    """Convert a result to `rawOutput`, with the names of ACP's `terminal/output`; UNSET if nothing is to be told.
 
+    It has the text, cut in the middle, unless the content of the update shows that: some clients print both.
     `exitStatus` is there for a command that failed.
     """
-    text = clean_lines("\n\n".join(filter(None, map(to_text, result.content))))
-    raw: dict[str, Any] = {"output": text}
-    if len(text) > RAW_OUTPUT_LIMIT:
-        half = RAW_OUTPUT_LIMIT // 2
-        raw = {"output": f"{text[:half]}\n\n[…]\n\n{text[-half:]}", "truncated": True}
+    raw: dict[str, Any] = {}
+    if with_text:
+        text = clean_lines("\n\n".join(filter(None, map(to_text, result.content))))
+        raw = {"output": text}
+        if len(text) > RAW_OUTPUT_LIMIT:
+            half = RAW_OUTPUT_LIMIT // 2
+            raw = {"output": f"{text[:half]}\n\n[…]\n\n{text[-half:]}", "truncated": True}
     if status := result.meta.get("crow/exit"):
         raw["exitStatus"] = status
-    return raw
+    return raw or UNSET
 
 
 def to_block(block: dict[str, Any], kind: ToolKind) -> ContentBlock:
@@ -382,10 +427,10 @@ def to_content(result: ToolResult) -> str | list[dict[str, Any]]:
 def to_part(block: dict[str, Any]) -> dict[str, Any]:
     """Convert an MCP content block to a part of a message: an image, or text."""
     match block:
-        case {"type": "image", "data": str(data), "mimeType": str(kind)}:
-            return to_image_part(data, kind)
+        case {"type": "image", "data": str(data)}:
+            return read_image(data)
         case {"type": "resource", "resource": {"blob": str(data), "mimeType": str(kind)}} if kind.startswith("image/"):
-            return to_image_part(data, kind)
+            return read_image(data)
         case _:
             return to_text_part(to_text(block))
 

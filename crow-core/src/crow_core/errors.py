@@ -9,6 +9,8 @@ StoreError          a session cannot be written or read
 EndTurn             raised in a hook to end the turn; not a failure
 """
 
+from collections.abc import Sequence
+
 from crow_core.acp.schema import StopReason
 
 
@@ -23,6 +25,7 @@ class ModelError(Exception):
         retry_after: float | None = None,
         patient: bool = False,
         too_long: bool = False,
+        said: str = "",
     ) -> None:
         super().__init__(sentence)
         self.retry = retry
@@ -33,6 +36,10 @@ class ModelError(Exception):
         """Whether the waits before retries grow to a minute, unless the server asked for another wait."""
         self.too_long = too_long
         """Whether the request exceeded the window: a shorter one may succeed."""
+        self.said = said
+        """The endpoint's own words; "" if it sent none."""
+        self.images: Sequence[str] = ()
+        """The digests of the images that the endpoint refused, if its words are about images."""
 
     @property
     def may_pass(self) -> bool:

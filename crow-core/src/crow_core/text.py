@@ -12,6 +12,11 @@ reorder text (directions, Unicode tags) to nothing."""
 ESCAPED = {code: f"\\u{code:04x}" for code in CONTROL_CHARACTERS if chr(code) not in "\n\t"}
 """A table for `str.translate` that makes control characters visible."""
 
+INVISIBLE = re.compile(
+    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u2800"
+    "\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U000e0000-\U000e0fff]"
+)
+"""Finds characters that are not seen, or that change the order in which others are seen."""
 REPLACEMENT = "\ufffd".encode()
 CONTROL_IN_JSON = re.compile(  # each alternative begins with a literal, which makes the search many times faster
     rb"""\\(?:[\\rbf] | u(?:00(?:0[0-8b-fB-F]|1[0-9a-fA-F]|7[fF]|[89][0-9a-fA-F]) | 20(?:2[89a-eA-E]|6[6-9])
@@ -53,6 +58,11 @@ def escape_controls(text: str) -> str:
 def to_line(text: str) -> str:
     """Replace control characters and line breaks, so that the text fits a title or another single line."""
     return text.translate(CONTROL_CHARACTERS)
+
+
+def show_invisible(text: str) -> str:
+    """Replace characters that are not seen or that reorder text by their escapes, such as `\\u200b`, for questions."""
+    return INVISIBLE.sub(lambda found: found[0].encode("unicode_escape").decode().replace("\\x", "\\u00"), text)
 
 
 def clean_lines(text: str) -> str:

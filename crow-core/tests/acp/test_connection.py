@@ -263,14 +263,17 @@ async def test_invalid_params_are_refused_with_their_path():
         assert error == {"code": INVALID_PARAMS, "message": "Invalid params: prompt[0].text: expected str, got int"}
 
 
-async def test_error_that_a_handler_raises_is_sent_unchanged():
+async def test_error_that_a_handler_raises_is_sent_with_its_details_in_the_message():
     async def prompt(params: PromptRequest) -> None:
         raise RpcError(AUTH_REQUIRED, "Authentication required", {"hint": 1}, details="Run crow auth.")
 
     async with connected({"session/prompt": prompt}, {}) as (_, client):
         with pytest.raises(RpcError) as raised:
             await client.request("session/prompt", PROMPT)
-        assert (raised.value.code, raised.value.message) == (AUTH_REQUIRED, "Authentication required")
+        assert (raised.value.code, raised.value.message) == (
+            AUTH_REQUIRED,
+            "Authentication required: Run crow auth.",
+        )
         assert raised.value.data == {"hint": 1, "details": "Run crow auth."}
 
 
@@ -290,7 +293,7 @@ async def test_failing_handler_is_answered_with_an_error_and_logged_with_its_tra
             "id": 1,
             "error": {
                 "code": INTERNAL_ERROR,
-                "message": "Internal error",
+                "message": "Internal error: the disk is full and ? more",
                 "data": {"details": "the disk is full\nand ? more"},
             },
         }

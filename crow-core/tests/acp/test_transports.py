@@ -223,6 +223,23 @@ async def test_end_of_input_ends_the_agent_after_its_running_requests_are_answer
     assert await child.readline() == b""
 
 
+@pytest.mark.posix("Windows does not tell that nobody reads a pipe")
+@pytest.mark.parametrize("is_busy", [True, False])
+async def test_agent_ends_when_nobody_reads_its_output_any_more(agent: str, is_busy: bool):
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, agent, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    assert process.stdin
+    assert process.stdout
+    process.stdin.write(request(1, "wait" if is_busy else "hi") + b"\n")
+    for _ in range(1 if is_busy else 2):
+        await process.stdout.readline()
+    process._transport.get_pipe_transport(1).close()  # type: ignore[attr-defined]  # its input stays open
+    async with asyncio.timeout(EXIT_TIMEOUT):
+        assert await process.wait() == 0
+    process.stdin.close()
+
+
 async def test_data_written_before_the_end_arrives_completely(agent: str):
     text = "x" * 4 * 1024 * 1024
     done = await asyncio.to_thread(

@@ -351,17 +351,63 @@ async def test_silent_connection_is_aborted_after_the_handshake_timeout(monkeypa
         await client.close()
 
 
-async def test_number_of_pending_sockets_is_limited(monkeypatch: pytest.MonkeyPatch):
+async def test_half_open_sockets_keep_no_client_out(monkeypatch: pytest.MonkeyPatch):
+    """The oldest of those that wait are closed."""
     monkeypatch.setattr(websocket, "MAX_PENDING_SOCKETS", 3)
     monkeypatch.setattr(websocket, "HANDSHAKE_TIMEOUT", 60)
-    async with AsyncExitStack() as stack:
-        url = await stack.enter_async_context(serving(echo, max_connections=1))
-        lingering = [await asyncio.open_connection("127.0.0.1", port_of(url)) for _ in range(4)]
-        reader, writer = await asyncio.open_connection("127.0.0.1", port_of(url))
-        with suppress(ConnectionResetError):
-            await reader.read()  # to the end
-        for _, other in [*lingering, (reader, writer)]:
-            other.close()
+    async with serving(echo, max_connections=1) as url:
+        lingering = [await asyncio.open_connection("127.0.0.1", port_of(url)) for _ in range(10)]
+        for _, writer in lingering[::2]:
+            writer.write(b"GET /acp HTTP/1.1\r\n")
+        client = await connect(url, TOKEN)
+        client.write(b"hello\n")
+        assert await client.readline() == b"hello"
+        for reader, _ in lingering[:7]:
+            with suppress(ConnectionResetError):
+                assert await reader.read() == b""
+        await client.close()
+        for _, writer in lingering:
+            writer.close()
+
+
+async def test_client_takes_over_its_session_from_a_connection_that_does_not_answer(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(websocket, "PROBE_TIMEOUT", 0.2)
+    held = Held()
+    async with serving(held.crow) as url:
+        port = port_of(url)
+        lost: list[asyncio.StreamWriter] = []
+        cut = asyncio.Event()
+
+        async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            lost.append(writer)
+            there, back = await asyncio.open_connection("127.0.0.1", port)
+            lost.append(back)
+
+            async def copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+                while data := await source.read(65536):
+                    if cut.is_set():
+                        await asyncio.Event().wait()
+                    sink.write(data)
+
+            await asyncio.gather(copy(reader, back), copy(there, writer))
+
+        network = await asyncio.start_server(forward, "127.0.0.1", 0)
+        cable = f"ws://127.0.0.1:{network.sockets[0].getsockname()[1]}/acp"
+        mine = Editor(await connect(cable, TOKEN))
+        serving_mine = asyncio.ensure_future(mine.connection.serve())
+        await mine.initialize("editor", ClientCapabilities())
+        session, turn = await held.begin(mine)
+        cut.set()
+        async with editing(url) as editor:
+            request = LoadSessionRequest(session_id=session.session_id, cwd="/", mcp_servers=[])
+            await editor.request("session/load", request)
+            assert await held.ended.get() == session.session_id
+        for writer in lost:
+            writer.close()
+        turn.cancel()
+        await mine.connection.close()
+        await asyncio.wait([serving_mine])
+        network.close()
 
 
 @pytest.mark.parametrize(
@@ -696,6 +742,22 @@ async def test_client_that_reconnects_at_once_gets_its_session(moment: str):
             assert editor.text == "word"
 
 
+async def test_session_without_a_prompt_can_be_loaded_after_a_reconnect():
+    crow = Crow(ScriptedModel([Reply("word")]))
+    crow.load_session(lambda id: None)  # a store keeps no session without a message
+    async with serving(crow) as url:
+        async with editing(url) as editor:
+            id = (await editor.new_session("/")).session_id
+            request = LoadSessionRequest(session_id=id, cwd="/", mcp_servers=[])
+            await editor.request("session/load", request)
+        async with editing(url) as editor:
+            await editor.request("session/load", request)
+            await editor.prompt(id, "Go.")
+            assert editor.text == "word"
+            with pytest.raises(RpcError, match="No session 'x'"):
+                await editor.request("session/load", LoadSessionRequest(session_id="x", cwd="/", mcp_servers=[]))
+
+
 async def test_number_of_sessions_of_a_client_is_limited(monkeypatch: pytest.MonkeyPatch):
     """Also if it requests many at once."""
     monkeypatch.setattr(AcpAgent, "max_sessions", 3)
@@ -705,7 +767,9 @@ async def test_number_of_sessions_of_a_client_is_limited(monkeypatch: pytest.Mon
         sessions = [session for session in opened if not isinstance(session, BaseException)]
         refusals = [refusal for refusal in opened if isinstance(refusal, RpcError)]
         assert (len(sessions), len(crow.sessions)) == (3, 3)
-        assert [(refusal.code, refusal.message) for refusal in refusals] == [(INVALID_REQUEST, "Too many sessions")] * 2
+        assert [(refusal.code, str(refusal).partition(":")[0]) for refusal in refusals] == [
+            (INVALID_REQUEST, "Too many sessions")
+        ] * 2
         await one.request("session/close", CloseSessionRequest(session_id=sessions[0].session_id))
         await one.new_session("/")
         await other.new_session("/")

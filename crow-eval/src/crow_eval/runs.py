@@ -9,6 +9,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+import msgspec
 from crow_agent.agent import Agent
 from crow_agent.app import find_key_variables
 from crow_agent.budget import Budget
@@ -18,10 +19,11 @@ from crow_agent.settings.config import Home, load_config, load_environment
 from crow_agent.settings.discovery import search_models
 from crow_core.app import Crow
 from crow_core.errors import ConfigError, StoreError
+from crow_core.masking import find_secrets, mask
 from crow_core.session.prompts import Prompt
 from crow_persistence.database import Database
 
-from crow_eval.cells import LIMIT, Cell, EvaluationSettings, Variant
+from crow_eval.cells import LIMIT, Cell, CellOutcome, EvaluationSettings, Variant
 from crow_eval.checks import CheckResult, Judge, Work, run_checks
 from crow_eval.judging import Judges
 from crow_eval.meter import Meter, SessionCounts, measure, to_spending
@@ -153,6 +155,7 @@ async def run_evaluation(
     """
     with locked(Home.find(env).data, evaluation.id):
         evaluation.cells[:] = load(database, evaluation.id).cells  # another process may have run some until now
+        secrets = find_own_secrets(env)
         writer, hidden, done = CellWriter(database, evaluation), find_hidden(env), evaluation.finished
         evaluation.cells[:] = done.values()  # errors are run again
         by_id = {task.id: task for task in tasks}
@@ -164,6 +167,7 @@ async def run_evaluation(
                     if budget is not None:
                         budget.check()
                     await runners[cell.variant].run(cell, by_id[cell.task])
+                    cell.outcome = msgspec.convert(mask(msgspec.to_builtins(cell.outcome), secrets), CellOutcome)
                     if budget is not None and cell.state == "failed":
                         budget.check()  # it may have ended the turn: the cell has no outcome then
                     await writer.write(cell)
@@ -176,6 +180,12 @@ async def run_evaluation(
                 ended = len(evaluation.finished) == evaluation.cells_wanted
             finally:
                 await writer.close(ended=ended)
+
+
+def find_own_secrets(env: Mapping[str, str]) -> frozenset[str]:
+    """Find the secrets of crow's settings, which a check may print."""
+    home = Home.find(env)
+    return find_secrets(load_config(home, env), load_environment(home, env))
 
 
 async def run_together(work: Iterable[Any]) -> None:

@@ -28,4 +28,7 @@ def mask_secrets(crow: Crow, *, known: Collection[str] = ()) -> None:
 
     @crow.after_tool
     def mask_result(result: ToolResult, session: Session, tool_call: ToolCall) -> ToolResult:
-        return result.mask(session.secrets)
+        masked = result.mask(session.secrets)
+        if masked.content != result.content:
+            masked.meta["crow/private"] = [*masked.meta.get("crow/private", ()), "a secret of crow's settings"]
+        return masked

@@ -1,6 +1,6 @@
 """The client of an agent that works for a tool call: a sub-agent of the session, or another program."""
 
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from crow_core.acp.connection import RpcError
 from crow_core.acp.decoding import convert_leniently
@@ -25,6 +25,7 @@ from crow_core.acp.schema import (
 from crow_core.errors import ElicitationError, EndTurn
 from crow_core.masking import drop_partial_secret, mask
 from crow_core.session.session import Session
+from crow_core.text import to_line
 from msgspec import UNSET, Struct, to_builtins
 from msgspec.structs import replace
 
@@ -36,6 +37,12 @@ UPDATE_INTERVAL = 400
 """Characters of new text after which the client is sent an update."""
 
 
+NOTICES_LIMIT = 20
+"""Notices of one task that are shown."""
+NOTICE_LIMIT = 1_000
+"""Characters of a notice that are shown."""
+
+
 class NestedClient:
     """The client of an agent that works for a tool call: it passes on to the session's client what that may see.
 
@@ -43,8 +50,10 @@ class NestedClient:
     permissions are asked for one at a time. The secrets of the session are masked in all that the client shows.
     """
 
-    def __init__(self, parent: Session, tool_call_id: str) -> None:
-        self.parent, self.tool_call_id = parent, tool_call_id
+    def __init__(self, parent: Session, tool_call_id: str, name: str = "") -> None:
+        self.parent, self.tool_call_id, self.name = parent, tool_call_id, name
+        self.notices = 0
+        """The number of its notices."""
         notices = ClientSessionCapabilities(notices=NoticeCapabilities())  # `Session.notice` of the parent shows them
         self.capabilities = replace(parent.client.capabilities, session=notices)
         self._text = ""
@@ -80,6 +89,8 @@ class NestedClient:
             return RequestPermissionResponse(outcome=CancelledOutcome())
         except ElicitationError as error:
             raise RpcError(INTERNAL_ERROR, str(error)) from error
+        if choice.fault:
+            raise RpcError(INTERNAL_ERROR, choice.fault)
         own = {name: text for name in ("reason", "command") if (text := getattr(choice, name))}
         return RequestPermissionResponse(
             outcome=SelectedOutcome(option_id=choice.option_id), meta={"crow": own} if own else UNSET
@@ -88,12 +99,22 @@ class NestedClient:
     async def notify(self, method: str, params: Any) -> None:
         match params:
             case SessionNotification(update=NoticeUpdate(title=title, severity="info" | "warning" | "error" as kind)):
-                await self.parent.notice(mask(title, self.parent.secrets), kind)
+                await self.show_notice(title, kind)
             case SessionNotification(update=update):
                 if (shown := self.to_parent_update(update)) is not None:
                     await self.parent.send(shown)
             case _:
                 await self.parent.client.notify(method, self.to_parent_request(params))
+
+    async def show_notice(self, title: str, severity: Literal["info", "warning", "error"]) -> None:
+        """Show a notice, but not more than NOTICES_LIMIT."""
+        self.notices += 1
+        if self.notices > NOTICES_LIMIT:
+            return
+        begin = f"{self.name}: " if self.name else ""
+        await self.parent.notice(f"{begin}{to_line(mask(title, self.parent.secrets))[:NOTICE_LIMIT]}", severity)
+        if self.notices == NOTICES_LIMIT:
+            await self.parent.notice(f"{begin}further notices of this task are not shown.", "info")
 
     def to_parent_request(self, params: Any) -> Any:
         """Convert the params of the agent's request to those of the session's."""

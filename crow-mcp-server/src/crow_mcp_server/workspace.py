@@ -12,9 +12,10 @@ Watch = Callable[[str], Awaitable[None]]
 class Files(Protocol):
     """A host's view of text files, for instance an editor's buffers with unsaved changes.
 
-    It serves only UTF-8 files without a byte order mark. All others are read from and written to the disk, which also
-    decides whether a file exists. Paths are absolute: a root as it was given, followed by a path without symbolic
-    links. An OSError that a method raises becomes the tool's error.
+    It serves only UTF-8 files without a byte order mark. All others are read from and written to the disk. A file that
+    the disk does not have exists if the host shows text for it, as for one that was never saved. Paths are absolute: a
+    root as it was given, followed by a path without symbolic links. An OSError that a method raises becomes the tool's
+    error.
     """
 
     @property
@@ -50,19 +51,24 @@ class CommandOutcome(TypedDict):
     """Ids of processes that the command left running."""
     terminal: NotRequired[str]
     """The host's id of the terminal in which the command ran."""
+    refusal: NotRequired[str]
+    """Why the host did not start the command."""
+    may_run_here: NotRequired[bool]
+    """With `refusal`: True if the command may run as a process of this machine instead."""
 
 
 class Terminals(Protocol):
     """A host's terminals, in which commands run."""
 
     async def run(
-        self, command: str, *, cwd: str, env: Mapping[str, str], timeout: float, output_limit: int
+        self, command: str, *, script: str, cwd: str, env: Mapping[str, str], timeout: float, output_limit: int
     ) -> CommandOutcome:
         """Run a shell command to its end.
 
-        `env` is added to the environment that the host gives to commands. After `timeout` seconds the command is
-        killed, and the outcome has `timed_out`. `output_limit` is in characters. Cancelling kills the command. An
-        OSError that this raises becomes the tool's error.
+        `script` is the path of a file that the shell reads before the command, "" for none. `env` is added to the
+        environment that the host gives to commands. After `timeout` seconds the command is killed, and the outcome has
+        `timed_out`. `output_limit` is in characters. Cancelling kills the command. An OSError that this raises becomes
+        the tool's error.
         """
         ...
 
@@ -87,8 +93,14 @@ class Workspace:
     """Receives the output of commands that run on this machine."""
     folder: str = ""
     """The folder in which a command starts; "" for the one in which the session's last command ended."""
-    env: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Variables for the command, with priority over those that commands have set."""
+    env: Mapping[str, str | None] = field(default_factory=dict[str, str | None])
+    """Variables for the command, with priority over those that commands have set; None takes one away."""
+    path: str = ""
+    """The file or folder for which the host allowed the call, absolute and without links; the call is refused if its
+    path leads elsewhere now. "" if that does not matter."""
+    environment: str | None = None
+    """The `environment` of the last `crow/shell` that the host knew when it allowed the command; the command is refused
+    if variables have changed since. None: that does not matter."""
     changes: Callable[[], Iterable[Mapping[str, Any]]] | None = None
     """Returns the `crow/changes` of all results of the session, oldest first, so that a new server can undo its edits.
     None: the server keeps the undo history itself, in ToolOptions.state."""
@@ -103,9 +115,9 @@ class Workspace:
 def local_workspace(meta: dict[str, Any], bounds: Sequence[str] = ()) -> Workspace:
     """Return the workspace that a tool call's `_meta` describes.
 
-    The keys are `crow/session`, `crow/cwd`, `crow/roots`, `crow/readable`, `crow/folder` and `crow/env`; the default is
-    the process's working folder. `bounds` replace the roots that `_meta` names. Raises ValueError for a folder that is
-    not absolute.
+    The keys are `crow/session`, `crow/cwd`, `crow/roots`, `crow/readable`, `crow/folder`, `crow/path`, `crow/env`
+    and `crow/environment`; the default is the process's working folder. `bounds` replace the roots that `_meta` names.
+    Raises ValueError for a folder that is not absolute.
     """
     given = [str(root) for root in bounds or meta.get("crow/roots") or ()]
     cwd = str(meta.get("crow/cwd") or (given[0] if given else os.getcwd()))
@@ -116,5 +128,16 @@ def local_workspace(meta: dict[str, Any], bounds: Sequence[str] = ()) -> Workspa
             raise ValueError(f"crow/cwd, crow/roots and crow/folder must be absolute folders, not {folder!r}")
     readable = () if bounds else tuple(str(folder) for folder in meta.get("crow/readable") or ())
     session = str(meta.get("crow/session") or "")
-    env = {str(name): str(value) for name, value in dict(meta.get("crow/env") or {}).items()}
-    return Workspace(session=session, cwd=cwd, roots=roots, readable=readable, folder=start, env=env)
+    given_env = dict(meta.get("crow/env") or {})
+    env = {str(name): None if value is None else str(value) for name, value in given_env.items()}
+    environment = meta.get("crow/environment")
+    return Workspace(
+        session=session,
+        cwd=cwd,
+        roots=roots,
+        readable=readable,
+        folder=start,
+        env=env,
+        path=str(meta.get("crow/path") or ""),
+        environment=None if environment is None else str(environment),
+    )

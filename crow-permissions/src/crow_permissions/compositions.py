@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from crow_permissions.programs import read_usage
 from crow_permissions.simple_commands import get_tables, parse, unescape
 
 if TYPE_CHECKING:
@@ -81,9 +82,14 @@ class SimpleCommand:
         )
 
     @property
+    def only_reads(self) -> bool:
+        """True if programs.toml lists it with all its words as a command that only reads."""
+        return not self.quoted[0] and "/" not in self.words[0] and read_usage(self.words).only_reads
+
+    @property
     def is_data_command(self) -> bool:
-        """Whether it takes its arguments and its input as data, and changes neither files nor settings."""
-        return self.begins_with(get_tables().data_commands)
+        """True if it takes its arguments and its input as data, and changes neither files that run nor settings."""
+        return self.only_reads or self.begins_with(get_tables().data_commands)
 
 
 @dataclass(frozen=True)
@@ -92,12 +98,12 @@ class Composition:
 
     commands: tuple[SimpleCommand, ...]
     folder: str = ""
-    """The folder into which it changes first, by `cd FOLDER &&`."""
+    """The folder into which it changes first, by `cd FOLDER &&`; once that is found, the folder in which it runs."""
 
     @property
-    def writes(self) -> list[str]:
-        """The files to which its redirections write."""
-        return [path for command in self.commands for path in command.writes]
+    def is_data(self) -> bool:
+        """True if all its commands take their arguments and their input as data."""
+        return all(command.is_data_command for command in self.commands)
 
 
 @lru_cache(maxsize=32)
@@ -120,10 +126,6 @@ def read_composition(text: str) -> Composition | None:
     if commands and len(commands) > 1 and commands[1].joiner == "&&" and is_change_of_folder(commands[0]):
         folder, commands = commands[0].words[1], commands[1:]
     if not commands or not all(is_separable(command) for command in commands):
-        return None
-    # A command before could make a link of a file that is written, and one behind could run it.
-    writes = len(commands) > 1 and any(command.writes for command in commands)
-    if writes and not all(command.is_data_command for command in commands):
         return None
     return Composition(tuple(commands), folder)
 
@@ -242,9 +244,9 @@ def to_word(node: "Node") -> str | None:
 
 
 def is_change_of_folder(command: SimpleCommand) -> bool:
-    """Test whether a command only changes into a folder, which CDPATH cannot change."""
-    plain = not (command.writes or command.reads or command.quoted[0])
-    return plain and len(command.words) == 2 and command.words[0] == "cd" and command.words[1].startswith(("/", "."))
+    """Test whether a command only changes into a folder; `terminal` empties CDPATH."""
+    plain = not (command.writes or command.reads or command.quoted[0]) and len(command.words) == 2
+    return plain and command.words[0] == "cd" and not command.words[1].startswith(("-", "+"))
 
 
 def is_separable(command: SimpleCommand) -> bool:

@@ -7,18 +7,23 @@ here; `CommandLine.find_project_runner` finds it.
 
 import re
 import tomllib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
 from importlib.resources import files
+from typing import TYPE_CHECKING
 
 import msgspec
 from crow_core.mcp.tool import ToolCall
 
 from crow_permissions.command_patterns import CommandPatterns
-from crow_permissions.protected import PatternGroup
-from crow_permissions.simple_commands import LENGTH_LIMIT, SHELLS, UNKNOWN, CommandLine, read_command_line
+from crow_permissions.protected import PatternGroup, to_regex
+from crow_permissions.simple_commands import LENGTH_LIMIT, SHELLS, UNKNOWN, CommandLine, parse, read_command_line
 from crow_permissions.subjects import SHELL_QUOTES, is_for_terminal_session, only_polls_terminal
+
+if TYPE_CHECKING:
+    from tree_sitter import Node
 
 ADDRESS = re.compile(r"(?!file:)\b[a-z][a-z0-9+.-]*://|\b[\w.+-]+@[\w.-]+:", re.IGNORECASE)
 """The beginning of a URL, or of a place on another machine (`user@host:path`)."""
@@ -34,6 +39,25 @@ NAMES_FILE = {"-r", "--requirement", "-c", "--constraint", "-e", "--editable", "
 ASKS_NOTHING = {"--version", "-V", "--help", "-h", "-v"}
 
 
+ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)\+?=")
+EXPORTS = re.compile(rb"export\b|\w+\s+(?:-\w+\s+)*-\w*x")
+SETS_VARIABLES = {"env", "export", "sudo", "doas"}
+READS_SETTINGS = {"--get", "--get-all", "--get-regexp", "--get-urlmatch", "--list", "-l", "get", "list"}
+"""Words with which `git config` only reads."""
+WRITES_SETTINGS = (
+    "--edit",
+    "-e",
+    "edit",
+    "--replace-all",
+    "--rename-section",
+    "rename-section",
+    "-f",
+    "--file",
+    "--blob",
+)
+"""The beginnings of words with which `git config` writes, whatever else it is given."""
+
+
 class CommandTexts(msgspec.Struct, forbid_unknown_fields=True):
     """Programs whose words may hold commands."""
 
@@ -41,15 +65,26 @@ class CommandTexts(msgspec.Struct, forbid_unknown_fields=True):
     programs: list[str]
 
 
+class ListedWords(msgspec.Struct, forbid_unknown_fields=True):
+    """The words with which a subcommand stays on this machine, at any position."""
+
+    local: list[str]
+    skip: list[str] = []
+    sends: list[str] = []
+
+
 class ExitTable(msgspec.Struct, forbid_unknown_fields=True):
     """The content of exits.toml, where each field is explained."""
 
     quiet: list[str]
+    variables: list[str]
+    settings: list[str]
     packages: list[str]
     running: list[str]
     addresses: list[str]
     texts: CommandTexts
     local: dict[str, list[str]]
+    listed: dict[str, ListedWords]
     interpreters: dict[str, list[str]]
     commands: list[PatternGroup]
 
@@ -65,7 +100,10 @@ class ExitPatterns:
     texts: CommandPatterns
     inner: re.Pattern[str]
     """Finds a command in a word of those that `texts` describes."""
+    variables: re.Pattern[str]
+    settings: re.Pattern[str]
     local: dict[str, frozenset[str]]
+    listed: dict[str, ListedWords]
     interpreters: dict[str, list[str]]
     commands: CommandPatterns
 
@@ -82,7 +120,10 @@ def load_exits() -> ExitPatterns:
         tuple(table.addresses),
         CommandPatterns(dict.fromkeys(table.texts.programs, "")),
         re.compile(rf"(?<![\w.-])(?:{'|'.join(map(re.escape, table.texts.network))})(?![\w.-])|\|\s*\S|\||[`]|\$\("),
+        re.compile("|".join(to_regex(pattern).pattern for pattern in table.variables)),
+        re.compile("|".join(to_regex(pattern).pattern for pattern in table.settings), re.IGNORECASE),
         {program: frozenset(known) for program, known in table.local.items()},
+        table.listed,
         table.interpreters,
         CommandPatterns({pattern: group.reason for group in table.commands for pattern in group.patterns}),
     )
@@ -119,6 +160,8 @@ def find_exit_command(command: str) -> str:
         return "what it runs cannot be known"
     if REDIRECTION.search(plain) or HIDDEN.search(command):
         return "what it reads or writes cannot be known"
+    if name := find_unknown_variable(line.texts | {command}):
+        return f"{name} may change what the command does"
     reasons = (find_exit_simple(spelling.split(" "), plain) for spelling in sorted(line.commands))
     return next(filter(None, reasons), "") or find_unknown(line)
 
@@ -130,6 +173,10 @@ def find_exit_simple(words: list[str], text: str) -> str:
         return "what it runs cannot be known"
     if (reason := table.commands.find(words)) is not None:
         return reason
+    if (listed := table.listed.get(" ".join(words[:2]))) and not stays_local(words[2:], listed):
+        return "it may exchange a repository with another machine"
+    if words[:2] == ["git", "config"] and not sets_nothing(words[2:]):
+        return "it may change what git runs, or where it sends to"
     if (known := table.packages.find(words)) and names_package(words[len(known.split()) :]):
         return "it asks a registry for names"
     if runs_inline_code(words):
@@ -149,6 +196,60 @@ def find_exit_simple(words: list[str], text: str) -> str:
     if ADDRESS.search(text) and table.quiet.find(words) is None:
         return "it names an address"
     return ""
+
+
+def stays_local(words: list[str], listed: ListedWords) -> bool:
+    """Test whether the words behind a subcommand are listed ones."""
+    words = [word for word in words if word not in listed.skip]
+    if not words:
+        return "" in listed.local
+    sends = any(fnmatchcase(word, pattern) for word in words for pattern in listed.sends)
+    return words[0] in listed.local and not sends and UNKNOWN not in " ".join(words)
+
+
+def sets_nothing(words: list[str]) -> bool:
+    """Test whether `git config` with these words reads, or sets what decides nothing about programs and addresses."""
+    if READS_SETTINGS & set(words):
+        return True
+    if words and words[0] in ("set", "unset"):
+        words = words[1:]
+    named = [word for word in words if not word.startswith("-")]
+    writes = len(named) > 1 or any(word.startswith(WRITES_SETTINGS) for word in words)
+    return not writes or (bool(named) and load_exits().settings.fullmatch(named[0]) is not None)
+
+
+def find_unknown_variable(texts: set[str]) -> str:
+    """Find a variable that a command line sets for a command and that is not listed; "" if there is none.
+
+    `texts` are the command line and those inside it.
+    """
+    for text in sorted(texts):
+        root = parse(text.encode(errors="replace")) if "=" in text else None
+        for name in list_variables(root) if root is not None else ():
+            if not load_exits().variables.fullmatch(name):
+                return name
+    return ""
+
+
+def list_variables(root: "Node") -> Iterator[str]:
+    """Yield the variables that a tree's commands start with, or that they set for later ones."""
+    todo = [root]
+    while todo:
+        node = todo.pop()
+        todo += node.named_children
+        text = (node.text or b"").decode(errors="replace")
+        if node.type == "variable_assignment" and node.parent and sets_for_others(node.parent):
+            yield text.partition("=")[0].rstrip("+")
+        elif node.type == "command":
+            texts = [(child.text or b"").decode(errors="replace") for child in node.named_children]
+            words = [SHELL_QUOTES.sub("", each) for each in texts]
+            at = next((at for at, word in enumerate(words) if word.rpartition("/")[2] in SETS_VARIABLES), len(words))
+            yield from (found[1] for word in words[at + 1 :] if (found := ASSIGNMENT.match(word)))
+
+
+def sets_for_others(node: "Node") -> bool:
+    """Test whether the variables that a command sets are for other programs, not for the shell alone."""
+    return node.type == "command" or (node.type == "declaration_command" and bool(EXPORTS.match(node.text or b"")))
 
 
 def find_unknown(line: CommandLine) -> str:

@@ -14,27 +14,37 @@ can.
 
 import asyncio
 import hashlib
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import takewhile
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import cast
 
 import msgspec
-from crow_core.acp.schema import BlockContent, TextBlock, ToolCallContent, ToolCallFields, ToolCallUpdate
+from crow_core.acp.schema import BlockContent, DiffContent, TextBlock, ToolCallContent, ToolCallFields, ToolCallUpdate
 from crow_core.app import Crow
 from crow_core.content import to_announcement, to_update
 from crow_core.errors import ConfigError
+from crow_core.masking import mask
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.tool import ToolCall
 from crow_core.messages.message import Message, list_edits
 from crow_core.session.options import Option
 from crow_core.session.session import Session
-from crow_core.text import to_line
-from crow_system.git import find_foreign_settings, find_git_options, make_git_environment
+from crow_core.text import show_invisible, to_line
+from crow_system.git import (
+    find_foreign_settings,
+    find_git_options,
+    is_same_repository,
+    make_git_environment,
+    restore_variables,
+)
 
+from crow_permissions.command_files import list_folders
 from crow_permissions.judgement import (
     MODES,
+    ONLY_READS,
     Judgement,
     Mode,
     SessionPermissions,
@@ -46,8 +56,12 @@ from crow_permissions.judgement import (
 from crow_permissions.kept_answers import KeptAnswer, KeptAnswers
 from crow_permissions.lasting import get_folder, list_offers
 from crow_permissions.rules import Rules, parse_rules, suggest_tool
-from crow_permissions.subjects import find_subject
+from crow_permissions.running import find_sign_of_crow
+from crow_permissions.simple_commands import UNKNOWN, read_command_line
+from crow_permissions.subjects import find_path, find_start, find_subject
 
+VARIABLES_SHOWN = 10
+"""Names of variables in a question."""
 COMMAND_SHOWN = 1_000
 """Characters of a command that the user has changed, in the record of the decision."""
 
@@ -112,21 +126,24 @@ def permissions(
         """Record a decision that needs neither git nor the user, so that it is stored together with the reply."""
         if session.toolbox.reject(tool_call) is None:
             keep_start(session, tool_call)
+            keep_path(session, tool_call)
             judgement = await collect_reasons(session, tool_call, judge(session, get_permissions(session), tool_call))
             if judgement.verdict != "ask" and not may_run_git(session, tool_call, judgement):
                 record(session, tool_call, judgement)
-                get_permissions(session).has_edits |= judgement.writes
 
     @crow.before_tool
     @crow.permission
     async def decide(session: Session, tool_call: ToolCall) -> ToolResult | None:
         keep_start(session, tool_call)
+        keep_path(session, tool_call)
+        environment = session.folders.environment
         judgement = await judge_with_git(session, tool_call)
         if tool_call.id in get_permissions(session).changed:
             judgement = to_changed(judgement, find_subject(session, tool_call))
         if judgement.verdict == "ask":
             async with get_permissions(session).queue:
                 # The answer to the call before may have settled this one, or the mode may have changed.
+                environment = session.folders.environment
                 judgement = await judge_with_git(session, tool_call)
                 if judgement.verdict == "ask":
                     because = judgement.because
@@ -137,6 +154,8 @@ def permissions(
             return await decide_changed(session, tool_call, judgement.command)
         record(session, tool_call, judgement)
         get_permissions(session).has_edits |= judgement.writes
+        if judgement.verdict == "allow" and (judgement.by_pattern or judgement.answer):
+            session.folders.judged[tool_call.id] = environment
         if judgement.verdict == "deny":
             advice = "" if judgement.advises else " Do not try to reach the same by another way; ask."
             refusal = f"This was not run: {judgement.reason.rstrip('.')}.{advice}"
@@ -173,13 +192,21 @@ def permissions(
         return replace(judgement, verdict="ask", rules=(), answer=None, remark=remark, because=because)
 
     def may_run_git(session: Session, tool_call: ToolCall, judgement: Judgement) -> bool:
-        """Test whether a rule allows a command that may be a git command, in a folder that is not trusted."""
-        return judgement.by_pattern and tool_call.kind == "execute" and not trusted(Path(session.cwd))
+        """Test whether a rule allows a command that may be a git command, in a repository that is not trusted."""
+        if not judgement.by_pattern or tool_call.kind != "execute":
+            return False
+        folders = [os.path.realpath(folder.replace(UNKNOWN, "?")) for folder in list_git_folders(session, tool_call)]
+        return not trusted(Path(session.cwd)) or not all(is_same_repository(each, session.cwd) for each in folders)
 
     @crow.after_tool
-    def follow_folder(result: ToolResult, session: Session, tool_call: ToolCall) -> ToolResult | None:
+    def follow_shell(result: ToolResult, session: Session, tool_call: ToolCall) -> ToolResult | None:
         session.folders.starts.pop(tool_call.id, None)
+        session.folders.paths.pop(tool_call.id, None)
         session.folders.environments.pop(tool_call.id, None)
+        session.folders.judged.pop(tool_call.id, None)
+        if shell := result.meta.get("crow/shell"):
+            session.folders.variables = shell.get("variables", ())
+            session.folders.environment = shell.get("environment", "")
         if folder := result.meta.get("crow/folder"):
             session.folders.current = folder
         if result.meta.get("crow/changes"):
@@ -212,6 +239,13 @@ def keep_start(session: Session, tool_call: ToolCall) -> None:
     session.folders.starts.setdefault(tool_call.id, session.folders.current or session.cwd)
 
 
+def keep_path(session: Session, tool_call: ToolCall) -> None:
+    """Keep the file to which a call's path leads now: it is judged for this file, so the tool works with no other."""
+    session.folders.paths.pop(tool_call.id, None)
+    if isinstance(tool_call.arguments.get("path"), str):
+        session.folders.paths[tool_call.id] = find_path(session, tool_call)
+
+
 def record(session: Session, tool_call: ToolCall, judgement: Judgement) -> None:
     """Append a decision to the log, unless the last one on this call since the reply is the same."""
     scope = to_scope(judgement.answer) if judgement.answer else "once"
@@ -231,14 +265,18 @@ async def judge_git(session: Session, tool_call: ToolCall, judgement: Judgement)
     """
     composition = find_composition(session, tool_call)
     commands = composition.commands if composition else ()
+    folders = list_git_folders(session, tool_call)
     words = [command.words for command in commands] or [find_subject(session, tool_call).split()]
-    found = [option for each in words if (option := find_git_options(each)) is not None]
-    if not found:
+    given = [option for each in words if (option := find_git_options(each)) is not None]
+    if not given:
         return judgement
-    options = next(filter(None, found), "")
-    session.folders.environments[tool_call.id] = make_git_environment()
+    options = next(filter(None, given), "")
+    session.folders.environments[tool_call.id] = restore_variables(session.folders.variables) | make_git_environment()
     try:
-        foreign = await asyncio.to_thread(find_foreign_settings, session.cwd)
+        if any(UNKNOWN in folder for folder in folders):
+            raise OSError("it is not known in which folder git runs")
+        found = [await asyncio.to_thread(find_foreign_settings, folder) for folder in filter(os.path.isdir, folders)]
+        foreign = list(dict.fromkeys(chain.from_iterable(found)))
         reason = f"its settings may run programs: {', '.join(foreign[:5])}" if foreign else ""
     except OSError as error:
         reason = f"its settings cannot be read: {error}"
@@ -248,9 +286,18 @@ async def judge_git(session: Session, tool_call: ToolCall, judgement: Judgement)
         reason = reason or "another command in the same line may change its settings"
     if not reason:
         return judgement
-    reasons = f"the answer {str(judgement.answer)!r}" if judgement.answer else judgement.reason
-    remark = f"{reasons} allows this, but the repository is not trusted, and {to_line(reason[:500])}."
+    source = f"the answer {str(judgement.answer)!r}" if judgement.answer else judgement.reason
+    allows = "this only reads" if source == ONLY_READS else f"{source} allows this"
+    remark = f"{allows}, but the repository is not trusted, and {to_line(reason[:500])}."
     return Judgement("ask", remark=remark[:1].upper() + remark[1:])
+
+
+def list_git_folders(session: Session, tool_call: ToolCall) -> list[str]:
+    """List the folders in which an allowed command may run git; a composition has one."""
+    if composition := find_composition(session, tool_call):
+        return [composition.folder]
+    line = read_command_line(find_subject(session, tool_call))
+    return list_folders(line, find_start(session, tool_call))
 
 
 async def ask_user(
@@ -265,7 +312,7 @@ async def ask_user(
     moves = tool_call.kind == "execute" and subject.startswith("cd ")
     about = ToolCallFields(
         tool_call_id=tool_call.id,
-        title=to_line(subject[:200]) if moves else announcement.title,
+        title=show_invisible(to_line(subject[:200]) if moves else announcement.title),
         name=announcement.name,
         kind=tool_call.kind,
         status="pending",
@@ -273,12 +320,17 @@ async def ask_user(
         raw_input=announcement.raw_input,
         content=await preview(session, tool_call) if tool_call.kind == "edit" else msgspec.UNSET,
     )
+    environment = session.folders.environment
+    if tool_call.kind == "execute" and environment not in permissions.environments:
+        remark = "\n\n".join(filter(None, [judgement.remark, describe_variables(session.folders.variables)]))
+        judgement = replace(judgement, remark=remark)
     if judgement.remark:
         shown = [] if isinstance(about.content, msgspec.UnsetType) else about.content or []
         about.content = [BlockContent(content=TextBlock(text=judgement.remark)), *shown]
     offers = list_offers(judgement.rules, get_folder(session), kept=permissions.kept is not None)
     answer = await session.user.ask_allowed(about, [offer.to_option() for offer in offers])
     permissions.runs_edits |= judgement.runs_edits and answer.allowed
+    permissions.environments |= {environment} if answer.allowed and tool_call.kind == "execute" else set()
     if answer.allowed and answer.choice.command and can_change(tool_call):
         return Judgement("allow", answer.reason, command=answer.choice.command)
     chosen = next((offer.answer for offer in offers if offer.option_id == answer.choice.option_id), None)
@@ -286,6 +338,14 @@ async def ask_user(
         await keep(session, permissions, chosen)
     verdict = "allow" if answer.allowed else "deny"
     return Judgement(verdict, answer.reason, answer=chosen, advises=bool(answer.choice.reason) and not answer.allowed)
+
+
+def describe_variables(names: Sequence[str]) -> str:
+    """Describe the variables that commands have changed, for a question."""
+    shown = ", ".join(to_line(name[:100]) for name in names[:VARIABLES_SHOWN])
+    more = f" and {len(names) - VARIABLES_SHOWN} more" if len(names) > VARIABLES_SHOWN else ""
+    what = f"Commands have changed variables for those that follow: {shown}{more}."
+    return f"{what} What rules and earlier answers allow may be other programs with them. This is asked once."
 
 
 def can_change(tool_call: ToolCall) -> bool:
@@ -297,6 +357,8 @@ async def keep(session: Session, permissions: SessionPermissions, answer: KeptAn
     """Keep an answer, for the session at least."""
     if answer.scope != "session" and permissions.kept:
         try:
+            if answer.allows and (sign := find_sign_of_crow(permissions.kept.file.parent)):
+                raise ConfigError(f"another crow has started this one ({sign}), and its client may be a model.")
             await asyncio.to_thread(permissions.kept.add, answer)
             return
         except (ConfigError, OSError) as error:
@@ -311,7 +373,13 @@ def to_scope(answer: KeptAnswer) -> str:
 
 
 async def preview(session: Session, tool_call: ToolCall) -> "list[ToolCallContent] | msgspec.UnsetType":
-    """Let the tool make the diff of an edit without writing it; UNSET if the edit cannot succeed."""
+    """Let the tool make the diff of an edit without writing it; UNSET if the edit cannot succeed.
+
+    The file that another agent wants to write is shown as it will be.
+    """
+    if tool_call.is_answered_by_hook:
+        path, text = str(tool_call.arguments.get("path")), str(tool_call.arguments.get("file_text"))
+        return [DiffContent(path=path, new_text=mask(text, session.secrets))]
     result = await session.toolbox.call(tool_call, session.meta(tool_call, **{"crow/dry_run": True}))
     content = to_update(result.mask(session.secrets), tool_call).content
     return msgspec.UNSET if result.is_error or content is None else content

@@ -14,23 +14,30 @@ from crow_core.text import to_line
 from crow_permissions.command_files import (
     find_protection_of_files,
     find_rule_for_files,
+    find_rule_for_named_files,
     find_rule_for_unknown_files,
     may_write,
+    writes_unknown_files,
 )
-from crow_permissions.compositions import Composition, read_composition
+from crow_permissions.compositions import Composition, SimpleCommand, read_composition
+from crow_permissions.indirect_commands import may_run
 from crow_permissions.kept_answers import AnswerRule, KeptAnswer, KeptAnswers, find_answer
+from crow_permissions.known_readers import may_read
 from crow_permissions.lasting import get_folder, list_covering_rules
 from crow_permissions.protected import find_protection
 from crow_permissions.rules import COMMAND_TOOL, Rule, Rules, Verdict
 from crow_permissions.simple_commands import PLAIN_COMMAND, CommandLine, read_command_line
 from crow_permissions.subjects import (
+    find_own_folder,
+    find_path,
     find_spellings,
+    find_start,
     find_subject,
+    from_root,
     has_posix_shell,
+    is_below_any,
     is_for_terminal_session,
-    is_inside,
     only_polls_terminal,
-    path_from_root,
     resolve,
     spell_paths,
 )
@@ -50,6 +57,7 @@ MODES = (
 )
 
 
+ONLY_READS = "it only reads"
 PLAN_MODE = "plan mode only reads. Describe the change instead"
 STRICTNESS: dict[Verdict, int] = {"deny": 0, "ask": 1, "allow": 2}
 
@@ -66,7 +74,7 @@ class Judgement:
     answer: KeptAnswer | None = None
     """The answer for longer than once that decided."""
     by_pattern: bool = False
-    """Whether a rule with a pattern allows it."""
+    """True if a rule with a pattern allows it, or would if commands had changed no variables."""
     command: str = ""
     """The command that the user wrote in place of the model's, and allowed."""
     advises: bool = False
@@ -99,6 +107,8 @@ class SessionPermissions:
     """Answers for the rest of the session."""
     kept: KeptAnswers | None = None
     """Answers for longer; None if there are none."""
+    environments: set[str] = field(default_factory=lambda: {""})
+    """The environments that commands have made in which the user has allowed a command."""
     changed: set[str] = field(default_factory=set[str])
     """The ids of the tool calls whose command the user has changed and allowed."""
     queue: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -131,6 +141,8 @@ class JudgedCall:
     permissions: SessionPermissions
     tool_call: ToolCall
     subject: str
+    path: str
+    """The file or folder of a tool that works with one, absolute and without links; "" for another tool."""
     start: str
     """The folder in which a command starts."""
     line: CommandLine
@@ -144,7 +156,7 @@ class JudgedCall:
     to_terminal: bool
     """True for input to a running terminal session."""
     may_compose: bool
-    """True for a command line of a POSIX shell that is more than one plain command."""
+    """True for a command line of a POSIX shell."""
 
 
 def read_call(session: Session, permissions: SessionPermissions, tool_call: ToolCall) -> JudgedCall:
@@ -161,9 +173,9 @@ def read_call(session: Session, permissions: SessionPermissions, tool_call: Tool
     match = min(filter(None, (match, about_file)), key=lambda found: STRICTNESS[found[0]], default=None)
     covering = list_covering_rules(session, tool_call)
     answer = permissions.find_answer(covering, get_folder(session))
-    may_compose = one_line and not simple
+    path = find_path(session, tool_call) if isinstance(tool_call.arguments.get("path"), str) else ""
     return JudgedCall(
-        session, permissions, tool_call, subject, start, line, match, covering, answer, to_terminal, may_compose
+        session, permissions, tool_call, subject, path, start, line, match, covering, answer, to_terminal, one_line
     )
 
 
@@ -177,7 +189,7 @@ def judge(session: Session, permissions: SessionPermissions, tool_call: ToolCall
     call = read_call(session, permissions, tool_call)
     steps = (judge_by_strict_rules, judge_by_mode, judge_by_protection, judge_by_allowing_rules, judge_by_answer)
     decided = (step(call) for step in (*steps, judge_by_kind))
-    return next(filter(None, decided), Judgement("ask", rules=call.covering))
+    return next(filter(None, decided), None) or Judgement("ask", rules=call.covering, remark=find_unlisted(call))
 
 
 def judge_too_long(permissions: SessionPermissions, tool_call: ToolCall) -> Judgement:
@@ -206,24 +218,31 @@ def judge_by_strict_rules(call: JudgedCall) -> Judgement | None:
 
 
 def judge_by_mode(call: JudgedCall) -> Judgement | None:
-    """Decide what the modes `plan` and `yolo` decide, whatever allows a call or asks about it."""
+    """Decide what the modes `plan` and `yolo` decide, whatever allows a call or asks about it.
+
+    In yolo, too, crow asks where a rule that denies or asks may be about what a command does.
+    """
     kind, mode = call.tool_call.kind, call.permissions.mode
     if kind == "execute" and only_polls_terminal(call.tool_call):
         return Judgement("allow", "it only looks at what was started, or ends it")
     if mode == "plan" and kind not in ("read", "search", "think", "fetch"):
         return Judgement("deny", PLAN_MODE)
-    return Judgement("allow", "mode yolo") if mode == "yolo" else None
+    if mode != "yolo":
+        return None
+    remark = find_doubt(call)
+    return Judgement("ask", remark=remark) if remark else Judgement("allow", "mode yolo")
 
 
 def judge_by_protection(call: JudgedCall) -> Judgement | None:
     """Ask about what cannot be known and a strict rule may be about, about crow's own files and protected files."""
     session, permissions, line, start = call.session, call.permissions, call.line, call.start
     own_folders, protected, kind = permissions.own_folders, permissions.protected, call.tool_call.kind
-    if remark := find_doubt(permissions.rules, call.tool_call.name, line, start):
+    if remark := find_doubt(call):
         return Judgement("ask", remark=remark)
-    if kind == "edit" and is_inside(session, call.subject, own_folders, ignore_case=True):
+    path = call.path or resolve(session, call.subject)
+    if kind == "edit" and is_below_any(path, own_folders, ignore_case=True):
         return Judgement("ask", remark="These are crow's own files.")
-    if kind == "edit" and (protection := find_protection(path_from_root(session, call.subject), protected)):
+    if kind == "edit" and (protection := find_protection(from_root(session, path), protected)):
         paths = [rule for rule in call.covering if rule.kind == "path"]
         if found := permissions.find_answer(paths, get_folder(session)):
             return to_judgement(found)
@@ -233,27 +252,38 @@ def judge_by_protection(call: JudgedCall) -> Judgement | None:
 
 
 def judge_by_allowing_rules(call: JudgedCall) -> Judgement | None:
-    """Allow what rules allow, unless it is the first command that runs the folder's code after edits."""
-    allowing = [call.match[1]] if call.match else []
-    if not allowing and call.may_compose and (composition := find_composition(call.session, call.tool_call)):
-        allowing = find_allowing(call.session, call.permissions, call.tool_call.name, composition)
-    if not allowing:
+    """Allow what rules allow and what only reads, unless it is the first command after edits that may run code."""
+    allowing = find_allowing(call)
+    if allowing is None:
         return None
+    names = " and ".join(repr(str(rule)) for rule in allowing)
+    reason = (f"the rule {names}" if len(allowing) == 1 else f"the rules {names}") if allowing else ONLY_READS
+    by_pattern = not allowing or any(rule.pattern is not None for rule in allowing)
+    if by_pattern and has_unknown_environment(call):
+        return Judgement("ask", reason, by_pattern=True)
     if program := find_runner_after_edits(call.permissions, call.tool_call, call.line):
         return ask_about_runner(program)
-    if "" in call.line.unclear and (rule := next(filter(is_open, allowing), None)):
+    if not allowing:
+        return Judgement("allow", reason, by_pattern=True)
+    if "" in call.line.unclear and (rule := next((rule for rule in allowing if rule.is_open), None)):
         return Judgement(
             "ask", remark=f"What this runs cannot be known, and the rule {str(rule)!r} only says how it begins."
         )
-    names = " and ".join(repr(str(rule)) for rule in allowing)
-    reason = f"the rule {names}" if len(allowing) == 1 else f"the rules {names}"
-    by_pattern = any(rule.pattern is not None for rule in allowing)
+    if (rule := next((rule for rule in allowing if rule.is_open), None)) and writes_unknown_files(call.line):
+        return Judgement(
+            "ask",
+            remark=f"Which files this writes cannot be known, and the rule {str(rule)!r} only says how it begins.",
+        )
     return Judgement("allow", reason, by_pattern=by_pattern, writes=bool(call.line.writes))
 
 
-def is_open(rule: Rule) -> bool:
-    """Test whether a rule has a pattern for more than one text."""
-    return rule.pattern is not None and not set("*?[").isdisjoint(rule.pattern)
+def has_unknown_environment(call: JudgedCall) -> bool:
+    """Test whether commands have changed variables and the user has allowed no command since.
+
+    What rules and answers allow may be other programs with such variables.
+    """
+    environment = call.session.folders.environment
+    return call.tool_call.kind == "execute" and environment not in call.permissions.environments
 
 
 def judge_by_answer(call: JudgedCall) -> Judgement | None:
@@ -265,8 +295,12 @@ def judge_by_answer(call: JudgedCall) -> Judgement | None:
         return Judgement("ask")
     if answer is None or (answer.scope != "session" and permissions.mode == "plan"):
         return None
+    if has_unknown_environment(call):
+        return replace(to_judgement(answer), verdict="ask", answer=None)
     if answer.scope != "session" and (program := find_runner_after_edits(permissions, call.tool_call, call.line)):
         return ask_about_runner(program)
+    if answer.allows and answer.rule.kind == "subcommand" and writes_unknown_files(call.line):
+        return Judgement("ask", remark="Which files this writes cannot be known.")
     return replace(to_judgement(answer), writes=answer.allows and bool(call.line.writes))
 
 
@@ -276,60 +310,112 @@ def judge_by_kind(call: JudgedCall) -> Judgement | None:
     if kind in ("read", "search", "think"):
         return Judgement("allow", "reading is allowed")
     if kind == "edit" and call.permissions.mode == "accept-edits":
-        in_roots = is_inside(call.session, call.subject, call.session.folders.roots)
+        path = call.path or resolve(call.session, call.subject)
+        in_roots = is_below_any(path, call.session.folders.roots)
         return Judgement("allow", "mode accept-edits") if in_roots else None
     return None
 
 
-def find_doubt(rules: Rules, tool: str, line: CommandLine, start: str) -> str:
+def find_doubt(call: JudgedCall) -> str:
     """Find the sentence about a rule that may be about a part of a command that is not known; "" if there is none."""
-    strict = [rule for rule in (*rules.deny, *rules.ask) if rule.covers(tool)]
-    if rule := next((rule for rule in strict if line.may_match(rule.pattern)), None):
+    rules, line = call.permissions.rules, call.line
+    strict = [rule for rule in (*rules.deny, *rules.ask) if rule.covers(call.tool_call.name)]
+    if rule := next((rule for rule in strict if rule.pattern and may_run(call.subject, line, rule.pattern)), None):
         return f"What this runs cannot be known, and the rule {str(rule)!r} may be about it."
-    if rule := find_rule_for_unknown_files(rules, line, start):
-        return f"Which files this changes cannot be known, and the rule {str(rule)!r} may be about them."
+    if found := find_rule_for_named_files(call.session, rules, line, call.start):
+        return f"This names {to_line(found[0])}, and the rule {str(found[1])!r} is about it."
+    if rule := find_rule_for_unknown_files(rules, line, call.start):
+        return f"Which files this works with cannot be known, and the rule {str(rule)!r} may be about them."
     return ""
 
 
-def find_start(session: Session, tool_call: ToolCall) -> str:
-    """Find the folder in which a command starts."""
-    start = str(tool_call.arguments.get("cwd") or session.folders.starts.get(tool_call.id, session.cwd))
-    return os.path.join(session.cwd, os.path.expanduser(start.replace("\0", "?")))
-
-
 def find_composition(session: Session, tool_call: ToolCall) -> Composition | None:
-    """Read a command as a composition of simple ones, if it starts in the working directory and stays there."""
-    command, cwd = tool_call.arguments.get("command"), os.path.realpath(session.cwd)
+    """Read a command as a composition of simple ones, if they all run in one folder below a root, and that is certain.
+
+    Its folder becomes absolute, without links.
+    """
+    command = tool_call.arguments.get("command")
     if tool_call.name != COMMAND_TOOL or not isinstance(command, str):
         return None
-    if os.path.realpath(find_start(session, tool_call)) != cwd:
-        return None
     composition = read_composition(command)
-    if composition is None or (composition.folder and resolve(session, composition.folder) != cwd):
+    folder = find_own_folder(session, tool_call, composition.folder) if composition else ""
+    return replace(composition, folder=folder) if composition and folder else None
+
+
+def find_allowing(call: JudgedCall) -> list[Rule] | None:
+    """Find the rules that allow a call; none of them if its commands only read. None if it is not allowed."""
+    session, permissions, tool_call = call.session, call.permissions, call.tool_call
+    is_command = tool_call.name == COMMAND_TOOL and tool_call.kind == "execute"
+    if call.match:
+        rule = call.match[1]
+        writes = rule.read_usage(call.subject.split()).writes if is_command else ()
+        return [rule] if may_write_files(call, writes, call.start) else None
+    composition = find_composition(session, tool_call) if call.may_compose else None
+    if composition is None:
         return None
-    return composition
+    is_elsewhere = composition.folder != os.path.realpath(session.cwd)
+    found = [
+        (command, permissions.rules.find_for_command(tool_call.name, command, is_elsewhere=is_elsewhere))
+        for command in composition.commands
+    ]
+    readers = tuple(command for command, rule in found if rule is None)
+    if not all(command.only_reads and not command.writes for command in readers):
+        return None
+    start = composition.folder
+    if readers and not may_read(
+        session, permissions.rules, permissions.own_folders, call.subject, Composition(readers), start
+    ):
+        return None
+    written = [path for command, rule in found if rule for path in list_written(command, rule)]
+    # A command before could make a link of a file that is written, and one after it could run it.
+    if written and len(found) > 1 and not composition.is_data:
+        return None
+    return list(dict.fromkeys(rule for _, rule in found if rule)) if may_write_files(call, written, start) else None
 
 
-def find_allowing(session: Session, permissions: SessionPermissions, tool: str, composition: Composition) -> list[Rule]:
-    """Find the rules that together allow a composition, with the files that it writes; none if they do not."""
-    rules = permissions.rules.find_for_composition(tool, composition)
-    accept_edits = permissions.mode == "accept-edits"
-    return rules if rules and may_write(session, permissions.rules, composition, accept_edits=accept_edits) else []
+def list_written(command: SimpleCommand, rule: Rule) -> list[str]:
+    """List the files that a command writes, by redirections and by options that the rule does not write out."""
+    return [*command.writes, *rule.read_usage(command.words).writes]
+
+
+def may_write_files(call: JudgedCall, paths: Sequence[str], start: str) -> bool:
+    """Test whether files that an allowed command, which starts in a folder, writes may be edited without a question."""
+    accept_edits = call.permissions.mode == "accept-edits"
+    full = [os.path.join(start, path) for path in paths]
+    return may_write(call.session, call.permissions.rules, full, accept_edits=accept_edits)
+
+
+def find_unlisted(call: JudgedCall) -> str:
+    """Find the sentence about a word for which a rule does not allow a command; "" if there is none."""
+    composition = find_composition(call.session, call.tool_call) if call.may_compose else None
+    for command in composition.commands if composition else ():
+        if found := call.permissions.rules.find_unlisted(call.tool_call.name, command):
+            return (
+                f"The rule {str(found[0])!r} does not cover {to_line(found[1])!r}; a rule for the whole command does."
+            )
+    return ""
 
 
 def find_runner_after_edits(permissions: SessionPermissions, tool_call: ToolCall, line: CommandLine) -> str:
-    """Find the program in an allowed command that runs the folder's code, in a session that has changed files without a
-    question and was not asked about that yet; "" if there is none."""
+    """Find the program in an allowed command that may run code which the session has changed without a question; "" if
+    there is none, or if the session was asked about that already. Commands that are known to only read are none."""
     if tool_call.kind != "execute" or permissions.mode != "accept-edits":
         return ""
-    if not (permissions.has_edits or line.writes) or permissions.runs_edits:
+    if permissions.runs_edits:
         return ""
-    return line.find_project_runner()
+    command = tool_call.arguments.get("command")
+    composition = read_composition(command) if isinstance(command, str) else None
+    writes_before = line.writes and (composition is None or len(composition.commands) > 1)
+    if not (permissions.has_edits or writes_before):
+        return ""
+    if composition is None:
+        return tool_call.name
+    return next((each.words[0] for each in composition.commands if not each.only_reads), "")
 
 
 def ask_about_runner(program: str) -> Judgement:
     """Ask about a program that runs code which the session may have changed."""
-    why = f"{to_line(program)} runs code of this folder, where this session has changed files."
+    why = f"{to_line(program)} may run code of this folder, where this session has changed files."
     return Judgement("ask", remark=f"{why} This is asked once in a session.", runs_edits=True)
 
 

@@ -4,11 +4,8 @@ import hashlib
 import os
 import re
 import shlex
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
 
 import msgspec
 from crow_core.acp.schema import McpServer, PermissionOption
@@ -17,7 +14,15 @@ from crow_core.mcp.tool import Tool, ToolCall
 from crow_core.session.session import Session
 
 from crow_permissions.kept_answers import AnswerRule, KeptAnswer, Scope, now
-from crow_permissions.subjects import find_subject, has_posix_shell, is_for_terminal_session, parse_url, resolve
+from crow_permissions.programs import load_programs, read_usage
+from crow_permissions.subjects import (
+    find_own_folder,
+    find_path,
+    find_subject,
+    has_posix_shell,
+    is_for_terminal_session,
+    parse_url,
+)
 
 LASTING_LIMIT = 5
 """The most answers for longer than once that a question offers, beside allowing and rejecting once."""
@@ -25,20 +30,6 @@ SUBCOMMAND_LENGTH = 2_000
 """The longest command for which a rule with its subcommand is looked for."""
 SINGLE_COMMAND = re.compile(r"(?:[\w./:=@,+% -]|'[^'\0]*'|\"[^\"$`\\!\0]*\")+", re.ASCII)
 """One command of plain words and of quoted texts that the shell takes as they are."""
-
-
-class LastingSubcommands(msgspec.Struct, forbid_unknown_fields=True):
-    """The entry of a program in lasting_subcommands.toml, where each field is explained."""
-
-    subcommands: list[str]
-    not_with: list[str]
-
-
-@cache
-def get_subcommands() -> dict[str, LastingSubcommands]:
-    """Read the subcommands that an answer may cover with any arguments."""
-    text = (files("crow_permissions") / "lasting_subcommands.toml").read_text("utf-8")
-    return msgspec.convert(tomllib.loads(text), dict[str, LastingSubcommands])
 
 
 def list_covering_rules(session: Session, tool_call: ToolCall) -> list[AnswerRule]:
@@ -51,41 +42,31 @@ def list_covering_rules(session: Session, tool_call: ToolCall) -> list[AnswerRul
     if kind == "execute":
         if own and isinstance(arguments.get("command"), str) and arguments["command"]:
             command = find_subject(session, tool_call)
-            subcommand = find_subcommand(command) if has_posix_shell(tool_call) else ""
+            typed = arguments["command"].strip(" \t\n") if find_own_folder(session, tool_call) else command
+            subcommand = find_subcommand(typed) if has_posix_shell(tool_call) else ""
             more = [AnswerRule("subcommand", name, subcommand)] if subcommand else []
             return [AnswerRule("command", name, command), *more]
         return [AnswerRule("arguments", name, to_json(arguments), identify(tool_call.tool))]
     if own and kind == "fetch" and isinstance(url := arguments.get("url"), str):
         return [AnswerRule("host", name, parse_url(url)[1])]
-    if own and kind == "edit" and isinstance(path := arguments.get("path"), str):
-        return [AnswerRule("path", name, resolve(session, path)), AnswerRule("edits", name, kind)]
+    if own and kind == "edit" and isinstance(arguments.get("path"), str):
+        return [AnswerRule("path", name, find_path(session, tool_call)), AnswerRule("edits", name, kind)]
     return [AnswerRule("tool", name, kind, identify(tool_call.tool))]
 
 
 def find_subcommand(command: str) -> str:
-    """Find the program and its subcommand, such as `git commit`, if an answer may cover the command with any arguments.
+    """Find the program and its subcommand, such as `git commit`, if an answer may cover the command with all that
+    programs.toml lists.
 
     Returns "" for a command that is more than one simple command, or of which the text does not tell everything.
     """
     if len(command) > SUBCOMMAND_LENGTH or not SINGLE_COMMAND.fullmatch(command):
         return ""
     words = shlex.split(command)
-    known = get_subcommands().get(words[0]) if len(words) > 1 else None
-    if known is None or words[1] not in known.subcommands:
-        return ""
-    if any(is_one_of(word, known.not_with) for word in words[2:]):
-        return ""
-    return f"{words[0]} {words[1]}"
-
-
-def is_one_of(word: str, options: Sequence[str]) -> bool:
-    """Test whether a word is one of these options, in a short form or with its value behind it."""
-    if word.startswith("--"):
-        name = word.partition("=")[0]
-        return name != "--" and any(option.startswith(name) or name == option for option in options)
-    if not word.startswith("-"):
-        return False
-    return any(option[1] in word[1:] for option in options if not option.startswith("--"))
+    usage = read_usage(words)
+    name = " ".join(words[:2])
+    is_kept = usage.program is load_programs().get(name) and usage.program is not None and usage.program.entry.kept
+    return name if is_kept and not (usage.unlisted or usage.writes) else ""
 
 
 def identify(tool: Tool | None) -> str:

@@ -18,6 +18,7 @@ import msgspec
 from crow_core.paths import to_relative
 
 from crow_permissions.command_patterns import CommandPatterns
+from crow_permissions.exits import find_exit_command
 from crow_permissions.protected import PatternGroup, to_regex
 from crow_permissions.simple_commands import UNKNOWN, read_command_line
 from crow_permissions.subjects import SHELL_QUOTES, expand_user
@@ -38,6 +39,15 @@ LISTS_VARIABLES = re.compile(
     r"(?:^|[;&|(\n{]|\b(?:builtin|command)\b)[^\S\n]*(?:set|(?:export|declare|typeset|readonly)(?:\s+-[px]+)?)[^\S\n]*(?:$|[;&|)\n>])"
 )
 """A command of the shell's own that prints all variables."""
+NAMES_ENVIRONMENT = re.compile(r"ENV|environ|getenv|\benv\b")
+ENVIRONMENT = re.compile(
+    r"(?:\S*/)?(?:[gmn]?awk|g?jq|yq|python[\d.]*|node|bun|deno|perl|ruby|php|lua|osascript)\s.*?"
+    r"(?:ENVIRON|\benviron|getenv|process\.env|Deno\.env|\$ENV\b|%ENV|\bENV\b|\benv\b)"
+    r"(?:[.]?(?:get|fetch)?[\[({]+(?P<name>[A-Za-z_]\w*)|\.(?P<attribute>[A-Z]\w*))?",
+    re.DOTALL,
+)
+"""A program that reads its environment, and the variable, if it names one. Quotes are removed from the text."""
+QUIET_REDIRECTION = re.compile(r"[012&]?>>?\s*/dev/null|[012]>&[012]")
 INSTALLED = {".git", "node_modules", ".venv", "venv", "__pycache__", "site-packages", "target"}
 READS_NAMES = {"xargs", "parallel", "read", "while", "mapfile", "readarray", "eval", "source", "."}
 """Words of a command line in which the output of one command may name files for another."""
@@ -49,6 +59,10 @@ class PrivateTable(msgspec.Struct, forbid_unknown_fields=True):
     templates: list[str]
     variables: list[str]
     quiet: list[str]
+    filters: list[str]
+    cutting: list[str]
+    fixtures: list[str]
+    searching: list[str]
     copying: list[str]
     folders: list[str]
     files: list[PatternGroup]
@@ -72,6 +86,12 @@ class PrivateNames:
     folders: CommandPatterns
     packers: re.Pattern[str]
     """Finds the programs of `folders` in a text."""
+    filters: frozenset[str]
+    cutting: re.Pattern[str]
+    fixtures: frozenset[str]
+    searching: CommandPatterns
+    searchers: re.Pattern[str]
+    """Finds the programs of `searching` in a text."""
 
 
 @cache
@@ -96,8 +116,18 @@ def load_private_names() -> PrivateNames:
         CommandPatterns(dict.fromkeys(table.quiet, "")),
         frozenset(table.copying),
         CommandPatterns(dict.fromkeys(table.folders, "")),
-        re.compile(rf"(?<![\w.-])(?:{'|'.join(sorted({pattern.split()[0] for pattern in table.folders}))})(?![\w-])"),
+        to_finder(table.folders),
+        frozenset(table.filters),
+        re.compile("|".join(to_regex(pattern).pattern for pattern in table.cutting)),
+        frozenset(table.fixtures),
+        CommandPatterns(dict.fromkeys(table.searching, "")),
+        to_finder(table.searching),
     )
+
+
+def to_finder(patterns: Sequence[str]) -> re.Pattern[str]:
+    """Convert patterns of commands to a regular expression that finds their programs in a text."""
+    return re.compile(rf"(?<![\w.-])(?:{'|'.join(sorted({pattern.split()[0] for pattern in patterns}))})(?![\w-])")
 
 
 def join_patterns(patterns: Sequence[str]) -> str:
@@ -119,7 +149,8 @@ def is_private_path(path: str) -> bool:
     names, path = load_private_names(), path.lower().rstrip("/")
     if not names.paths.fullmatch(path):
         return False
-    return not names.templates.fullmatch(path.rpartition("/")[2])
+    *folders, name = path.split("/")
+    return not names.templates.fullmatch(name) and names.fixtures.isdisjoint(folders)
 
 
 def find_private_file(
@@ -138,7 +169,9 @@ def find_private_file(
         if load_private_names().variables.fullmatch(variable):
             return f"${variable}"
     if LISTS_VARIABLES.search(plain):
-        return "the variables of the shell"
+        return "" if is_search_of_lines(plain) else "the variables of the shell"
+    if found := find_read_variable(command):
+        return found
     if ESCAPES.search(command):
         return "a name that is written in escapes"
     named = dict.fromkeys(WORD.findall(plain))
@@ -149,22 +182,76 @@ def find_private_file(
         words.setdefault("", folder)
     if words and not (is_posix and is_quiet(command, words)):
         return next(iter(words.values()))
-    if may_read(plain):
+    if may_read(plain) and not is_search_of_lines(plain):
         for spelling in read_command_line(command).commands:
-            if (found := spelling.split(" ")) and load_private_names().commands.find(found) is not None:
+            if (found := spelling.split(" ")) and reads_private(found):
                 return spelling.replace(UNKNOWN, "…")
-    if load_private_names().packers.search(plain):
-        return find_packed(command, folder)
+    names = load_private_names()
+    if names.packers.search(plain) and (found := find_below(command, folder, names.folders)):
+        return found
+    if names.searchers.search(plain) and (not is_shown(plain) or find_exit_command(command)):
+        return find_below(command, folder, names.searching)
     return ""
 
 
-def find_packed(command: str, folder: str) -> str:
-    """Find a private file in the folders that a command copies or packs."""
+def reads_private(words: list[str]) -> bool:
+    """Whether the table lists a command, and it does not name only what is not private."""
+    if load_private_names().commands.find(words) is None:
+        return False
+    named = [word for word in words[1:] if not word.startswith("-")]
+    return words[0] != "printenv" or not named or any(map(is_private_variable, named))
+
+
+def is_private_variable(name: str) -> bool:
+    """Whether a variable of an environment holds a secret by its name."""
+    return load_private_names().variables.fullmatch(name) is not None
+
+
+def find_read_variable(command: str) -> str:
+    """Find the variables that a program in a command line takes from its environment, if they are private."""
+    if not NAMES_ENVIRONMENT.search(command):
+        return ""
+    for spelling in read_command_line(command).commands:
+        if found := ENVIRONMENT.match(SHELL_QUOTES.sub("", spelling)):
+            name = found["name"] or found["attribute"] or ""
+            if not name or is_private_variable(name):
+                return "the variables of the environment"
+    return ""
+
+
+def is_shown(text: str) -> bool:
+    """Test whether the result of a command line shows whole lines of all that it reads."""
+    text = QUIET_REDIRECTION.sub("", text)
+    if re.search(r"[>`]|\$\(", text):
+        return False
+    stages = [stage.split() for stage in re.split(r"(?<!\|)\|(?!\|)", text)[1:]]
+    stages += [[found[1]] for found in re.finditer(r"\s-(?:exec|execdir|ok|okdir)\s+(\S+)", text)]
+    return all(map(is_filter, stages))
+
+
+def is_filter(words: list[str]) -> bool:
+    """Whether a command prints whole lines of its input."""
+    names = load_private_names()
+    return bool(words) and words[0] in names.filters and not any(map(names.cutting.fullmatch, words))
+
+
+def is_search_of_lines(text: str) -> bool:
+    """Test whether a command line only prints the lines of an environment that a search finds."""
+    return is_shown(text) and re.search(r"\|\s*(?:[ef]?grep|rg)\b", text) is not None
+
+
+def find_below(command: str, folder: str, patterns: CommandPatterns) -> str:
+    """Find a private file in the folders among the words of those commands that patterns describe, or where they start.
+
+    Those that copy and pack have such words.
+    """
     for spelling in read_command_line(command).commands:
         words = spelling.split(" ")
-        if load_private_names().folders.find(words) is None:
+        if patterns.find(words) is None:
             continue
-        for word in words[1:]:
+        searches = patterns is load_private_names().searching
+        starts = [word for word in words[1:] if os.path.isdir(os.path.join(folder, expand_user(word)))]
+        for word in (starts or ["."]) if searches else words[1:]:
             path = os.path.join(folder, expand_user(word))
             found = (name for name in islice(list_files(path), NAMES_LIMIT) if is_private_path(name))
             if name := next(found, ""):
@@ -187,7 +274,9 @@ def find_private_word(word: str, folder: str, is_named: Callable[[str], bool] | 
         return word
     path = os.path.join(folder, expand_user(word))
     if WILDCARD.search(word):
-        found = (name for text in expand_braces(path) for name in islice(glob.iglob(text), NAMES_LIMIT))
+        found = (
+            name for text in expand_braces(path) for name in islice(glob.iglob(text, include_hidden=True), NAMES_LIMIT)
+        )
         return next((name for name in islice(found, NAMES_LIMIT) if is_private_path(name)), "")
     if is_named is not None and is_named(path):
         return word

@@ -4,6 +4,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cache
 from importlib.resources import files
 
@@ -17,10 +18,17 @@ class PatternGroup(msgspec.Struct, forbid_unknown_fields=True):
     reason: str
 
 
+class Unpacking(msgspec.Struct, forbid_unknown_fields=True):
+    """When a program writes files whose names its command line does not show."""
+
+    words: list[str] = []
+
+
 class ProtectedTable(msgspec.Struct, forbid_unknown_fields=True):
     """The content of protected.toml."""
 
     files: list[PatternGroup]
+    unpacking: dict[str, Unpacking]
 
 
 @dataclass(frozen=True)
@@ -32,13 +40,28 @@ class Protection:
 
 
 @cache
-def load_protections() -> tuple[tuple[re.Pattern[str], Protection], ...]:
-    """Read the patterns that crow brings."""
+def load_table() -> ProtectedTable:
+    """Read protected.toml."""
     text = (files("crow_permissions") / "protected.toml").read_text("utf-8")
-    table = msgspec.convert(tomllib.loads(text), ProtectedTable)
+    return msgspec.convert(tomllib.loads(text), ProtectedTable)
+
+
+@cache
+def load_protections() -> tuple[tuple[re.Pattern[str], Protection], ...]:
+    """Return the patterns that crow brings."""
+    groups = load_table().files
     return tuple(
-        (to_regex(pattern), Protection(pattern, group.reason)) for group in table.files for pattern in group.patterns
+        (to_regex(pattern), Protection(pattern, group.reason)) for group in groups for pattern in group.patterns
     )
+
+
+def unpacks(words: Sequence[str]) -> bool:
+    """Test whether a command writes files whose names it does not show, as programs that unpack archives do."""
+    table = load_table().unpacking
+    found = table.get(" ".join(words[:2])) or table.get(words[0].rpartition("/")[2])
+    if found is None or not found.words:
+        return found is not None
+    return any(fnmatchcase(word, pattern) for word in words[1:] for pattern in found.words)
 
 
 def find_protection(path: str, more: Sequence[str] = ()) -> Protection | None:

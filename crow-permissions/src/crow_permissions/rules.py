@@ -4,6 +4,10 @@ A rule is `TOOL` or `TOOL:PATTERN`. Both are shell patterns (`*`, `?`, `[…]`).
 subject of a tool call: the command of `terminal`, the path of a tool that reads, edits or searches files, the URL of
 `fetch`, the URI of a resource, or all arguments of another tool. Deny beats ask, and ask beats allow.
 
+A wildcard of a rule that allows commands ends where the name of a program or a subcommand ends: `git diff*` allows
+`git diff` with any operands, not `git difftool`. Options that the rule does not write out itself are allowed by
+programs.toml.
+
 The tools of an MCP server are called `SERVER_TOOL`, and reading its resources is `SERVER_mcp_resources`, so `SERVER_*`
 covers all that a server can be asked.
 """
@@ -12,11 +16,13 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import cache
 from typing import Literal
 
 from crow_system import IGNORES_CASE, WINDOWS
 
-from crow_permissions.compositions import Composition, SimpleCommand
+from crow_permissions.compositions import SimpleCommand
+from crow_permissions.programs import Usage, find_name, has_subcommands, load_programs, read_usage
 
 Verdict = Literal["allow", "ask", "deny"]
 
@@ -29,6 +35,13 @@ RELATIVE_START = re.compile(r"\.\.?/|~")
 """The beginning of a path as no subject is written."""
 OPERATOR = re.compile(r"(^|\s)(&&|\|\|?|;|&|>>?|<)(\s|$)|\$\(|`|;\s|;$")
 """An operator of the shell in a pattern."""
+WILDCARD = re.compile(r"[*?\[]")
+PIECE = re.compile(r"(\s+)|([*?])|(\[!?[^\]]+\])|([^*?\[\s]+|\[)")
+"""A piece of a pattern: blanks, a wildcard, a set of characters, or text."""
+END = r"(?:[ \t\n].*)?"
+"""The end of a name, and whatever follows."""
+NAME = re.compile(r"[\w.][\w.:@+-]*")
+"""A word of a pattern that may name a subcommand, or what it runs."""
 
 
 @dataclass(frozen=True)
@@ -62,17 +75,105 @@ class Rule:
             for pattern in patterns
         )
 
-    def allows(self, tool: str, command: SimpleCommand) -> bool:
-        """Test whether it allows a simple command that is part of a longer command line, or that has quotes.
+    @property
+    def is_open(self) -> bool:
+        """True if the rule has a pattern for more than one text."""
+        return self.pattern is not None and not set("*?[").isdisjoint(self.pattern)
+
+    def allows_text(self, tool: str, subject: str) -> bool:
+        """Test whether the rule, which allows, matches a call by its text."""
+        if self.pattern is None or tool != COMMAND_TOOL or not self.covers(tool):
+            return self.matches(tool, subject)
+        return to_regex(self.pattern).fullmatch(subject) is not None
+
+    def names(self, tool: str, command: SimpleCommand) -> bool:
+        """Test whether the rule, which allows, matches a simple command that is part of a longer command line, or that
+        has quotes, by its text.
 
         A rule that begins with a wildcard does not: it names no program.
         """
         if self.pattern is None or self.pattern[:1] in ("", *"*?["):
             return False
-        return self.matches(tool, command.text) and self.matches(tool, command.masked_text)
+        return self.allows_text(tool, command.text) and self.allows_text(tool, command.masked_text)
+
+    def read_usage(self, words: Sequence[str]) -> Usage:
+        """Read the arguments of a command that the rule matches by its text."""
+        return read_usage(words, count_literal_words(self.pattern)) if self.is_open and self.pattern else Usage()
+
+    @property
+    def names_a_path(self) -> bool:
+        """True if its pattern has a relative path, so that it means another file in each folder."""
+        first, *others = (self.pattern or "").split() or [""]
+        return ("/" in first and first[0] != "/") or any(word[0] != "/" and {"/", "."} & {*word} for word in others)
 
     def __str__(self) -> str:
         return self.tool if self.pattern is None else f"{self.tool}:{self.pattern}"
+
+
+@cache
+def to_regex(pattern: str) -> re.Pattern[str]:
+    """Convert the pattern of a rule that allows commands. A wildcard in a name matches no blank and no slash."""
+    names = 0 if pattern.startswith("*") else count_names(pattern)
+    regex, index = "", 0
+    for piece in PIECE.finditer(pattern):
+        blank, wildcard, brackets, text = piece.groups()
+        if blank:
+            index += 1
+            regex += re.escape(blank)
+        elif wildcard == "*":
+            regex += ".*" if index >= names else END if ends_name(pattern, piece.start()) else "[^ \t\n/]*"
+        elif wildcard:
+            regex += "." if index >= names else "[^ \t\n/]"
+        elif brackets:
+            inside = re.escape(brackets[1:-1].removeprefix("!")).replace("\\-", "-")
+            regex += f"[{'^' if brackets[1] == '!' else ''}{inside}]"
+        else:
+            regex += re.escape(text)
+    return re.compile(regex, re.DOTALL)
+
+
+def ends_name(pattern: str, at: int) -> bool:
+    """Test whether a wildcard stands at the end of a word that is a whole name, such as `git diff*`."""
+    return pattern[at - 1 : at].isalnum() and pattern[at + 1 : at + 2].strip() == ""
+
+
+def count_names(pattern: str) -> int:
+    """Count the words at the beginning of a pattern that name a program, its subcommand, or what it runs."""
+    words = pattern.split()
+    plain = [WILDCARD.split(word)[0] for word in words]
+    count = 1
+    while count < len(words) and takes_name(words[:count], plain[count]):
+        if count > 1 and plain[count - 1] != words[count - 1]:
+            break
+        count += 1
+    return count
+
+
+def takes_name(words: Sequence[str], following: str) -> bool:
+    """Test whether the word that follows these may name a subcommand, or what they run."""
+    name = find_name(words)
+    program = load_programs().get(name)
+    if f"{name} {following}" in load_programs():
+        return True
+    if program is None or has_subcommands(name):
+        return NAME.fullmatch(following) is not None
+    if program.entry.runs:
+        rest = words[len(name.split()) :]
+        return takes_name(rest, following) if rest else NAME.fullmatch(following) is not None
+    return program.entry.names and NAME.fullmatch(following) is not None
+
+
+@cache
+def count_literal_words(pattern: str) -> int:
+    """Count the words at the beginning of a pattern without a wildcard, or with one after a whole name or after `=`."""
+    words = pattern.split()
+    count = next((index for index, word in enumerate(words) if WILDCARD.search(word)), len(words))
+    if count == len(words):
+        return count
+    name, wildcard, rest = words[count].partition("*")
+    is_whole = count < count_names(pattern) and bool(wildcard) and not rest and name[-1:].isalnum()
+    is_option = name.startswith("-") and name.endswith("=") and not WILDCARD.search(name)
+    return count + (is_whole or is_option)
 
 
 def parse_rule(text: str, *, allows: bool = False, windows: bool = WINDOWS) -> Rule:
@@ -120,11 +221,17 @@ class Rules:
     ask: list[Rule] = field(default_factory=list[Rule])
     deny: list[Rule] = field(default_factory=list[Rule])
 
+    @property
+    def has_strict(self) -> bool:
+        """True if there are rules that deny or ask."""
+        return bool(self.deny or self.ask)
+
     def find(self, tool: str, subject: str, spellings: Sequence[str], *, simple: bool) -> tuple[Verdict, Rule] | None:
         """Find the rule that decides a call, and its verdict; None if no rule matches.
 
         `spellings` are further forms of the subject; they are compared with deny and ask rules only. A call that is not
-        `simple` is allowed only by a rule without a pattern.
+        `simple` is allowed only by a rule without a pattern. A rule with a wildcard allows no word of a command that is
+        not listed in programs.toml.
         """
         forms = [subject, *spellings]
         for rule in self.deny:
@@ -134,19 +241,27 @@ class Rules:
             if rule.matches_any(tool, forms):
                 return "ask", rule
         for rule in self.allow:
-            if rule.matches(tool, subject) and (simple or rule.pattern is None):
+            if (simple or rule.pattern is None) and rule.allows_text(tool, subject):
+                if tool == COMMAND_TOOL and rule.read_usage(subject.split()).unlisted:
+                    continue
                 return "allow", rule
         return None
 
-    def find_for_composition(self, tool: str, composition: Composition) -> list[Rule] | None:
-        """Find the rules that together allow all commands of a command line; None if they do not."""
-        found: dict[Rule, None] = {}
-        for command in composition.commands:
-            rule = next((rule for rule in self.allow if rule.allows(tool, command)), None)
-            if rule is None:
-                return None
-            found[rule] = None
-        return list(found)
+    def find_for_command(self, tool: str, command: SimpleCommand, *, is_elsewhere: bool) -> Rule | None:
+        """Find the rule that allows a simple command of a command line.
+
+        A rule that names a relative path holds in the working directory alone, not where the line runs `is_elsewhere`.
+        """
+        here = (rule for rule in self.allow if not (is_elsewhere and rule.names_a_path))
+        named = (rule for rule in here if rule.names(tool, command))
+        return next((rule for rule in named if not rule.read_usage(command.words).unlisted), None)
+
+    def find_unlisted(self, tool: str, command: SimpleCommand) -> tuple[Rule, str] | None:
+        """Find a rule that would allow a simple command but for a word that is not listed, and this word."""
+        for rule in self.allow:
+            if rule.names(tool, command) and (unlisted := rule.read_usage(command.words).unlisted):
+                return rule, unlisted
+        return None
 
     def find_for_file(self, tool: str, forms: Sequence[str], *, writes: bool) -> tuple[Verdict, Rule] | None:
         """Find the rule that denies or asks about a file that a command reads or writes, as a call of `tool` would."""

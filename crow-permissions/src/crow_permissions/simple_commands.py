@@ -6,16 +6,16 @@ command may differ from the shell's own, so it may only make a decision stricter
 
 import posixpath
 import re
-import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache, lru_cache
-from importlib.resources import files
 from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
+
+from crow_permissions.programs import read_table, read_usage
 
 if TYPE_CHECKING:
     from tree_sitter import Node, Parser
@@ -162,8 +162,7 @@ class CommandLine:
 @cache
 def get_tables() -> CommandTables:
     """Return the tables of programs."""
-    text = (files("crow_permissions") / "simple_commands.toml").read_text("utf-8")
-    return msgspec.convert(tomllib.loads(text), CommandTables)
+    return msgspec.convert(read_table("simple_commands.toml"), CommandTables)
 
 
 @cache
@@ -451,9 +450,10 @@ def may_run_commands(words: Sequence[str], code: InlineCode) -> bool:
 
 
 def add_spelling(found: CommandLine, words: Sequence[str]) -> None:
-    """Add one spelling of a command."""
+    """Add one spelling of a command, with the files that its options write."""
     spelling = " ".join(words)
     found.commands.add(spelling)
+    found.writes.update(read_usage(words).writes)
     if UNKNOWN in spelling:
         found.unclear.add(spelling.partition(UNKNOWN)[0])
 

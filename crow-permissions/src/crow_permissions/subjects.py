@@ -39,7 +39,7 @@ def find_subject(session: Session, tool_call: ToolCall) -> str:
     arguments, kind = tool_call.arguments, tool_call.kind
     command, path = arguments.get("command"), arguments.get("path")
     if isinstance(path, str) and kind in ("read", "edit", "search"):
-        return relative_path(session, path)
+        return to_rule_path(session, find_path(session, tool_call))
     if isinstance(command, str) and command and kind == "execute":
         start = str(arguments.get("cwd") or session.folders.starts.get(tool_call.id, session.cwd))
         moves = resolve(session, start) != os.path.realpath(session.cwd)
@@ -95,8 +95,8 @@ def find_spellings(session: Session, tool_call: ToolCall, subject: str) -> list[
     """
     if tool_call.kind != "execute":
         match tool_call.arguments:
-            case {"path": str(path)}:
-                pass
+            case {"path": str()}:
+                return spell_real_path(session, find_path(session, tool_call))
             case {"uri": str(uri)} if uri.startswith("file:"):
                 path = path_from_uri(uri.partition("#")[0])
             case _:
@@ -110,13 +110,52 @@ def find_spellings(session: Session, tool_call: ToolCall, subject: str) -> list[
 
 def spell_path(session: Session, path: str) -> list[str]:
     """Spell a path as rules may name it: relative, absolute, and each as a folder."""
-    paths = relative_path(session, path), to_subject(resolve(session, path))
+    return spell_real_path(session, resolve(session, path))
+
+
+def spell_real_path(session: Session, full: str) -> list[str]:
+    """Spell an absolute path without links as rules may name it."""
+    paths = to_rule_path(session, full), to_subject(full)
     return [*paths, *(f"{path}/" for path in paths)]
+
+
+def find_path(session: Session, tool_call: ToolCall) -> str:
+    """Find the file or folder that a call names, absolute and without links.
+
+    Links are followed once, when the judgement begins; the tool refuses the call if they lead elsewhere when it runs.
+    """
+    return session.folders.paths.get(tool_call.id) or resolve(session, str(tool_call.arguments["path"]))
 
 
 def expand_user(path: str) -> str:
     """Replace `~` or `~NAME` at the beginning of a path, unless the name is not known (UNKNOWN stands in it)."""
     return path if "\0" in path.partition("/")[0] else os.path.expanduser(path)
+
+
+def find_start(session: Session, tool_call: ToolCall) -> str:
+    """Find the folder in which a command starts."""
+    start = str(tool_call.arguments.get("cwd") or session.folders.starts.get(tool_call.id, session.cwd))
+    return os.path.join(session.cwd, os.path.expanduser(start.replace("\0", "?")))
+
+
+def find_own_folder(session: Session, tool_call: ToolCall, move: str = "") -> str:
+    """Find the folder in which a command runs after `cd MOVE`; "" if it is not certain, or not below a root."""
+    start = find_start(session, tool_call)
+    folders = read_folders(session.cwd, start)
+    if move and len(folders) == 1:
+        folders = read_folders(start, move)
+    folder = folders.pop()
+    return folder if not folders and is_inside(session, folder, session.folders.roots) else ""
+
+
+def read_folders(start: str, move: str) -> set[str]:
+    """Read into which folders `cd MOVE` may lead from a folder.
+
+    There is more than one if `..` follows a link: the shell removes the link from the text of the path, the system
+    follows it.
+    """
+    paths = {os.path.join(base, move) for base in (start, os.path.realpath(start))}
+    return {os.path.realpath(each) for path in paths for each in (path, os.path.normpath(path))}
 
 
 def resolve(session: Session, path: str) -> str:
@@ -126,13 +165,22 @@ def resolve(session: Session, path: str) -> str:
 
 def relative_path(session: Session, path: str) -> str:
     """Make a path relative to the working directory if it leads into it, else absolute."""
-    cwd, full = os.path.realpath(session.cwd), resolve(session, path)
+    return to_rule_path(session, resolve(session, path))
+
+
+def to_rule_path(session: Session, full: str) -> str:
+    """Make an absolute path without links relative to the working directory if it leads into it."""
+    cwd = os.path.realpath(session.cwd)
     return to_subject(full) if full == cwd else to_relative(full, cwd)
 
 
 def path_from_root(session: Session, path: str) -> str:
     """Make a path relative to the innermost root that it leads into, else absolute without the first slash."""
-    full = resolve(session, path)
+    return from_root(session, resolve(session, path))
+
+
+def from_root(session: Session, full: str) -> str:
+    """Make an absolute path without links relative to the innermost root, else without the first slash."""
     roots = [
         root for root in map(os.path.realpath, session.folders.roots) if is_below(full, root, ignore_case=IGNORES_CASE)
     ]
@@ -141,7 +189,11 @@ def path_from_root(session: Session, path: str) -> str:
 
 def is_inside(session: Session, path: str, folders: Sequence[str], *, ignore_case: bool = False) -> bool:
     """Return whether a path leads into one of these folders. Callers that deny or ask pass `ignore_case`."""
-    full = resolve(session, path)
+    return is_below_any(resolve(session, path), folders, ignore_case=ignore_case)
+
+
+def is_below_any(full: str, folders: Sequence[str], *, ignore_case: bool = False) -> bool:
+    """Test whether an absolute path without links leads into one of these folders."""
     return any(is_below(full, folder, ignore_case=ignore_case) for folder in map(os.path.realpath, folders))
 
 

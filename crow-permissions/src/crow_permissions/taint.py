@@ -7,9 +7,10 @@ away. So from the moment when a session has read both of these, every exit is as
 
 - *untrusted content*: a web page, results of a web search, an answer of an MCP server or of another agent, a file or a
   command's output in a folder that is not trusted;
-- *private data*: the files, variables and commands of private_data.toml, the user's `private` patterns, the paths that
-  rules name which deny or ask. It counts whether a tool or a command reads it, as far as the command's text shows, a
-  prompt attaches it, or a search of stored sessions finds a session that has read such.
+- *private data*: any result of a local tool in which a secret is found, whatever the file is called; the files,
+  variables and commands of private_data.toml, the user's `private` patterns, the paths that rules name which deny or
+  ask. It counts whether a tool or a command reads it, a prompt attaches it, or a search of stored sessions finds a
+  session that has read such.
 
 Exits are `fetch`, `web_search`, calls of MCP servers with arguments, other agents, the commands of exits.toml (network
 commands, `git push` …), code in a command line, input for a running program, and commands of which it is not known what
@@ -27,7 +28,7 @@ It does not cover:
 - the endpoints of the models, which are sent everything that a model reads, also that of a sub-agent's other model;
 - text, links and images of an answer, which a client may load;
 - what an MCP server asks for by itself (sampling, forms);
-- private data under a name that a command's text does not show: `cat $F`, `python read.py`, a program's own settings;
+- private data that no name shows and no result: `python send.py`, a program's own settings, an encoding of its own;
 - data in the words of a command that is no exit here, and files that something else synchronizes or uploads;
 - code of the folder after the one question about it, and programs that were started before;
 - what a session read before this extension was used.
@@ -50,8 +51,10 @@ from crow_core.mcp.result import ToolResult
 from crow_core.mcp.tool import ToolCall
 from crow_core.messages.message import Message, marker_kind, to_parts
 from crow_core.models.chat import ModelRequest
+from crow_core.redaction import holds_secret
 from crow_core.session.session import Session
-from crow_core.text import to_line
+from crow_core.text import show_invisible, to_line
+from crow_system.git import may_fetch_objects
 
 from crow_permissions.exits import find_exit
 from crow_permissions.private_data import find_private_file, is_private_path
@@ -81,6 +84,9 @@ SEARCH = re.compile(r"\b(?:[ef]?grep|rg|ag|ack)\b")
 """A program in a command that prints lines of files behind their names."""
 NETWORK = re.compile(r"://|(?<![\w.-])(?:curl|wget|gh|glab|ssh|nc|pull|clone|lynx|w3m)(?![\w-])")
 """Texts in a command line that may bring untrusted content to its output."""
+GIT = re.compile(r"(?<![\w.-])git(?![\w.])")
+FOLDERS_LIMIT = 20
+"""Words of a git command that are looked at as folders."""
 RESOURCE = re.compile(r'<resource uri="([^"\n]*)">')
 """The beginning of what a user's message attaches."""
 
@@ -269,10 +275,22 @@ def taint(
             return ""
         untrusted = next(iter(found.sources["untrusted"]), "")
         untrusted = untrusted or find_untrusted_root(session)  # what is being read cannot have led to this call
-        if not untrusted or not (why := find_exit(tool_call) or find_code(session, tool_call)):
+        if not untrusted or not (
+            why := find_exit(tool_call) or find_fetch(session, tool_call) or find_code(session, tool_call)
+        ):
             return ""
         read = f"This session has read private data ({to_line(private)}) and untrusted content ({to_line(untrusted)})"
         return f"{read}, and this may send data away: {why}.\n\n{describe_call(tool_call)}"
+
+    def find_fetch(session: Session, tool_call: ToolCall) -> str:
+        """Find out why a git command may ask a remote for objects that a partial clone lacks."""
+        command = tool_call.arguments.get("command")
+        if tool_call.kind != "execute" or not isinstance(command, str) or not GIT.search(command):
+            return ""
+        start = resolve(session, session.folders.starts.get(tool_call.id) or session.folders.current or session.cwd)
+        folders = [os.path.join(start, word) for word in command.split()[:FOLDERS_LIMIT] if not word.startswith("-")]
+        found = any(may_fetch_objects(folder) for folder in (start, *filter(os.path.isdir, folders)))
+        return "git may ask a remote for objects that this partial clone lacks" if found else ""
 
     def find_code(session: Session, tool_call: ToolCall) -> str:
         """Find out why a command that runs the folder's code must be asked about."""
@@ -296,7 +314,8 @@ def taint(
         found.read_upto[session.id] = len(session.log)
 
     def find_prompt_readings(session: Session, entry: Message) -> list[Reading]:
-        found: list[Reading] = []
+        texts = [part["text"] for part in to_parts(entry.get("content")) if part.get("type") == "text"]
+        found = [Reading("a secret in a prompt")] if any(map(holds_secret, texts)) else []
         for name in list_attached(entry):
             if "://" in name:
                 found.append(Reading(untrusted=name))
@@ -345,6 +364,10 @@ def taint(
         for kind in ("private", "untrusted"):
             for source in result.meta.get(f"crow/{kind}", ()):
                 mark(session, kind, to_line(str(source))[:500], tool_call.id)
+        texts = (str(block.get("text", "")) for block in result.content if block.get("type") == "text")
+        is_page = tool_call.kind == "fetch"  # it holds examples, and no secrets of the user
+        if not get_taint(session).sources["private"] and not is_page and any(map(holds_secret, texts)):
+            mark_reading(session, Reading(f"a secret in the result of {tool_call.title}"), tool_call.id)
         if is_search(tool_call):
             for path in list_paths(result):
                 if is_private_path(path):
@@ -356,7 +379,7 @@ async def ask(session: Session, tool_call: ToolCall, reason: str) -> ToolResult 
     shown = to_announcement(tool_call, session.cwd)
     about = ToolCallFields(
         tool_call_id=tool_call.id,
-        title=shown.title,
+        title=show_invisible(shown.title),
         name=shown.name,
         kind=tool_call.kind,
         status="pending",
@@ -381,7 +404,7 @@ def describe_call(tool_call: ToolCall) -> str:
             pass
         case arguments:
             text = msgspec.json.encode(arguments).decode()
-    text = to_line(text)
+    text = to_line(show_invisible(text))
     more = f" [{len(text) - SHOWN_LIMIT:,} characters more]" if len(text) > SHOWN_LIMIT else ""
     return f"{to_line(tool_call.name)}: {text[:SHOWN_LIMIT]}{more}"
 

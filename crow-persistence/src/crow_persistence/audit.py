@@ -236,7 +236,8 @@ def examine(database: Database) -> Examination:
     with database.begin_read() as connection:
         try:
             with lock_file(file, needed=False):  # so that the snapshot and the file belong together
-                head = read_file(file).get(name)
+                heads = read_file(file)
+                head = heads.get(name)
                 try:
                     key = audit_key.load(database.folder)
                 except StoreError as error:
@@ -247,8 +248,15 @@ def examine(database: Database) -> Examination:
         except (OSError, msgspec.DecodeError) as error:
             return Examination([f"{file} cannot be read ({error}). `crow audit repair` makes a new one."])
         check = ChainCheck(key, head)
+        has_rows = False
         for row in map(dict, connection.execute(every).mappings()):
             check.add(row)
+            has_rows = True
+        if key is not None and not heads and not has_rows:
+            faults.append(
+                f"{database.folder / audit_key.KEY_FILE} was made with the first record, but there is no record in "
+                f"{name}, and no head in {file}: they were removed, or they are in another database."
+            )
     check.found.faults = [*faults, *check.list_faults(file, name)]
     return check.found
 

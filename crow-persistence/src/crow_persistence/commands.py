@@ -122,7 +122,7 @@ async def use_version(commits: GroupCommit, session: Session, reference: str) ->
 
 def hide(text: str, secrets: Collection[str]) -> str:
     """Mask the known secrets in a text, and what looks like one."""
-    from crow_persistence.export.redaction import redact_text  # rarely needed
+    from crow_core.redaction import redact_text  # rarely needed
 
     return redact_text(str(mask(text, secrets)))
 
@@ -168,7 +168,8 @@ def to_time(at: int) -> str:
 
 def show_calls(connection: "Connection", session: Session, words: str) -> str:
     """List the model calls of a session, or show the request of one."""
-    from crow_persistence.export.redaction import redact_data
+    from crow_core.redaction import redact_data
+
     from crow_persistence.loader import find_session_by_id
     from crow_persistence.requests import find_model_call, list_model_calls, rebuild_request
 

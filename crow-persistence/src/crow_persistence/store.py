@@ -223,8 +223,9 @@ class Store:
     def export(self, id: str, format: Any, path: Path) -> int | None:
         """Write a session to a file, with likely secrets masked. Return the number of masks, None when there is no such
         session. Raises OSError."""
+        from crow_core.redaction import MASK
+
         from crow_persistence.export import export  # rarely needed
-        from crow_persistence.export.redaction import MASK
         from crow_persistence.export.transcript import Transcript
 
         with self.database.begin_read() as connection:

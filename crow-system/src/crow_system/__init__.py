@@ -99,6 +99,7 @@ if sys.platform == "linux" and "psutil" not in CHOSEN:
         kill_all,
         make_child_setup,
         make_sweep_command,
+        read_name,
         read_parent,
         read_start_time,
     )
@@ -109,6 +110,7 @@ else:
         kill_all,
         make_child_setup,
         make_sweep_command,
+        read_name,
         read_parent,
         read_start_time,
     )
@@ -148,6 +150,7 @@ __all__ = [
     "on_signal",
     "open_folder_lock",
     "open_terminal",
+    "read_name",
     "read_parent",
     "read_start",
     "read_start_time",

@@ -15,8 +15,8 @@ of crow says in its `_meta`, under `crow/arguments`, what it accepts beside its 
 
 An argument under its own name always wins: another value under a synonym is an error.
 
-The packages crow_core and crow_mcp_server have the same copy of this file (a test compares them), because neither
-imports the other. What one has converted, the other leaves as it is.
+crow_core converts the arguments before a call is judged, crow_mcp_server those of other hosts. Converting them twice
+changes nothing.
 """
 
 import ast

@@ -7,10 +7,12 @@ all other settings of a repository that are not known to be harmless: git has no
 """
 
 import os
+import re
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
+from pathlib import Path
 
 TIMEOUT = 10.0
 """Seconds that git may take to list the settings of a repository."""
@@ -59,6 +61,8 @@ KNOWN_SETTINGS = """
     submodule.*.url tag.gpgsign tag.sort transfer.* user.email user.name user.signingkey versionsort.* worktree.*
 """
 """Patterns of settings that name no program, or one that is switched off. All others of a repository are foreign."""
+FILES_OF_USER = ("HOME", "XDG_CONFIG_HOME")
+"""Variables that lead to the user's own settings."""
 HARMLESS_OPTIONS = ("--no-pager", "--version", "--help")
 
 
@@ -72,6 +76,14 @@ def make_git_environment() -> dict[str, str]:
     return variables
 
 
+def restore_variables(changed: Iterable[str]) -> dict[str, str | None]:
+    """Return those among these variables that choose a repository, settings or programs for git, as crow has them.
+
+    None stands for one that crow does not have: the command must not have it, either.
+    """
+    return {name: os.environ.get(name) for name in changed if name.startswith("GIT_") or name in FILES_OF_USER}
+
+
 def find_git_options(words: list[str]) -> str | None:
     """Return the first option between `git` and its subcommand in a command of plain words; None if git is not run.
 
@@ -83,6 +95,18 @@ def find_git_options(words: list[str]) -> str | None:
         return None
     following = [word for word in words[at + 1 :] if word not in HARMLESS_OPTIONS]
     return following[0] if following and following[0].startswith("-") else ""
+
+
+def is_same_repository(folder: str, cwd: str) -> bool:
+    """Test whether git uses the same repository in a folder without links as in `cwd`, which is above it."""
+    top = os.path.realpath(cwd)
+    while folder != top:
+        if not Path(folder).is_relative_to(top) or any(
+            os.path.lexists(os.path.join(folder, name)) for name in (".git", "HEAD")
+        ):
+            return False
+        folder = os.path.dirname(folder)
+    return True
 
 
 def find_foreign_settings(folder: str) -> list[str]:
@@ -148,3 +172,24 @@ def read_head(folder: str) -> tuple[str, str]:
     except (OSError, ValueError):
         return "", ""
     return top, head
+
+
+def may_fetch_objects(folder: str) -> bool:
+    """Test whether the settings of a folder's repository let any git command ask a remote for missing objects.
+
+    They do in a partial clone. Settings that are included from elsewhere are not read, and may do so.
+    """
+    while not os.path.lexists(git := os.path.join(folder, ".git")):
+        if folder == (folder := os.path.dirname(folder)):
+            return False
+    try:
+        if os.path.isfile(git):  # of a work tree or a submodule
+            with open(git, encoding="utf-8", errors="replace") as file:
+                git = os.path.join(folder, file.read().removeprefix("gitdir:").strip())
+        if os.path.isfile(common := os.path.join(git, "commondir")):
+            with open(common, encoding="utf-8", errors="replace") as file:
+                git = os.path.join(git, file.read().strip())
+        with open(os.path.join(git, "config"), encoding="utf-8", errors="replace") as file:
+            return re.search(r"promisor|partialclone|\[\s*include", file.read(), re.IGNORECASE) is not None
+    except OSError:
+        return True

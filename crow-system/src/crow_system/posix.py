@@ -161,9 +161,16 @@ def join_command(words: Sequence[str]) -> str:
     return shlex.join(words)
 
 
-def make_terminal_command(command: str) -> list[str]:
-    """Return the program and arguments that run a command of the model in a terminal of the client."""
-    return ["bash" if shutil.which("bash") else "sh", "-c", command]
+def make_terminal_command(command: str, script: str = "") -> list[str]:
+    """Return the program and arguments that run a command of the model in a terminal of the client.
+
+    `script` is the path of a file that the shell reads before, if it is there; "" for none. The command is the last
+    argument as it is, so that a client recognises it.
+    """
+    shell = "bash" if shutil.which("bash") else "sh"
+    if not script:
+        return [shell, "-c", command]
+    return [shell, "-c", 'test ! -r "$1" || . "$1"; eval "set --; $2"', shell, script, command]
 
 
 def make_user_command(command: str) -> list[str]:

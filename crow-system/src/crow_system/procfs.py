@@ -92,6 +92,13 @@ def read_parent(pid: int) -> int:
     return found[0] if found else 0
 
 
+def read_name(pid: int) -> str:
+    """Return the name of a process's program; "" if it has ended."""
+    with suppress(OSError), open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
+        return file.read().strip()
+    return ""
+
+
 def has_variable(pid: int, names: Collection[str]) -> bool:
     """Test whether a process was started with one of these variables; False where its environment cannot be read."""
     with suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:

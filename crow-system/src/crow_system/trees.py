@@ -61,6 +61,15 @@ def read_parent(pid: int) -> int:
     return 0
 
 
+def read_name(pid: int) -> str:
+    """Return the name of a process's program; "" if it has ended."""
+    import psutil
+
+    with suppress(psutil.Error):
+        return psutil.Process(pid).name()
+    return ""
+
+
 def has_variable(pid: int, names: Collection[str]) -> bool:
     """Test whether a process was started with one of these variables; False where its environment cannot be read."""
     import psutil

@@ -168,7 +168,8 @@ def join_command(words: Sequence[str]) -> str:
     return "& " + " ".join("'" + word.replace("'", "''") + "'" for word in words)
 
 
-make_terminal_command = make_shell_command
+def make_terminal_command(command: str, script: str = "") -> list[str]:
+    return make_shell_command(command)  # PowerShell reads no script: nothing persists
 
 
 def make_user_command(command: str) -> list[str]:

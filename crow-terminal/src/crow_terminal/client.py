@@ -7,7 +7,7 @@ from itertools import count
 from typing import Any, TypeAlias
 
 from crow_core import __version__
-from crow_core.acp.client import AcpClient, describe_login
+from crow_core.acp.client import OPTION_NAMES, AcpClient, describe_login
 from crow_core.acp.connection import RpcError
 from crow_core.acp.schema import (
     AUTH_REQUIRED,
@@ -82,7 +82,7 @@ class ChatClient(AcpClient):
             config_options=SessionConfigOptionsCapabilities(boolean=BooleanConfigOptionCapabilities()),
         )
         forms = ElicitationCapabilities(form=ElicitationFormCapabilities(), url=ElicitationUrlCapabilities())
-        capabilities = ClientCapabilities(session=session, elicitation=forms)
+        capabilities = ClientCapabilities(session=session, elicitation=forms, meta=OPTION_NAMES)
         self.initialized = await self.initialize(f"crow-terminal {__version__}", capabilities)
         return find_abilities(self.initialized)
 

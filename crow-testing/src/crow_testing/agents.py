@@ -1,6 +1,7 @@
 """An ACP agent without a model: `python -m crow_testing.agents` does what the lines of a prompt say.
 
-`say TEXT`, `think TEXT`, `call ID`, `diff PATH`, `done ID`, `ask ID`, `form NAME`, `read PATH`, `write PATH TEXT`,
+`say TEXT`, `think TEXT`, `call ID`, `diff PATH`, `done ID`, `ask ID`, `form NAME`, `secret`,
+`page URL`, `choose KINDS`, `notices NUMBER`, `read PATH`, `write PATH TEXT`,
 `run COMMAND`, `open COMMAND` (a terminal that is not released), `cost AMOUNT`, `spawn` (a process in a session of its
 own, whose id it says), `wait` (until the turn is cancelled), `deaf` (ignores a cancel), `refuse TEXT`, `die CODE TEXT`,
 `stop REASON`, `print TEXT` (beside the protocol), `env NAME`, `cwd`.
@@ -40,6 +41,7 @@ from crow_core.acp.schema import (
     InitializeResponse,
     NewSessionRequest,
     NewSessionResponse,
+    NoticeUpdate,
     PermissionOption,
     PromptRequest,
     PromptResponse,
@@ -199,6 +201,29 @@ class PuppetAgent:
             await self.do_say(id, f"no form: {error.message}")
         else:
             await self.do_say(id, f"{answer.action} {answer.content}")
+
+    async def do_secret(self, id: str, rest: str) -> None:
+        """Ask for a password."""
+        schema = ElicitationSchema(properties={"password": StringPropertySchema()})
+        request = CreateElicitationRequest(message="Log in", mode="form", session_id=id, requested_schema=schema)
+        await self.do_say(id, (await self.ask_client("elicitation/create", request)).action)
+
+    async def do_page(self, id: str, url: str) -> None:
+        request = CreateElicitationRequest(message="Log in", mode="url", session_id=id, url=url, elicitation_id="p")
+        await self.do_say(id, (await self.ask_client("elicitation/create", request)).action)
+
+    async def do_choose(self, id: str, rest: str) -> None:
+        """Ask for a permission without a title, with the options of these kinds."""
+        options = [PermissionOption(option_id=f"{n}", name=f"{n}", kind=kind) for n, kind in enumerate(rest.split())]  # pyright: ignore
+        request = RequestPermissionRequest(session_id=id, tool_call=ToolCallFields(tool_call_id="a"), options=options)
+        try:
+            await self.do_say(id, f"{(await self.ask_client('session/request_permission', request)).outcome}")
+        except RpcError as error:
+            await self.do_say(id, f"not asked: {error.describe()}")
+
+    async def do_notices(self, id: str, number: str) -> None:
+        for n in range(int(number)):
+            await self.update(id, NoticeUpdate(severity="info", title=f"notice {n}"))
 
     async def do_read(self, id: str, path: str) -> None:
         request = ReadTextFileRequest(session_id=id, path=os.path.join(self.cwd, path))

@@ -171,8 +171,12 @@ class Conversation:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
-        self._mark = uuid4().hex
         self._began = time.monotonic()
+        await self._start()
+        return self
+
+    async def _start(self) -> None:
+        self._mark = uuid4().hex
         program, *args = self.options.command
         self._process = process = subprocess.Popen(  # noqa: ASYNC220, asyncio's own way blocks as long
             [system.find_program(program, os.environ), *args],
@@ -192,7 +196,16 @@ class Conversation:
             asyncio.ensure_future(self._read_output(source)),
             asyncio.ensure_future(self._read_stderr(stderr)),
         ]
-        return self
+
+    async def restart(self) -> None:
+        """End the process of the agent and start it anew. Raises CannotContinue."""
+        await self._end()
+        self._output_ended = ""
+        try:
+            await self._start()
+        except OSError as error:
+            raise CannotContinue(f"the agent could not be started again: {error}") from error
+        await self.initialize()
 
     async def __aexit__(self, *_: object) -> None:
         """Close the agent's input, wait, send SIGTERM, wait, and kill all processes that it started."""

@@ -477,6 +477,17 @@ def answers_load_with_an_object(conversation: Conversation) -> None:
 
 
 @requirement(
+    "LOAD-004",
+    "capability",
+    "session/load succeeds in a new process of the agent, too.",
+    scenarios.reloading,
+    capability="loadSession",
+)
+def loads_in_another_process(conversation: Conversation) -> None:
+    get_result(conversation, "session/load", cast("Any", AGENT_METHODS["session/load"].result))
+
+
+@requirement(
     "RESUME-001",
     "capability",
     "session/resume succeeds, also without `mcpServers`.",
@@ -685,11 +696,11 @@ def describe_tool_use(conversation: Conversation) -> str:
     return "it used tools of its own" if kinds else "it used no tool, so it may not have needed the client"
 
 
-requirement("CLIENTCAP-001", "mandatory", "A client without `fs` is not request for a file.", scenarios.wants_file)(
+requirement("CLIENTCAP-001", "mandatory", "A client without `fs` is not asked for a file.", scenarios.wants_file)(
     describe_tool_use
 )
 requirement(
-    "CLIENTCAP-002", "mandatory", "A client without `terminal` is not request for one.", scenarios.wants_terminal
+    "CLIENTCAP-002", "mandatory", "A client without `terminal` is not asked for one.", scenarios.wants_terminal
 )(describe_tool_use)
 requirement(
     "CLIENTCAP-003",

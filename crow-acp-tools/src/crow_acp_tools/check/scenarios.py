@@ -186,6 +186,14 @@ async def loading(conversation: Conversation) -> None:
 
 
 @scenario("prompt")
+async def reloading(conversation: Conversation) -> None:
+    session = await conversation.open_session()
+    await conversation.prompt(session, HELLO_PROMPT)
+    await conversation.restart()
+    await conversation.ask("session/load", {"sessionId": session, "cwd": str(conversation.folder), "mcpServers": []})
+
+
+@scenario("prompt")
 async def resuming(conversation: Conversation) -> None:
     session = await conversation.open_session()
     await conversation.prompt(session, HELLO_PROMPT)

@@ -77,7 +77,7 @@ async def answer(
     answer. Raises WorkflowError if it waits for none, has another answer already, or if the audit log cannot be
     written.
     """
-    refuse_below_crow()
+    refuse_below_crow(env)
     from crow_agent.workflows import engine, place
 
     url = url or find_url(env)[0]
@@ -111,15 +111,21 @@ def describe_answer(given: Mapping[str, Any] | None) -> str:
     return f" The answer that counts: {'approved' if given['approved'] else 'rejected'}{by}{note}."
 
 
-def refuse_below_crow() -> None:
-    """Raise WorkflowError if crow has started this process, as a command of a model or as an MCP server."""
+def refuse_below_crow(env: Mapping[str, str] | None = None) -> None:
+    """Raise WorkflowError if crow has started this process, as a command of a model or as an MCP server.
+
+    A program without a terminal may answer, whatever has started it: that is what it is for.
+    """
     import os
 
-    from crow_core.mcp.watchdog import MARK
-    from crow_mcp_server.terminal.watchdog import MARK_VARIABLE
+    from crow_permissions.running import find_sign_of_crow
 
-    if MARK in os.environ or MARK_VARIABLE in os.environ:
-        raise WorkflowError("crow has started this process, and a model must not approve or change its own workflows.")
+    from crow_agent.settings.config import Home
+
+    if sign := find_sign_of_crow(Home.find(os.environ if env is None else env).data):
+        raise WorkflowError(
+            f"crow has started this process ({sign}), and a model must not approve or change its own workflows."
+        )
 
 
 def record_answer(waiting: WaitingApproval, given: Approval, by: str, env: Mapping[str, str] | None) -> None:

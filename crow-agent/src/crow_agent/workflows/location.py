@@ -18,5 +18,5 @@ def find_url(env: Mapping[str, str] | None = None) -> tuple[str, str]:
     url = get_database_url(config, home).partition("?")[0]
     if not url.startswith("sqlite"):
         return config.database.url, ""
-    home.data.mkdir(parents=True, exist_ok=True)
+    home.data.mkdir(parents=True, exist_ok=True, mode=0o700)
     return f"sqlite:///{home.data / 'workflows.db'}", config.database.synchronous

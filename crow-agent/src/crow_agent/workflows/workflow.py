@@ -208,7 +208,7 @@ async def list_workflows(
 
 async def cancel(workflow_id: str, *, url: str = "", env: Mapping[str, str] | None = None) -> None:
     """Cancel a run from any process. It needs no running engine."""
-    refuse_below_crow()
+    refuse_below_crow(env)
     from crow_agent.workflows import engine
 
     async with engine.open_store(url or find_url(env)[0]) as store:
@@ -220,7 +220,7 @@ async def resume(workflow_id: str, *, url: str = "", env: Mapping[str, str] | No
 
     A process that knows the workflow does the work. Raises WorkflowError for a run that is under way or done.
     """
-    refuse_below_crow()
+    refuse_below_crow(env)
     from crow_agent.workflows import engine
 
     url = url or find_url(env)[0]
@@ -252,7 +252,7 @@ async def fork(
     the one after the last. `version`: that of the workflow in the programs that shall do it, by default the same.
     Raises WorkflowNotFound.
     """
-    refuse_below_crow()
+    refuse_below_crow(env)
     from crow_agent.workflows import engine
 
     url = url or find_url(env)[0]

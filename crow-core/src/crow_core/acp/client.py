@@ -32,6 +32,9 @@ from crow_core.acp.schema import (
 )
 from crow_core.acp.transports import Transport
 
+OPTION_NAMES: dict[str, Any] = {"crow": {"optionNames": True}}
+"""`_meta` of the capabilities of a client that shows the name of each option of a permission question."""
+
 
 def describe_login(error: RpcError, methods: Sequence[AuthMethod]) -> str:
     """Make the sentences for an agent that wants a log-in first."""

@@ -16,7 +16,6 @@ import logging
 import re
 from codecs import utf_8_decode
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from contextlib import suppress
 from functools import partial
 from itertools import count
 from typing import Any, Literal
@@ -46,6 +45,12 @@ Handler = Callable[[Any], Awaitable[Any]]
 """A function that takes the params struct, or a dict if the method begins with `_`. It returns the result; None stands
 for `{}`."""
 
+REASON_KEYS = ("reason", "message", "error", "description", "detail")
+"""Keys of the data of an error under which agents and clients give its reason."""
+
+ERROR_LIMIT = 1_000
+"""Characters of the message of an error."""
+
 MAX_RUNNING = 1000
 """Incoming requests that may run at once; others are refused."""
 
@@ -68,12 +73,38 @@ class RpcError(Exception):
         self.message = message
         """One short line."""
         self.data: Any = {**(data or {}), "details": replace_surrogates(details)} if details else data
-        """Data for programs, UNSET if there is none; clients show its `details` to the user."""
+        """Data for programs, UNSET if there is none. Its `details` are for people; the message that is sent ends with
+        them."""
         match self.data:
             case {"details": str(text)} if text:
                 self.add_note(text)
             case _:
                 pass
+
+    def to_sentence(self) -> str:
+        """Return the message with its details, since most clients show the message alone."""
+        match self.data:
+            case {"details": str(details)} if details.strip() and details not in self.message:
+                return details if self.message in details else f"{self.message.rstrip('.')}: {details}"
+            case _:
+                return self.message
+
+    def describe(self) -> str:
+        """Return the `details` of the data, or the message with the reason that the data gives in another way."""
+        match self.data:
+            case {"details": str(details)} if details.strip():
+                return details
+            case str(reason):
+                pass
+            case {**data}:
+                texts = (data.get(key) for key in REASON_KEYS)
+                known = next((text for text in texts if isinstance(text, str) and text.strip()), "")
+                reason = known or (json.dumps(data, ensure_ascii=False, default=str) if data else "")
+            case _:
+                reason = ""
+        if not reason or reason in self.message:
+            return self.message
+        return reason if self.message in reason else f"{self.message.rstrip('.: ')}: {reason}"
 
 
 class ConnectionClosed(ConnectionError):
@@ -172,6 +203,8 @@ class Connection:
         """Bytes of the params of the running requests."""
         self._tasks: set[asyncio.Task[None]] = set()
         """The handlers that run, of requests and notifications."""
+        self._closing: asyncio.Task[None] | None = None
+        """Closes the connection after the other side has stopped to read."""
         self.is_closing = False
         """Whether the connection has ended or is about to: the other side has closed it, or `close` was called."""
 
@@ -193,6 +226,8 @@ class Connection:
                 await self._finish_notifications()
         finally:
             await self.close()
+            if self._closing:
+                await asyncio.wait([self._closing])
 
     async def request(self, method: str, params: Any) -> Any:
         """Send a request and return its result, as the struct that `peer_methods` says.
@@ -392,7 +427,7 @@ class Connection:
         self._transport.write(self._encode(message, exact=exact))
 
     def _write_error(self, id: RequestId, error: RpcError) -> None:
-        message = to_error_line(error.message)
+        message = to_error_line(error.to_sentence())
         try:
             self._write(OutgoingError(id, Error(code=error.code, message=message, data=error.data)))
         except (TypeError, ValueError):  # the data cannot be encoded as JSON
@@ -404,14 +439,22 @@ class Connection:
 
     async def _drain(self) -> None:
         """Wait for room to write answers, so that a peer that sends without reading has to wait."""
-        with suppress(OSError):
+        try:
             await self._transport.drain()
+        except OSError:
+            self._close_soon()
+
+    def _close_soon(self) -> None:
+        """Close the connection after the other side has stopped to read: nobody would see what still runs."""
+        if not self.is_closing and self._closing is None:
+            self._closing = asyncio.ensure_future(self.close())
 
     async def _send(self, line: bytes) -> None:
         self._transport.write(line)
         try:
             await self._transport.drain()
         except OSError as error:
+            self._close_soon()
             raise ConnectionClosed(f"the other side has closed the connection: {error}") from error
 
 
@@ -440,8 +483,8 @@ def check_utf8(line: bytes | bytearray) -> None:
 
 
 def to_error_line(text: str) -> str:
-    """Return at most 200 characters of a text without newlines, for the message of an error."""
-    return replace_surrogates(" ".join(text.split())[:200])
+    """Return at most ERROR_LIMIT characters of a text without newlines, for the message of an error."""
+    return replace_surrogates(" ".join(text.split())[:ERROR_LIMIT])
 
 
 def replace_surrogates(text: str) -> str:

@@ -283,18 +283,22 @@ async def stdio() -> StreamTransport:
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
-    return StreamTransport(*await open_streams(FileIO(source, "rb"), FileIO(sink, "wb")))
+    return StreamTransport(*await open_streams(FileIO(source, "rb"), FileIO(sink, "wb"), ends_unread=True))
 
 
-async def open_streams(source: FileIO, sink: FileIO) -> tuple[ByteSource, ByteSink]:
-    """Return streams over two open files, by the kind of each file. The streams close the files."""
+async def open_streams(source: FileIO, sink: FileIO, *, ends_unread: bool = False) -> tuple[ByteSource, ByteSink]:
+    """Return streams over two open files, by the kind of each file. The streams close the files.
+
+    With `ends_unread`, the source ends when nobody reads a pipe that is the sink any more.
+    """
     if is_same_socket(source, sink):
         sink.close()
         connection = socket.socket(fileno=os.dup(source.fileno()))
         reader, writer = await asyncio.open_connection(sock=connection, limit=CHUNK_BYTES)
         source.close()
         return PipeSource(reader, writer.transport), PipeSink(writer)
-    return await open_source(source), await open_sink(sink)
+    incoming = await open_source(source)
+    return incoming, await open_sink(sink, incoming.close if ends_unread else lambda: None)
 
 
 async def open_source(file: FileIO) -> ByteSource:
@@ -307,14 +311,24 @@ async def open_source(file: FileIO) -> ByteSource:
     return PipeSource(reader, transport)
 
 
-async def open_sink(file: FileIO) -> ByteSink:
-    """Return a sink over an open file."""
+class SinkProtocol(asyncio.StreamReaderProtocol):
+    """The protocol of a sink, which calls a function when nobody reads the other end any more."""
+
+    def __init__(self, on_lost: Callable[[], object]) -> None:
+        super().__init__(asyncio.StreamReader())
+        self._on_lost = on_lost
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._on_lost()
+
+
+async def open_sink(file: FileIO, on_lost: Callable[[], object] = lambda: None) -> ByteSink:
+    """Return a sink over an open file. `on_lost` is called when nobody reads a pipe any more, also while it is idle."""
     if not can_be_polled(file):
         return ThreadSink(file)
     loop = asyncio.get_running_loop()
-    transport, protocol = await loop.connect_write_pipe(
-        lambda: asyncio.StreamReaderProtocol(asyncio.StreamReader()), file
-    )
+    transport, protocol = await loop.connect_write_pipe(lambda: SinkProtocol(on_lost), file)
     return PipeSink(asyncio.StreamWriter(transport, protocol, None, loop))
 
 

@@ -14,8 +14,9 @@ from ipaddress import ip_address
 from re import fullmatch
 from secrets import token_hex
 from socket import socket
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
+from h11 import Request
 from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse
 from starlette.types import Message, Receive, Scope, Send
@@ -44,11 +45,17 @@ HANDSHAKE_TIMEOUT = 10.0
 BINARY_REASON = "ACP messages are text frames"
 """The reason with which a connection is closed after a binary frame, with the code 1003."""
 
-PING_INTERVAL, PONG_TIMEOUT = 20.0, 60.0
-"""Seconds between pings, and seconds to wait for an answer before the connection is closed."""
+PING_INTERVAL, PONG_TIMEOUT = 10.0, 30.0
+"""Seconds between pings, and seconds without an answer or other data before the connection is closed."""
+
+PROBE_TIMEOUT = 5.0
+"""Seconds to wait for an answer to a ping before another connection may take over the sessions of this one."""
+
+PROBE = "crow.probe"
+"""The name under which the scope of a connection holds a function that tells whether the client still answers."""
 
 MAX_PENDING_SOCKETS = 100
-"""Open sockets beyond those of accepted clients."""
+"""Open sockets beyond those of accepted clients; for a further one, the oldest is closed."""
 
 MAX_UNREAD_BYTES = 1024 * 1024
 """Bytes of the write buffer, filled by pongs, above which a client that does not read is disconnected."""
@@ -73,8 +80,10 @@ class TextSocket(Protocol):
 class WebSocketTransport:
     """A transport over a WebSocket."""
 
-    def __init__(self, socket: TextSocket) -> None:
+    def __init__(self, socket: TextSocket, probe: Callable[[], Awaitable[bool]] | None = None) -> None:
         self._socket = socket
+        self.probe = probe
+        """Tells whether the other side still answers, within a few seconds; None if that cannot be asked."""
         self._outgoing = LineQueue()
         self._sending = asyncio.ensure_future(self._send())
         self._closed = False
@@ -251,6 +260,8 @@ class WebSocketServer:
         self._max_connections = max_connections
         self._connections = 0
         self._state = ServerState()
+        self._pending: dict[HttpProtocol, None] = {}
+        """The connections that are not a WebSocket yet, oldest first."""
         self._config = Config(
             self,
             interface="asgi3",
@@ -270,7 +281,7 @@ class WebSocketServer:
         """Start to serve the clients that connect to this socket."""
         # uvicorn.Server would handle the process's signals and close connections before their tasks have ended.
         self._listener = await asyncio.get_running_loop().create_server(
-            lambda: HttpProtocol(self._config, self._state, {}), sock=listener
+            lambda: HttpProtocol(self._config, self._state, self._pending), sock=listener
         )
 
     async def close(self) -> None:
@@ -295,7 +306,8 @@ class WebSocketServer:
         try:
             with suppress(OSError):  # the client may be gone; then `serve_client` ends soon
                 await self._accept(scope, receive, send)
-            await self._serve_client(WebSocketTransport(ServerSocket(receive, send)))
+            probe = scope["extensions"][PROBE]
+            await self._serve_client(WebSocketTransport(ServerSocket(receive, send), probe))
         except Exception:  # must not affect other connections
             logger.exception("A connection failed")
         finally:
@@ -325,20 +337,35 @@ SILENT_LOGGER = logging.Logger("uvicorn", logging.CRITICAL + 1)
 
 
 class HttpProtocol(H11Protocol):
-    """uvicorn's HTTP/1.1 protocol, which aborts connections that do not become a WebSocket in time."""
+    """uvicorn's HTTP/1.1 protocol, which aborts connections that do not become a WebSocket in time.
+
+    If too many wait, the oldest one is aborted, so that half-open ones do not keep a client out.
+    """
+
+    def __init__(self, config: Config, state: ServerState, pending: "dict[HttpProtocol, None]") -> None:
+        super().__init__(config, state, {})
+        self.pending = pending
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         super().connection_made(transport)
         self.logger = SILENT_LOGGER
-        if self.limit_concurrency is not None and len(self.connections) > self.limit_concurrency:
-            transport.abort()
+        self.pending[self] = None
+        if len(self.pending) > MAX_PENDING_SOCKETS:
+            next(iter(self.pending)).abort_handshake()
         self.handshake_timer = self.loop.call_later(HANDSHAKE_TIMEOUT, self.abort_handshake)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        self.pending.pop(self, None)
         self.handshake_timer.cancel()
 
+    def handle_websocket_upgrade(self, event: Request) -> None:
+        self.pending.pop(self, None)
+        super().handle_websocket_upgrade(event)
+
     def abort_handshake(self) -> None:
+        self.pending.pop(self, None)
+        self.connections.discard(self)  # it counts no longer, also before it is closed
         if self.transport.get_protocol() is self:  # otherwise it has become a WebSocket
             self.transport.abort()
 
@@ -352,18 +379,45 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self.close_timeout = CLOSE_TIMEOUT
         self.lost_event = asyncio.Event()
         self.fragments = bytearray()
+        self.answered = asyncio.Event()
+        self.received_at = self.loop.time()
+
+    def data_received(self, data: bytes) -> None:
+        self.received_at = self.loop.time()
+        super().data_received(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self.lost_event.set()
 
     async def run_asgi(self) -> None:
+        scope: dict[str, Any] = cast("dict[str, Any]", self.scope)
+        scope["extensions"] = {**(scope.get("extensions") or {}), PROBE: self.probe}
         await super().run_asgi()
         with suppress(TimeoutError):
             await asyncio.wait_for(self.lost_event.wait(), CLOSE_TIMEOUT)
         self.transport.abort()
 
+    async def probe(self) -> bool:
+        """Return whether the client answers a ping in time; if not, abort the connection."""
+        self.answered.clear()
+        if self.pending_ping_payload is None:
+            self.stop_keepalive()
+            self.send_keepalive_ping()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.answered.wait(), PROBE_TIMEOUT)
+            return True
+        self.transport.abort()
+        return False
+
+    def handle_pong(self, event: Frame) -> None:
+        self.answered.set()
+        super().handle_pong(event)
+
     def keepalive_timeout(self) -> None:
+        if (silence := self.loop.time() - self.received_at) < PONG_TIMEOUT:  # a long message delays the answer
+            self.pong_timer = self.loop.call_later(PONG_TIMEOUT - silence, self.keepalive_timeout)
+            return
         super().keepalive_timeout()
         self.loop.call_later(CLOSE_TIMEOUT, self.transport.abort)
 

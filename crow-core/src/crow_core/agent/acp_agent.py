@@ -47,6 +47,7 @@ from crow_core.acp.schema import (
     DisableProviderResponse,
     ForkSessionRequest,
     ForkSessionResponse,
+    ImageBlock,
     Implementation,
     InitializeRequest,
     InitializeResponse,
@@ -68,6 +69,7 @@ from crow_core.acp.schema import (
     ProviderCurrentConfig,
     ProviderInfo,
     ProvidersCapabilities,
+    ResourceBlock,
     ResumeSessionRequest,
     ResumeSessionResponse,
     SessionAdditionalDirectoriesCapabilities,
@@ -104,7 +106,7 @@ from crow_core.acp.schema import (
 from crow_core.acp.transports import Transport
 from crow_core.agent.providers import PROTOCOL, PROVIDER_ID, ClientProvider, is_shareable_url
 from crow_core.app import Crow
-from crow_core.content import replay, to_user_message
+from crow_core.content import find_image_type, replay, to_user_message
 from crow_core.errors import ConfigError, ModelError, PromptError, SessionBusy, StoreError
 from crow_core.hooks import call_function
 from crow_core.mcp.server import from_acp
@@ -240,6 +242,8 @@ class AcpAgent:
 
     def __init__(self, transport: Transport, crow: Crow | AppSource, *, unstable: bool = False) -> None:
         self.source: AppSource = MadeApp(crow) if isinstance(crow, Crow) else crow
+        self.probe: Callable[[], Awaitable[bool]] | None = getattr(transport, "probe", None)
+        """Tells whether the client still answers, for a transport that can ask (`WebSocketTransport`)."""
         self.unstable = unstable
         """Whether to use parts of ACP that may still change: tokens of a turn, the client's system prompts and
         endpoints, archived sessions, titles that the client sets, and the states of sessions and of the login."""
@@ -474,13 +478,23 @@ class AcpAgent:
         )
 
     async def reopen_session(self, params: LoadSessionRequest | ResumeSessionRequest) -> Session:
-        """Open a stored session. If this client has it open, or one that has disconnected, it is closed first."""
+        """Open a stored session. If this client has it open, or one that has disconnected or does not answer any more,
+        it is closed first."""
         crow, id = await self.crow(), params.session_id
         cwd, _ = check_folder(params.cwd), parse_folders_and_servers(params)
-        if (before := crow.sessions.get(id)) and not self.is_used_elsewhere(before):
+        before = crow.sessions.get(id)
+        if before and self.is_used_elsewhere(before) and isinstance(before.client, AcpAgent):
+            await before.client.close_if_silent()
+            before = crow.sessions.get(id)
+        if before and not self.is_used_elsewhere(before):
             self.sessions.pop(id, None)
             await crow.close(before)
         return await self.open_session(crow.load, self, id, cwd, params=params, id=id)
+
+    async def close_if_silent(self) -> None:
+        """Close the connection if the client cannot be reached any more, as after its network has failed."""
+        if self.probe and not await self.probe():
+            await self.connection.close()
 
     def is_used_elsewhere(self, session: Session) -> bool:
         """Whether an open session belongs to another client that is still connected."""
@@ -640,7 +654,7 @@ class AcpAgent:
         if params.provider_id != PROVIDER_ID:
             raise RpcError(INVALID_PARAMS, "Unknown provider", details=f"The only provider is {PROVIDER_ID!r}.")
         if params.api_type != PROTOCOL:
-            raise RpcError(INVALID_PARAMS, "Unknown PROTOCOL type", details=f"Crow speaks {PROTOCOL!r} with models.")
+            raise RpcError(INVALID_PARAMS, "Unknown protocol", details=f"crow speaks {PROTOCOL!r} with models.")
         if not is_shareable_url(params.base_url):
             why = "It takes an http or https address without a password or a query: a key belongs into the headers."
             raise RpcError(INVALID_PARAMS, "Unusable base URL", details=why)
@@ -832,8 +846,24 @@ def check_prompt(blocks: Sequence[ContentBlock], *, audio: bool) -> None:
             details = f"prompt[{index}] has the unknown type {to_line(str(block.raw.get('type'))[:100])!r}."
         elif isinstance(block, AudioBlock) and not audio:
             details = f"prompt[{index}] is audio, which was not announced in promptCapabilities."
+        elif (data := find_image_data(block)) is not None:
+            try:
+                find_image_type(data)
+            except ValueError as error:
+                details = f"The image in prompt[{index}] {error}."
     if details:
         raise RpcError(INVALID_PARAMS, "Unusable prompt", details=details)
+
+
+def find_image_data(block: ContentBlock) -> str | None:
+    """Find the base64 data of an image, also of an embedded one; None for other content."""
+    match block:
+        case ImageBlock(data=data):
+            return data
+        case ResourceBlock(resource=resource) if str(resource.mime_type or "").startswith("image/") and resource.blob:
+            return str(resource.blob)
+        case _:
+            return None
 
 
 def parse_output(meta: Mapping[str, Any], *, possible: bool) -> dict[str, Any] | None:

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from crow_core.acp.connection import ConnectionClosed, RpcError
 from crow_core.acp.schema import (
+    METHOD_NOT_FOUND,
     BlockContent,
     CreateTerminalRequest,
     CreateTerminalResponse,
@@ -40,6 +41,8 @@ ANSWER_TIMEOUT = 30.0
 """Seconds to wait for an answer of the client."""
 MAX_OUTPUT_BYTES = 1024 * 1024
 """Bytes of a command's output that the client is asked to keep."""
+REASON_LIMIT = 500
+"""Characters of the client's reason for a refusal."""
 TRUNCATION_NOTICE = (
     "[… the beginning was left out here; narrow the output with grep, head or tail, or write it to a file …]\n"
 )
@@ -47,6 +50,10 @@ TRUNCATION_NOTICE = (
 
 class RequestRefused(OSError):
     """The client answered a request with an error."""
+
+    def __init__(self, text: str, *, is_unknown_method: bool = False) -> None:
+        super().__init__(text)
+        self.is_unknown_method = is_unknown_method
 
 
 class TerminalOutcome(TypedDict):
@@ -57,6 +64,8 @@ class TerminalOutcome(TypedDict):
     output: str
     timed_out: NotRequired[bool]
     terminal: NotRequired[str]
+    refusal: NotRequired[str]
+    may_run_here: NotRequired[bool]
 
 
 class ClientWorkspace:
@@ -90,11 +99,15 @@ class ClientWorkspace:
         await self.request("fs/write_text_file", request)
 
     async def run(
-        self, command: str, *, cwd: str, env: Mapping[str, str], timeout: float, output_limit: int
+        self, command: str, *, script: str, cwd: str, env: Mapping[str, str], timeout: float, output_limit: int
     ) -> TerminalOutcome:
-        """Run a shell command in a terminal of the client and show the terminal; `terminals` releases it later."""
+        """Run a shell command in a terminal of the client and show the terminal; `terminals` releases it later.
+
+        A command that the client does not start may run on this machine if the user has allowed it, or if the client
+        does not know the method. Where only a rule or the mode allows it, the refusal may be the user's own.
+        """
         session, client = self.session.id, self.session.client
-        program, *args = system.make_terminal_command(command)
+        program, *args = system.make_terminal_command(command, script)
         create = CreateTerminalRequest(
             session_id=session,
             command=program,
@@ -106,7 +119,13 @@ class ClientWorkspace:
         # Never cancelled, because a terminal that is created late has to be released, too.
         creating = asyncio.ensure_future(client.request("terminal/create", create))
         self.session.state.setdefault("terminals", []).append(creating)
-        created: CreateTerminalResponse = await await_answer("terminal/create", asyncio.shield(creating))
+        try:
+            created: CreateTerminalResponse = await await_answer("terminal/create", asyncio.shield(creating))
+        except RequestRefused as error:
+            may_run_here = error.is_unknown_method or self.is_allowed_by_user()
+            return TerminalOutcome(
+                exit_code=None, signal=None, output="", refusal=str(error), may_run_here=may_run_here
+            )
         terminal = created.terminal_id
         await self.show(TerminalContent(terminal_id=terminal))
         ended, timed_out = WaitForTerminalExitResponse(), False
@@ -130,6 +149,13 @@ class ClientWorkspace:
             timed_out=timed_out,
             terminal=terminal,
         )
+
+    def is_allowed_by_user(self) -> bool:
+        """True if the user has allowed this call, by an answer to the question about it or about such calls."""
+        notes = (entry.get("crow", {}) for entry in reversed(self.session.log))
+        about = (note for note in notes if (note.get("kind"), note.get("call")) == ("decision", self.tool_call_id))
+        last = next(about, dict[str, Any]())
+        return last.get("is") == "allow" and str(last.get("by")).startswith("the user")
 
     async def show_output(self, output: str) -> None:
         """Show the output so far of a command that does not run in the client's terminal, with secrets masked."""
@@ -157,12 +183,9 @@ async def await_answer(method: str, answer: Awaitable[T], *, timeout: float | No
             f"the editor did not answer {method} within {seconds:g} s. Try once more, then ask the user to look at it"
         ) from None
     except RpcError as error:
-        match error.data:
-            case {"details": str(details)}:
-                pass
-            case _:
-                details = error.message
-        raise RequestRefused(f"the editor refused {method}: {to_line(details)[:200].rstrip('.')}") from None
+        reason = to_line(error.describe())[:REASON_LIMIT].rstrip(".")
+        is_unknown = error.code == METHOD_NOT_FOUND
+        raise RequestRefused(f"the editor refused {method}: {reason}", is_unknown_method=is_unknown) from None
 
 
 def terminals(crow: Crow) -> None:

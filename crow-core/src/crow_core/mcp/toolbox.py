@@ -186,9 +186,10 @@ class Toolbox:
         for definition in sorted(definitions, key=lambda one: (to_legal_name(one["name"]) != one["name"], one["name"])):
             tool = definition["name"]
             name = to_legal_name(tool) if server.built_in else f"{label}_{to_legal_name(tool)}"
-            ambiguous = not server.built_in and (name in built_in or any(map(name.startswith, longer)))
-            if ambiguous or len(name) > 64 or name in named or name in taken:
-                digest = hashlib.sha256(f"{server.name}\n{tool}".encode(errors="replace")).hexdigest()[:8]
+            digest = hashlib.sha256(f"{server.name}\n{tool}".encode(errors="replace")).hexdigest()[:8]
+            if not server.built_in and any(map(name.startswith, longer)):  # rules for the other server do not cover it
+                name = f"{label}_{digest}_{to_legal_name(tool)}"[:64]
+            elif (not server.built_in and name in built_in) or len(name) > 64 or name in named or name in taken:
                 name = f"{name[:50]}_{digest}"
             name = make_unique(name, taken | named.keys())
             named[name] = Tool(name, server, definition)

@@ -7,7 +7,7 @@ the key `crow`. `settle` completes a reply, and `view` derives from the log the 
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, zip_longest
 from typing import Any, Literal, TypedDict, cast
 
@@ -236,7 +236,7 @@ def apply_passes(passes: Iterable[Pass], messages: Iterable[Message]) -> list[Me
 
 
 def select_entries(log: Iterable[Message]) -> list[Message]:
-    """Apply the selecting markers of a log: rewind, shrink and compaction."""
+    """Apply the selecting markers of a log: rewind, images, shrink and compaction."""
     return apply_passes(SELECTING_PASSES, log)
 
 
@@ -269,6 +269,32 @@ def find_shell(log: Iterable[Message]) -> dict[str, Any]:
         if shell := entry.get("crow", {}).get("shell"):
             return shell
     return {}
+
+
+def leave_out_images(messages: list[Message]) -> list[Message]:
+    """Replace the images that an `images` marker names, in the messages before it; the log keeps them."""
+    for at in [at for at, message in enumerate(messages) if marker_kind(message) == "images"]:
+        refused = frozenset(messages[at].get("crow", {}).get("refused", ()))
+        messages = [*(replace_refused(message, refused) for message in messages[:at]), *messages[at:]]
+    return messages
+
+
+def replace_refused(message: Message, refused: Collection[str]) -> Message:
+    """Replace the images with these digests in a message by a note."""
+    content = message.get("content")
+    if not isinstance(content, list) or all(to_digest(part) not in refused for part in content):
+        return message
+    note = {"type": "text", "text": "[an image that was left out: the endpoint refused it]"}
+    return {**message, "content": [note if to_digest(part) in refused else part for part in content]}
+
+
+def to_digest(part: dict[str, Any]) -> str:
+    """Return a digest of an image; "" for another part of a message."""
+    match part:
+        case {"type": "image_url", "image_url": {"url": str(url)}}:
+            return hashlib.sha256(url.encode()).hexdigest()
+        case _:
+            return ""
 
 
 def shrink_tool_results(messages: list[Message]) -> list[Message]:
@@ -535,8 +561,8 @@ def to_sent_message(message: Message) -> Message:
     return kept
 
 
-SELECTING_PASSES: tuple[Pass, ...] = (drop_rewound, shrink_tool_results, apply_compaction)
-SELECTING_MARKERS = frozenset({"rewind", "shrink", "compaction"})
+SELECTING_PASSES: tuple[Pass, ...] = (drop_rewound, leave_out_images, shrink_tool_results, apply_compaction)
+SELECTING_MARKERS = frozenset({"rewind", "images", "shrink", "compaction"})
 """The kinds of markers that these passes apply."""
 SHAPING_PASSES: tuple[Pass, ...] = (
     drop_markers,

@@ -12,6 +12,7 @@ from crow_core.messages.message import (
     is_reply,
     locate_markers,
     marker_kind,
+    replace_refused,
     shorten_answers,
     to_summary,
 )
@@ -114,10 +115,20 @@ class View:
         """Return what `shrink_tool_results` and `apply_compaction` leave of the entries, without reading all."""
         entries = self._entries
         shrink, end = next(self._find_markers("shrink", "upto"), (dict[str, Any](), 0))
+        refusals = [
+            (at, frozenset(entries[at].get("crow", {}).get("refused", ()))) for at in self._markers.get("images", ())
+        ]
+
+        def read_entry(at: int) -> Message:
+            """Return the entry at a place without the images that a later marker names."""
+            entry = entries[at]
+            for marker, refused in refusals:
+                entry = replace_refused(entry, refused) if at < marker else entry
+            return entry
 
         def read(places: Sequence[int]) -> list[Message]:
             """Return the entries at these places, which ascend."""
-            old, new = ([entries[at] for at in places if (at < end) is is_old] for is_old in (True, False))
+            old, new = ([read_entry(at) for at in places if (at < end) is is_old] for is_old in (True, False))
             return [*shorten_answers(old, shrink), *new]
 
         first = next((at for at, entry in enumerate(entries) if entry.get("role") == "user"), len(entries))

@@ -34,6 +34,7 @@ from crow_core.models.failures import (
     to_model_error,
 )
 from crow_core.models.quirks import LearnedQuirks, Quirks, adapt_request, learn_from_refusal
+from crow_core.models.refused_images import find_refused_images
 from crow_core.models.reply import ReplyBuilder
 from crow_core.models.stream import LOG_ADVICE, EventStreamReader
 from crow_core.retries import attempt_again
@@ -237,6 +238,8 @@ class ChatModel:
                     return
                 except ModelError as failure:
                     error = learning.learn(failure) if isinstance(failure, InstructiveRefusal) else failure
+                    if not has_begun and not error.patient:
+                        error.images = find_refused_images(error.said, body["messages"])
                     if has_begun or not error.retry:
                         raise error from None
                     if error.patient and error.retry_after is None:

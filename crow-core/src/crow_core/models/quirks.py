@@ -374,6 +374,8 @@ ORDER_PATTERN = re.compile(
 FORMAT_PATTERN = re.compile(
     r"(image|media|mime)[ _-]?(format|type)|decod|process|download|fetch|base64|corrupt|dimension|pixel|resolution"
     r"|invalid image|image (url|data|file)s? (is|are|must|should|could|can|only)|(with|in|for).{0,10} role 'tool'"
+    r"|unsupported[ _]image(?!s|[ _](input|content|part|url|modalit))"
+    r"|\b(an?|the|this|that|your|one|following|provided) image\b"
 )
 """Matches complaints about one image, from which nothing about the model is learned."""
 
@@ -531,7 +533,11 @@ NO_IMAGES = re.compile(r"at most 0|only .{0,20}text|text.only|no endpoints found
 def learn_images(message: str, body: Body, quirks: Quirks) -> QuirksChange | None:
     if not quirks.images or not has_images(body) or FORMAT_PATTERN.search(message):
         return None
-    about = r"image|vision|multi-?modal|mmproj"
+    about = (
+        r"images\b|at most 0 image|image[ _-]?(input|content|url|modalit|part|block|understanding|support)|vision"
+        r"|multi-?modal|mmproj"
+        r"|\bmodels?\b.{0,80}\bimage\b|\bimage\b.{0,80}\bmodels?\b"
+    )
     wants_text = re.search(r"content.{0,60}string", message) and not re.search(LIST_PATTERN, message)
     if wants_text or (re.search(about, message) and (REFUSAL_PATTERN.search(message) or NO_IMAGES.search(message))):
         return "cannot see images; a note stands in their place from now on", {"images": False}

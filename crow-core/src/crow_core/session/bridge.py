@@ -27,7 +27,7 @@ from crow_core.acp.schema import (
     ToolCallUpdate,
     Unknown,
 )
-from crow_core.content import to_audio_part, to_image_part, to_text_part
+from crow_core.content import read_image, to_audio_part, to_text_part
 from crow_core.elicitation import FormAnswer, can_ask, check_form
 from crow_core.errors import ElicitationError, EndTurn, ModelError
 from crow_core.masking import mask
@@ -370,7 +370,7 @@ def to_message(message: "SamplingMessage") -> Message:
             case "text":
                 parts.append(to_text_part(content.text))
             case "image":
-                parts.append(to_image_part(content.data, content.mime_type))
+                parts.append(read_image(content.data))
             case "audio":
                 parts.append(to_audio_part(content.data, content.mime_type))
             case _:

@@ -79,8 +79,16 @@ class Folders:
     """The folder in which the next command starts, if the last one changed its directory; empty for `cwd`."""
     starts: dict[str, str] = field(default_factory=dict[str, str])
     """The folders in which the commands of open tool calls start, by the calls' ids."""
-    environments: dict[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
-    """Variables for the commands of open tool calls, by the calls' ids."""
+    paths: dict[str, str] = field(default_factory=dict[str, str])
+    """The files for which open tool calls are judged, absolute and without links, by the calls' ids."""
+    environments: dict[str, Mapping[str, str | None]] = field(default_factory=dict[str, Mapping[str, str | None]])
+    """Variables for the commands of open tool calls, by the calls' ids; None takes one away."""
+    variables: Sequence[str] = ()
+    """The names of the variables that commands have changed for those that follow."""
+    environment: str = ""
+    """The name of these variables as they are, new after each change; "" if there are none."""
+    judged: dict[str, str] = field(default_factory=dict[str, str])
+    """The `environment` for which rules or answers have allowed the commands of open tool calls, by the calls' ids."""
     _scratch: "tempfile.TemporaryDirectory[str] | None" = None
 
     def scratch(self) -> Path:
@@ -323,7 +331,9 @@ class Session:
             "crow/roots": self.folders.for_tools(),
             "crow/readable": self.folders.readable,
             "crow/folder": self.folders.starts.get(tool_call.id, ""),
+            "crow/path": self.folders.paths.get(tool_call.id, ""),
             "crow/env": self.folders.environments.get(tool_call.id, {}),
+            "crow/environment": self.folders.judged.get(tool_call.id),
             **more,
         }
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from msgspec import UNSET, Struct
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from crow_core.acp.connection import ConnectionClosed, RpcError
 from crow_core.acp.decoding import decode, encode
@@ -67,6 +67,8 @@ class PermissionChoice:
     """The user's words."""
     command: str = ""
     """The command as the user changed it."""
+    fault: str = ""
+    """Why the answer cannot be used, as `PermissionAnswer.reason`; "" if it can."""
 
 
 @dataclass(frozen=True)
@@ -138,9 +140,12 @@ class User:
     async def ask_permission(self, about: ToolCallFields, options: Sequence[PermissionOption]) -> PermissionChoice:
         """Ask the user to choose one of these options.
 
-        Raises ElicitationError if the client does not ask, EndTurn if it answers that the turn is cancelled.
+        A client that does not say that it shows their names is sent the first option of each kind: it may show one
+        button for each kind. Raises ElicitationError if the client does not ask, EndTurn if it answers that the turn is
+        cancelled.
         """
-        request = RequestPermissionRequest(session_id=self._session_id, tool_call=about, options=[*options])
+        offered = [*options] if shows_option_names(self._client.capabilities) else find_first_of_each_kind(options)
+        request = RequestPermissionRequest(session_id=self._session_id, tool_call=about, options=offered)
         try:
             async with self._permission_lock:
                 await self._log.written()
@@ -151,15 +156,18 @@ class User:
             case CancelledOutcome():
                 raise EndTurn("cancelled")
             case SelectedOutcome(option_id=id, meta=meta):
-                return to_choice(id, meta if isinstance(meta, dict) and "crow" in meta else response.meta)
+                known = any(option.option_id == id for option in offered)
+                return to_choice(
+                    id if known else "", meta if isinstance(meta, dict) and "crow" in meta else response.meta
+                )
             case _:
                 return PermissionChoice("")
 
     async def ask_allowed(self, about: ToolCallFields, lasting: Sequence[PermissionOption] = ()) -> PermissionAnswer:
         """Ask the user whether something is allowed; without an answer it is denied.
 
-        `lasting` are options for longer than once, of the kinds `allow_always` and `reject_always`. Raises EndTurn if
-        the client answers that the turn is cancelled.
+        `lasting` are options for longer than once, of the kinds `allow_always` and `reject_always`, the narrowest of
+        each kind first. Raises EndTurn if the client answers that the turn is cancelled.
         """
         options = [
             PermissionOption(option_id="allow", name="Allow", kind="allow_once"),
@@ -171,6 +179,8 @@ class User:
             choice = await self.ask_permission(about, options)
         except ElicitationError:
             return PermissionAnswer(False, NOBODY_THERE)
+        if choice.fault:
+            return PermissionAnswer(False, choice.fault)
         kind = next((option.kind for option in options if option.option_id == choice.option_id), "")
         allowed, lasts = kind.startswith("allow"), kind.endswith("_always")
         rejection = f"the user rejected it: {choice.reason}" if choice.reason else "the user rejected it"
@@ -212,29 +222,63 @@ class User:
     async def ask_choice(self, about: ToolCallFields, choices: Sequence[str]) -> int | None:
         """Ask for one of these choices through a client that knows only permissions.
 
-        Returns the index of the choice, or None. Raises as `ask_permission` does.
+        A client that may not show the names of options is asked about one choice after another. Returns the index of
+        the choice, or None. Raises as `ask_permission` does.
         """
-        options = [PermissionOption(option_id=str(n), name=name, kind="allow_once") for n, name in enumerate(choices)]
-        options.append(PermissionOption(option_id="none", name="None of these", kind="reject_once"))
-        id = (await self.ask_permission(about, options)).option_id
-        return int(id) if id.isdecimal() and int(id) < len(choices) else None
+        if len(choices) == 1 or shows_option_names(self._client.capabilities):
+            options = [
+                PermissionOption(option_id=str(n), name=name, kind="allow_once") for n, name in enumerate(choices)
+            ]
+            options.append(PermissionOption(option_id="none", name="None of these", kind="reject_once"))
+            id = (await self.ask_permission(about, options)).option_id
+            return int(id) if id.isdecimal() and int(id) < len(choices) else None
+        for number, name in enumerate(choices):
+            title = f"{about.title} {name}? ({number + 1} of {len(choices)})"
+            options = [
+                PermissionOption(option_id="yes", name=name, kind="allow_once"),
+                PermissionOption(option_id="no", name="Another answer", kind="reject_once"),
+            ]
+            choice = await self.ask_permission(replace(about, title=title), options)
+            if choice.option_id != "no":
+                return number if choice.option_id == "yes" else None
+        return None
+
+
+def shows_option_names(capabilities: ClientCapabilities) -> bool:
+    """True if a client says that it shows the name of each option of a question."""
+    match capabilities.meta:
+        case {"crow": {"optionNames": True}}:
+            return True
+        case _:
+            return False
+
+
+def find_first_of_each_kind(options: Sequence[PermissionOption]) -> list[PermissionOption]:
+    """Find the first option of each kind, in their order."""
+    first = {option.kind: option for option in reversed(options)}
+    return [option for option in options if first[option.kind] is option]
 
 
 def to_choice(option_id: str, meta: Any) -> PermissionChoice:
     """Convert the answer to a permission question, with the `_meta` of the answer or of its outcome.
 
-    What is no text in it counts as not given.
+    A reason that is not text counts as not given. A command that cannot be used is a fault: the user may have taken the
+    original one back.
     """
     match meta:
         case {"crow": {**given}}:
             reason, command = given.get("reason"), given.get("command")
         case _:
             reason = command = None
-    return PermissionChoice(
-        option_id,
-        clean_lines(reason).strip()[:REASON_LIMIT] if isinstance(reason, str) else "",
-        command if isinstance(command, str) and command.strip() and len(command) <= COMMAND_LIMIT else "",
-    )
+    reason = clean_lines(reason).strip()[:REASON_LIMIT] if isinstance(reason, str) else ""
+    if command is None:
+        return PermissionChoice(option_id, reason)
+    if not isinstance(command, str) or not command.strip():
+        return PermissionChoice(option_id, reason, fault="the command in the client's answer is not text")
+    if len(command) > COMMAND_LIMIT:
+        fault = f"the command in the client's answer is longer than {COMMAND_LIMIT:,} characters"
+        return PermissionChoice(option_id, reason, fault=fault)
+    return PermissionChoice(option_id, reason, command)
 
 
 def offer_for_session(what: str) -> list[PermissionOption]:

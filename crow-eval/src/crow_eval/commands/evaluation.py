@@ -199,7 +199,7 @@ def open_database(env: Mapping[str, str]) -> "Database":
     from crow_persistence.database import Database
 
     home = Home.find(env)
-    home.data.mkdir(parents=True, exist_ok=True)
+    home.data.mkdir(parents=True, exist_ok=True, mode=0o700)
     return Database(get_database_url(load_config(home, env), home), home.data)
 
 
@@ -436,7 +436,7 @@ def import_(logs: tuple[Path, ...], scorer: str, least: float | None, as_json: b
     home = Home.find(os.environ)
     try:
         found = [read_log(path, scorer, least) for path in logs]
-        home.data.mkdir(parents=True, exist_ok=True)
+        home.data.mkdir(parents=True, exist_ok=True, mode=0o700)
         store = Store(get_database_url(load_config(home, os.environ), home), home.data)
         try:
             stored = [(log, store_log(store, log)) for log in found]

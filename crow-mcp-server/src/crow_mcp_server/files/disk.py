@@ -44,8 +44,8 @@ class FileContent:
     """The content of a file."""
 
     data: bytes
-    stamp: tuple[int, ...]
-    """Device, inode, size and modification time; differs after the file has changed."""
+    stamp: tuple[int, ...] | None
+    """Device, inode, size and modification time; differs after the file has changed. None if it is not on the disk."""
 
 
 def resolve_path(path: str, workspace: Workspace) -> ResolvedPath:
@@ -56,6 +56,11 @@ def resolve_path(path: str, workspace: Workspace) -> ResolvedPath:
         resolved = ""
     if not path.strip() or "\0" in path or not resolved:
         raise ToolRefusal(f"{path!r} is not a path. Give one that is absolute or relative to {workspace.cwd}.")
+    if workspace.path and resolved != workspace.path:
+        raise ToolRefusal(
+            f"{path} led to {workspace.path} when this was allowed, and leads elsewhere now. Nothing was done. "
+            "Try again if it is still right."
+        )
     for given in (*workspace.roots, *workspace.readable):
         root = os.path.realpath(given)
         if PurePath(resolved).is_relative_to(root):
@@ -242,6 +247,8 @@ def _open_parent(target: ResolvedPath, *, make: bool = False) -> Generator[tuple
     *folders, name = target.parts
     here = Folder(target.root)
     try:
+        if os.path.realpath(here.start) != target.root:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), target.root)
         for step in folders:
             if make:
                 with suppress(FileExistsError):

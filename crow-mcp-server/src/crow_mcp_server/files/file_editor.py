@@ -1,7 +1,9 @@
 """The tool `file_editor`: view, create and edit files, and undo edits."""
 
 import asyncio
+import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal, NotRequired, TypeVar
 from weakref import WeakValueDictionary
@@ -168,7 +170,7 @@ class LoadedFile:
     """A document and the state of its file on the disk."""
 
     document: Document
-    stamp: tuple[int, ...]
+    stamp: tuple[int, ...] | None
     """See FileContent."""
     is_hidden: bool
     """True if the host shows files but not this one; such a file is written to the disk."""
@@ -385,7 +387,7 @@ class FileCommand:
             )
 
     def _read_content(self) -> FileContent:
-        if (content := disk.read_file(self.target)) is None:
+        if (content := self._find_content()) is None:
             near = disk.suggest_paths(self.target)
             hint = (
                 f"Did you mean {' or '.join(near)}?" if near else "View its folder for the right name, or use create."
@@ -398,8 +400,17 @@ class FileCommand:
 
     def _load(self) -> LoadedFile | None:
         """Load the file as the host shows it; return None when it does not exist."""
-        content = disk.read_file(self.target)
+        content = self._find_content()
         return content and self._to_loaded_file(content)
+
+    def _find_content(self) -> FileContent | None:
+        """Read the file from the disk, or what the host has of a file that was never saved; None if neither has it."""
+        if (content := disk.read_file(self.target)) is not None or not (self.files and self.files.reads):
+            return content
+        unsaved = None
+        with suppress(FileNotFoundError):
+            unsaved = from_thread.run(self.files.read_text, self.target.as_given)  # "" from some hosts for any path
+        return FileContent(unsaved.encode(errors="replace"), None) if unsaved else None
 
     def _to_loaded_file(self, content: FileContent) -> LoadedFile:
         """Return a file with the text that the host shows of it. Raises ToolRefusal for a binary file."""
@@ -443,6 +454,8 @@ class FileCommand:
             disk.write_file(self.target, data, before.stamp if before else None)
             return after
         with disk.create_parents(self.target):
+            if os.path.realpath(self.target.as_given) != self.target.path:
+                raise ToolRefusal(f"{self.target.path} was replaced at this very moment. Nothing was written.")
             try:
                 from_thread.run(self.files.write_text, self.target.as_given, after.text)
                 written = self._load()

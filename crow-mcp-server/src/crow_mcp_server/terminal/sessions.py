@@ -44,6 +44,7 @@ MAX_NAMES = 20  # in the note on what a restart has ended
 SESSION_NAME = re.compile(r"[\w.-]{1,40}")
 
 COMMAND_ENVIRONMENT = {
+    "CDPATH": "",
     "PAGER": "cat",
     "GIT_PAGER": "cat",
     "MANPAGER": "cat",
@@ -58,7 +59,7 @@ COMMAND_ENVIRONMENT = {
     "TERM": "dumb",
     "NO_COLOR": "1",
 }
-"""Variables of every command: programs do not wait for a person and print no colours."""
+"""Variables of every command: `cd` takes its argument alone, programs wait for no person and print no colours."""
 EDITOR_VARIABLES = ("EDITOR", "VISUAL", "GIT_EDITOR", "GIT_SEQUENCE_EDITOR")
 TERMINAL_EDITORS = ("vi", "vim", "nvim", "nano", "micro", "emacs", "hx", "kak", "joe", "mg", "ne", "ed")
 """Editors that work in a terminal. Others open a window, which the model does not see."""
@@ -106,8 +107,20 @@ class LastingState(TypedDict, total=False):
     """The folder in which the next command starts."""
     variables: list[str]
     """The names of the environment variables that commands have set or unset."""
+    environment: str
+    """A name of the variables as they are, new after each change."""
     sessions: list[str]
     """The names of the open sessions."""
+
+
+class OtherEnvironment(ToolRefusal):
+    """Refuses a command that the host has judged for other variables than it would get."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "This was not run: another command has changed variables since it was allowed. Run it again if it is still "
+            "right."
+        )
 
 
 class TerminalSessions:
@@ -138,6 +151,7 @@ class TerminalSessions:
         state = LastingState(folder=self.shell_state.folder)
         if variables := sorted(self.shell_state.changes.keys() - {"OLDPWD"}):
             state["variables"] = variables
+            state["environment"] = self.shell_state.environment
         if self._sessions:
             state["sessions"] = [*self._sessions]
         return state
@@ -167,8 +181,9 @@ class TerminalSessions:
         """Run a command without input as a process of this machine."""
         folder = await to_thread.run_sync(self._find_folder, workspace, arguments.cwd)
         editor = dict.fromkeys(EDITOR_VARIABLES, self._temp_folders.no_editor)
-        env = self._make_environment(folder, COMMAND_ENVIRONMENT | editor) | dict(workspace.env)
-        command, update_state = self._track_state(arguments.command, env, folder)
+        self._check_environment(workspace)
+        env = change_environment(self._make_environment(folder, COMMAND_ENVIRONMENT | editor), workspace.env)
+        command, _, update_state = self._track_state(arguments.command, env, folder)
         program = PipedCommand(
             env[MARK_VARIABLE],
             self._temp_folders.open_capture(from_terminal=False),
@@ -225,17 +240,26 @@ class TerminalSessions:
         before, timeout = self.shell_state.folder, min(arguments.timeout or COMMAND_WAIT, MAX_WAIT)
         hidden = dict.fromkeys(self._temp_folders.hidden_env, "")
         editor = dict.fromkeys(EDITOR_VARIABLES, self._temp_folders.no_editor)
-        env = self.shell_state.apply_to(hidden | COMMAND_ENVIRONMENT | editor)
-        env |= {"PWD": folder, MARK_VARIABLE: "host", **workspace.env}
-        command, update_state = self._track_state(arguments.command, env, folder, env_is_unknown=True)
+        self._check_environment(workspace)
+        env = change_environment(
+            hidden | COMMAND_ENVIRONMENT | editor | {"PWD": folder, MARK_VARIABLE: "host"}, workspace.env
+        )
+        command, script, update_state = self._track_state(
+            arguments.command, env, folder, at_host=True, given=workspace.env
+        )
         try:
             outcome = await terminals.run(
-                command, cwd=folder, env=env, timeout=timeout, output_limit=MAX_OUTPUT_CHARACTERS
+                command, script=script, cwd=folder, env=env, timeout=timeout, output_limit=MAX_OUTPUT_CHARACTERS
             )
         except OSError as error:
             raise ToolRefusal(f"The end of the command was not seen: {error}. What it did until then stays.") from None
         finally:
             update_state()
+        if refusal := outcome.get("refusal"):
+            if not outcome.get("may_run_here"):
+                raise ToolRefusal(f"The command was not run: {refusal}.")
+            answer = await self._run_locally(workspace, arguments)
+            return replace(answer, text=join_parts(answer.text, f"[not in the editor's terminal: {refusal}]"))
         printed = outcome["output"]
         capture = self._temp_folders.open_capture(from_terminal=printed.count("\r\n") == printed.count("\n"))
         capture.feed(printed.encode(errors="replace"))
@@ -309,7 +333,8 @@ class TerminalSessions:
             raise ToolRefusal(f'Not run: too many sessions. End one with keys "kill". {self._list_sessions()}')
         folder = await to_thread.run_sync(self._find_folder, workspace, arguments.cwd)
         editor = dict.fromkeys(EDITOR_VARIABLES, find_editor(os.environ) or self._temp_folders.no_editor)
-        env = self._make_environment(folder, COMMAND_ENVIRONMENT | TERMINAL_ENVIRONMENT | editor) | dict(workspace.env)
+        env = self._make_environment(folder, COMMAND_ENVIRONMENT | TERMINAL_ENVIRONMENT | editor)
+        env = change_environment(env, workspace.env)
         capture = self._temp_folders.open_capture(from_terminal=True)
         shell = Shell(env[MARK_VARIABLE], capture, self._temp_folders.watchdog)
         try:
@@ -358,16 +383,28 @@ class TerminalSessions:
         marks = f"{os.environ.get(MARK_VARIABLE, '')}:{uuid.uuid4().hex}"  # this process may have a mark, too
         return env | {"PWD": folder, MARK_VARIABLE: marks}
 
+    def _check_environment(self, workspace: Workspace) -> None:
+        """Raise OtherEnvironment if the host has judged a command for other variables than it would get."""
+        if workspace.environment is not None and workspace.environment != self.shell_state.environment:
+            raise OtherEnvironment
+
     def _track_state(
-        self, command: str, env: dict[str, str], folder: str, *, env_is_unknown: bool = False
-    ) -> tuple[str, Callable[[], None]]:
+        self,
+        command: str,
+        env: dict[str, str],
+        folder: str,
+        *,
+        at_host: bool = False,
+        given: Mapping[str, str | None] | None = None,
+    ) -> tuple[str, str, Callable[[], None]]:
         """Make a command save its shell state.
 
-        Return the command to run, and a function that takes over the state after the command has ended. `env` is
-        changed so that bash reads the script that saves the state.
+        Return the command to run, the path of the script that saves the state, and a function that takes over the state
+        after the command has ended. Unless it runs at the host, `env` or the command is changed so that the shell reads
+        the script. The path is empty if there is no script.
         """
         if not system.HAS_TERMINALS:  # PowerShell: nothing persists
-            return command, lambda: None
+            return command, "", lambda: None
         state, path = self.shell_state, os.path.join(self._temp_folders.state_folder, uuid.uuid4().hex)
         script, long_command = f"{path}.sh", f"{path}.command"
         if len(data := command.encode(errors="replace")) > MAX_COMMAND_BYTES:
@@ -375,19 +412,22 @@ class TerminalSessions:
                 file.write(data)
             command = f'eval "$(command -p cat {shlex.quote(long_command)})"'
         with open(script, "w", encoding="utf-8") as file:
-            file.write(state.make_script(path, env.get("BASH_ENV", ""), env_is_unknown=env_is_unknown))
-        if os.path.basename(processes.SHELL) == "bash":
+            before = env.get("BASH_ENV", "")
+            file.write(state.make_script(path, before, env_is_unknown=at_host, given=given or {}))
+        if at_host:
+            pass  # a host may refuse variables that run code
+        elif os.path.basename(processes.SHELL) == "bash":
             env["BASH_ENV"] = script
         else:
             command = f". {shlex.quote(script)}\n{command}"
 
         def update_state() -> None:
-            state.update(path, None if env_is_unknown else env, folder)
+            state.update(path, None if at_host else env, folder)
             for temporary in (script, long_command):
                 with suppress(OSError):
                     os.unlink(temporary)
 
-        return command, update_state
+        return command, script, update_state
 
     def _describe_move(self, before: str) -> str:
         folder = self.shell_state.folder
@@ -396,6 +436,12 @@ class TerminalSessions:
     def _list_sessions(self) -> str:
         names = f"Open are: {', '.join(self._sessions)}." if self._sessions else "None is open."
         return f"{names} {self._loss}".rstrip()
+
+
+def change_environment(environment: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
+    """Return an environment with the variables of `changes`, and without those that are None there."""
+    changed = {**environment, **changes}
+    return {name: value for name, value in changed.items() if value is not None}
 
 
 async def report_session(name: str, shell: "PipedCommand | Shell") -> str:

@@ -2,6 +2,8 @@
 
 import os
 import shlex
+import uuid
+from collections.abc import Mapping
 from contextlib import suppress
 
 from crow_mcp_server.system import count_processes, get_process_limit
@@ -19,27 +21,35 @@ class ShellState:
         self.changes: dict[str, str | None] = {}
         """The variables that commands have changed; None for an unset one. Exported functions are not passed on, so
         that they do not change what later commands mean."""
+        self.environment = ""
+        """A random name of the variables as they are, new after each change; "" if commands have changed none."""
 
     def apply_to(self, environment: dict[str, str]) -> dict[str, str]:
         """Return an environment with the changes applied."""
         changed = environment | {name: value for name, value in self.changes.items() if value is not None}
         return {name: value for name, value in changed.items() if self.changes.get(name, "") is not None}
 
-    def make_script(self, path: str, before: str, *, env_is_unknown: bool) -> str:
+    def make_script(self, path: str, before: str, *, env_is_unknown: bool, given: Mapping[str, str | None]) -> str:
         """Return a script that a shell reads before a command; it saves the environment at the end of the command.
 
         The environment is saved in `path` + ".after". `before` is the file named by the command's own BASH_ENV, "" for
-        none. With `env_is_unknown`, the script also saves the first environment in `path` + ".before", and unsets the
-        variables that earlier commands unset.
+        none. With `env_is_unknown`, the script also sets and unsets what earlier commands did, but for the variables in
+        `given`, of which it unsets those that are None; and it saves the first environment in `path` + ".before".
         """
         lines = [
             f'trap "exec 2>/dev/null; command -p env -0 > {shlex.quote(path + ".after")}" EXIT',
             format_process_limit(),
         ]
         if env_is_unknown:
-            unset = [name for name, value in self.changes.items() if value is None and name.isidentifier()]
-            lines += [f"unset {' '.join(unset)}"] if unset else []
+            changes = {name: value for name, value in self.changes.items() if name not in given}
+            changes |= {name: None for name, value in given.items() if value is None}
+            for name, value in changes.items():
+                if name.isidentifier():
+                    lines.append(
+                        f"unset {name}" if value is None else f"export {name}={shlex.quote(value)} 2>/dev/null"
+                    )
             lines += [f"command -p env -0 > {shlex.quote(path + '.before')}"]
+            return "\n".join([*lines, ""])
         first = f"export BASH_ENV={shlex.quote(before)}; . {shlex.quote(before)}" if before else "unset BASH_ENV"
         return "\n".join([first, *lines, ""])
 
@@ -56,7 +66,10 @@ class ShellState:
         if os.path.isabs(folder) and (folder != start or not os.path.isdir(self.folder)):
             self.folder = folder
         names = {name for name in {*before, *after} - SHELL_VARIABLES if not name.startswith("BASH_FUNC_")}
-        self.changes |= {name: after.get(name) for name in names if before.get(name) != after.get(name)}
+        changes = {name: after.get(name) for name in names if before.get(name) != after.get(name)}
+        self.changes |= changes
+        if changes.keys() - {"OLDPWD"}:
+            self.environment = uuid.uuid4().hex
 
 
 def format_process_limit() -> str:

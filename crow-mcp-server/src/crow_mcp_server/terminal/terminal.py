@@ -13,7 +13,7 @@ from pydantic.json_schema import SkipJsonSchema
 from crow_mcp_server import system
 from crow_mcp_server.definitions import POWERSHELL_DESCRIPTION, POWERSHELL_META
 from crow_mcp_server.refusal import ToolRefusal
-from crow_mcp_server.terminal.sessions import COMMAND_WAIT, TerminalArguments, TerminalSessions
+from crow_mcp_server.terminal.sessions import COMMAND_WAIT, OtherEnvironment, TerminalArguments, TerminalSessions
 from crow_mcp_server.terminal.tempfiles import TempFolders
 from crow_mcp_server.tool_options import ToolOptions, is_dry_run, optional_field
 from crow_mcp_server.workspace import Workspace
@@ -80,7 +80,10 @@ def register(server: FastMCP, options: ToolOptions) -> None:
 
         workspace = replace(workspace, watch=workspace.watch or report)
         terminals = get_terminals(workspace)
-        answer = await terminals.run(workspace, arguments)
+        try:
+            answer = await terminals.run(workspace, arguments)
+        except OtherEnvironment as refusal:  # the host learns how the variables are
+            return ToolResult(str(refusal), meta={"crow/shell": terminals.lasting_state}, is_error=True)
         meta = {
             "crow/folder": answer.folder,
             "crow/shell": terminals.lasting_state,

@@ -123,16 +123,25 @@ class PageFetcher:
             )
 
     async def _fetch_robots(self, client: httpx2.AsyncClient, robots_url: str) -> Protego | None:
-        async def permit(before: httpx2.URL, after: httpx2.URL) -> None: ...
+        async def permit(before: httpx2.URL, after: httpx2.URL) -> None:
+            if self._stay_on_host and _get_site(before) != _get_site(after):
+                raise RobotsElsewhere(f"{before} redirects to another host.")
 
-        reply = await fetch_url(
-            client, parse_url(robots_url), permit=permit, url_headers={}, limit=MAX_ROBOTS_BYTES, whole=False
-        )
+        try:
+            reply = await fetch_url(
+                client, parse_url(robots_url), permit=permit, url_headers={}, limit=MAX_ROBOTS_BYTES, whole=False
+            )
+        except RobotsElsewhere:
+            return None  # nobody has allowed that host, and this one has no rules of its own
         if reply.status in (401, 403) or reply.status >= 500:
             raise ToolRefusal(
                 f"{robots_url} answers {reply.status}, so programs may fetch nothing there. Use another source."
             )
         return None if reply.status >= 400 else Protego.parse(reply.body.decode("utf-8", "replace"))
+
+
+class RobotsElsewhere(ToolRefusal):
+    """A robots.txt redirects to another host."""
 
 
 def _get_site(url: httpx2.URL) -> tuple[str, int | None]:

@@ -12,11 +12,11 @@ from typing import Any, Literal
 from crow_core.mcp.tool import make_title
 from crow_core.messages.message import Message, ToolUse, list_edits, parse_arguments, to_parts
 from crow_core.messages.worktree import find_recorded
+from crow_core.redaction import redact_data, redact_text
 from crow_core.session.store import Record, Summary
 from sqlalchemy import Connection, Row, select
 
 from crow_persistence import blobs, loader, requests
-from crow_persistence.export.redaction import redact_data, redact_text
 from crow_persistence.tables import messages
 
 MAX_DIFF_LENGTH = 2_000_000

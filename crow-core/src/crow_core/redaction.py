@@ -1,14 +1,21 @@
-"""Mask likely secrets before a session is given away. Some secrets may remain: look before you publish.
+"""Find likely secrets in texts: to mask them before a session is given away, and to know that a session has read some.
+
+Some secrets may remain: look before you publish.
 
 A secret is recognised by its form (a key's prefix, the frame of a private key) or by the name it is assigned to
 (`password = …`). Digests and ids without such a name are not masked.
 """
 
+import binascii
 import re
+from base64 import b64decode
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any, cast
 
 import msgspec
+
+from crow_core.masking import PLACEHOLDERS
 from crow_core.messages.message import decode_json
 
 MASK = "[redacted]"
@@ -78,6 +85,18 @@ FLAG = re.compile(
     rf"((?:--[\w-]{{0,30}}{NAME}|\blogin\s+\S{{1,200}}\s+password)[ \t]+)(?!-){REFERENCE}([^\s\"'`\\]{{6,}})", re.I
 )
 
+VARIABLE = re.compile(
+    r"(?<![\w$.])[\"']?(?:[A-Z0-9]+_)*"
+    r"(?:[A-Z0-9]*KEY(?:_ID)?|TOKEN|SECRET(?:_[A-Z]+)*|PASS(?:WORD|WD|PHRASE)?|PWD|CREDENTIALS?|PAT|DSN)"
+    r"(?:=[\"']?|[\"']:\s*[\"'])(?![$<{%*~(]|\.\.\.|\d{1,5}\b|/(?![\w+/]*=))([^\s\"'$]{4,})"
+)
+"""A variable of an environment that holds a secret by its name, as env, .env files and JSON write it."""
+TEXT_LIMIT = 500_000
+"""Characters of a text in which a secret is looked for."""
+BASE64 = re.compile(r"(?<![\w+/-])[A-Za-z0-9+/]{16,}(?:\r?\n[A-Za-z0-9+/]+)*={0,2}(?![\w+/-])")
+ENCODED_LIMIT = 20
+"""Texts in base64 that are decoded."""
+
 
 def redact_text(text: str) -> str:
     """Return a text with its secrets masked. Redacting twice gives the same result."""
@@ -91,6 +110,28 @@ def redact_text(text: str) -> str:
     for pattern in (QUERY, HEADER, COOKIE, FLAG):
         text = pattern.sub(lambda found: f"{found[1]}{MASK}" if is_random(found[2]) else found[0], text)
     return ASSIGNED.sub(mask_assignment, text)
+
+
+def holds_secret(text: str) -> bool:
+    """Test whether a text holds a likely secret, also as the variable of an environment, or encoded in base64."""
+    text = text[:TEXT_LIMIT]
+    if has_plain_secret(text):
+        return True
+    encoded = (str(found[0]) for found in islice(BASE64.finditer(text), ENCODED_LIMIT))
+    return any(has_plain_secret(decode(each)) for each in encoded)
+
+
+def has_plain_secret(text: str) -> bool:
+    """Test whether a text holds a likely secret that can be read in it."""
+    return any(found[1].lower() not in PLACEHOLDERS for found in VARIABLE.finditer(text)) or redact_text(text) != text
+
+
+def decode(encoded: str) -> str:
+    """Decode base64; "" if it is none, or holds no text."""
+    try:
+        return b64decode(re.sub(r"\s", "", encoded) + "==").decode()
+    except (binascii.Error, ValueError):
+        return ""
 
 
 def redact_data(value: Any, name: str = "") -> Any:

@@ -1,0 +1,260 @@
+"""The options of programs: whether the arguments of a command are all known to be harmless, and which files they write.
+
+programs.toml lists the options that run no other program. Under a rule with a wildcard, and for an answer such as
+`git commit …`, anything else asks. Of a program that is known to start others, but is not listed, no option is allowed.
+Of a program that is not known (`./build.sh *`), all options are: a rule that names it means them.
+"""
+
+import posixpath
+import re
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import msgspec
+
+from crow_permissions.scripts import only_reads
+
+NUMBER = re.compile(r"-\d+[ckwbMG]?")
+"""A value that may begin with a dash."""
+NAME_LENGTH = 3
+"""Words of the longest name, such as `git stash list`."""
+
+
+class ProgramEntry(msgspec.Struct, forbid_unknown_fields=True):
+    """The entry of a command in programs.toml, where each field is explained."""
+
+    options: str
+    operands: list[str] = []
+    words: bool = False
+    dashless: bool = False
+    literal: bool = False
+    stops: bool = False
+    runs: bool = False
+    names: bool = False
+    free: list[str] = []
+    script: str = ""
+    script_options: list[str] = []
+    reading: list[str] = []
+    reads: int | None = None
+    kept: bool = False
+
+
+@dataclass(frozen=True)
+class Program:
+    """An entry in the form in which it is compared."""
+
+    entry: ProgramEntry
+    options: dict[str, str]
+    """The kind of each option: "", "=", "=2", "?", ">" or "!"."""
+
+
+@dataclass
+class Usage:
+    """The arguments of a command, as far as the table knows them."""
+
+    program: Program | None = None
+    unlisted: str = ""
+    """The first word that is not listed; "" if all are."""
+    writes: list[str] = field(default_factory=list[str])
+    """Files that options write."""
+    operands: list[str] = field(default_factory=list[str])
+
+    @property
+    def only_reads(self) -> bool:
+        """True if the command is known to read only."""
+        limit = self.program.entry.reads if self.program else None
+        return limit is not None and len(self.operands) <= limit and not (self.unlisted or self.writes)
+
+
+@cache
+def read_table(name: str) -> dict[str, Any]:
+    """Read a file of this package. The result is shared."""
+    return tomllib.loads((files("crow_permissions") / name).read_text("utf-8"))
+
+
+@cache
+def load_programs() -> dict[str, Program]:
+    """Read the table."""
+    tables = read_table("programs.toml")
+    lists: dict[str, str] = tables["lists"]
+    named = {name: entry for name, entry in tables.items() if name not in ("lists", "sources")}
+    entries = msgspec.convert(named, dict[str, ProgramEntry])
+    return {name: Program(entry, dict(list_options(entry.options, lists))) for name, entry in entries.items()}
+
+
+def list_options(text: str, lists: dict[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield the options of an entry, each with its kind."""
+    for word in re.sub(r"<(\w+)>", lambda name: lists[name[1]], text).split():
+        option = word.rstrip("=2?>!") if word[-1] in "=?>!" or word.endswith("=2") else word
+        yield option, word[len(option) :]
+
+
+@cache
+def list_starters() -> set[str]:
+    """List the programs that are known to run others, or to write files, and those with subcommands in the table."""
+    tables = read_table("simple_commands.toml")
+    known = {*tables["wrappers"], *tables["code"], *tables["writers"], *tables["subcommands"], *load_programs()}
+    return {name.partition(" ")[0] for name in known} | {name.rstrip("*") for name in tables["project_runners"]}
+
+
+def find_name(words: Sequence[str]) -> str:
+    """Find the name of a command in the table: the program, or with its subcommands; "" if it is not there."""
+    programs, program = load_programs(), to_program(words[0])
+    names = (" ".join([program, *words[1:length]]) for length in range(min(NAME_LENGTH, len(words)), 0, -1))
+    return next((name for name in names if name in programs), "")
+
+
+def to_program(word: str) -> str:
+    """Convert the first word of a command to the name of its program in the table, without folder and version."""
+    name = posixpath.basename(word)
+    return name if name in list_starters() else name.rstrip("0123456789.-") or name
+
+
+@cache
+def has_subcommands(program: str) -> bool:
+    """Test whether the table has subcommands of a program."""
+    return any(name.startswith(f"{program} ") for name in load_programs())
+
+
+def read_usage(words: Sequence[str], literal: int = 0) -> Usage:
+    """Read the arguments of a command. The first `literal` words stand in the rule itself, so they are allowed."""
+    usage = Usage()
+    read_arguments(usage, list(words), 0, literal)
+    return usage
+
+
+def read_arguments(usage: Usage, words: list[str], start: int, literal: int) -> None:
+    """Read the arguments of the command that begins at a word."""
+    name, program = find_name(words[start:]), to_program(words[start])
+    usage.program = load_programs().get(name)
+    usage.operands.clear()
+    at = start + len(name.split()) if name else start + 1
+    if usage.program is None and program not in list_starters():
+        return
+    entry = usage.program.entry if usage.program else ProgramEntry("")
+    options = usage.program.options if usage.program else {}
+    waits_for_subcommand = has_subcommands(program) and name in ("", program) and not entry.stops
+    if entry.dashless and at < len(words) and not words[at].startswith("-"):
+        words[at : at + 1] = [f"-{letter}" for letter in words[at]]
+        words = put_values_behind(words, at, options)
+    reads_files = False
+    has_script = False
+    inplace = False
+    operands_only = False
+    written: list[str] = []
+    while at < len(words):
+        word, here = words[at], at
+        at += 1
+        if word in entry.free:
+            break
+        if word == "--" and not operands_only and not entry.literal:
+            operands_only = True
+            continue
+        if operands_only or word in ("-", "") or word[0] not in "-+" or (word[0] == "+" and usage.program):
+            if waits_for_subcommand and not entry.stops:
+                read_subcommand(usage, [program, *words[here:]], max(literal - here + 1, 0))
+                return
+            if entry.runs:
+                read_arguments(usage, words, here, literal)
+                return
+            is_script = bool(entry.script) and not has_script
+            has_script |= is_script
+            if here >= literal and not fits(word, entry, len(usage.operands), is_script):
+                usage.unlisted = usage.unlisted or word
+            if not is_script:
+                usage.operands.append(word)
+            if entry.stops:
+                break
+            continue
+        if word in options and options[word] in ("", "?"):
+            reads_files |= word in entry.reading
+            continue
+        for option, kind, value in split_options(word, options, words=entry.words):
+            reads_files |= option in entry.reading
+            if kind is None or (value and kind in ("", "!")):
+                if here >= literal and not (entry.literal and usage.program):
+                    usage.unlisted = usage.unlisted or word
+                break
+            inplace |= kind == "!" and here >= literal
+            if kind[:1] in ("=", ">"):
+                count = 2 if kind == "=2" else 1
+                values = [value] if value is not None else words[at : at + count]
+                at += 0 if value is not None else count
+                if here >= literal and any(is_unclear_value(each, kind, value) for each in values):
+                    usage.unlisted = usage.unlisted or word
+                if option in entry.script_options:
+                    has_script = True
+                    if here >= literal and not all(only_reads(entry.script, each) for each in values):
+                        usage.unlisted = usage.unlisted or word
+                if kind == ">" and here >= literal:
+                    written += values
+    usage.writes += [] if reads_files else written
+    usage.writes += usage.operands if inplace else ()
+
+
+def read_subcommand(usage: Usage, words: list[str], literal: int) -> None:
+    """Read a command without the options before its subcommand; one that is not in the table asks."""
+    if find_name(words) in ("", words[0]):
+        if literal <= 1:
+            usage.unlisted = usage.unlisted or words[1]
+        words = words[1:]
+        dashes = [word for at, word in enumerate(words) if word[:1] in ("-", "+") and word != "-" and at + 1 >= literal]
+        usage.unlisted = usage.unlisted or next(iter(dashes), "")
+        usage.program = None
+        return
+    read_arguments(usage, words, 0, literal)
+
+
+def fits(word: str, entry: ProgramEntry, index: int, is_script: bool) -> bool:
+    """Test whether the table allows an operand."""
+    if is_script:
+        return only_reads(entry.script, word)
+    if not entry.operands:
+        return True
+    return re.fullmatch(entry.operands[min(index, len(entry.operands) - 1)], word, re.DOTALL) is not None
+
+
+def is_unclear_value(value: str, kind: str, joined: str | None) -> bool:
+    """Test whether a value may be another option, or name another machine or a file that is sent."""
+    if joined is None and value.startswith("-") and value != "-" and not NUMBER.fullmatch(value):
+        return True
+    return kind == ">" and (":" in value or not value)
+
+
+def split_options(word: str, options: dict[str, str], *, words: bool) -> Iterator[tuple[str, str | None, str | None]]:
+    """Yield the options in a word: the option, its kind (None if it is not listed), and its value in the same word."""
+    if word.startswith("--") or words:
+        name, equals, value = word.partition("=")
+        kind = options.get(name)
+        if kind == "" and equals:
+            kind = None
+        yield name, kind, value if equals else None
+        return
+    if re.fullmatch(r"-\d+", word) and "-#" in options:
+        return
+    for index, letter in enumerate(word[1:], 2):
+        option, rest = f"{word[0]}{letter}", word[index:]
+        kind = options.get(option)
+        if kind is None or kind == "":
+            yield option, kind, None
+            if kind is None:
+                return
+            continue
+        yield option, kind, rest or None
+        return
+
+
+def put_values_behind(words: list[str], at: int, options: dict[str, str]) -> list[str]:
+    """Put the values of old options (`tar cf FILE`) directly behind them; they stand in order behind all."""
+    end = next((index for index in range(at, len(words)) if not re.fullmatch(r"-\w", words[index])), len(words))
+    flags, rest = words[at:end], words[end:]
+    ordered: list[str] = []
+    for flag in flags:
+        ordered.append(flag)
+        if options.get(flag, "")[:1] in ("=", ">") and rest:
+            ordered.append(rest.pop(0))
+    return [*words[:at], *ordered, *rest]
