@@ -4,6 +4,7 @@ import ast
 import asyncio
 import importlib
 import importlib.util
+import inspect
 import json
 import os
 import re
@@ -22,6 +23,7 @@ from crow_core.acp.client import AcpClient
 from crow_core.acp.schema import ClientCapabilities
 from crow_core.acp.transports import spawn
 from crow_core.hooks import Hook
+from crow_core.react import react
 from crow_core.session.session import Hooks
 from crow_core.testing import Reply, ScriptedModel, ScriptedServer, connect
 
@@ -164,6 +166,14 @@ def test_the_map_in_agents_md_lists_every_module_in_import_order():
     for name, path in modules.items():
         later = {other for other in ours(path, modules) if find_row(other) > find_row(name)}
         assert not later, f"{name} imports {sorted(later)}, which the map lists behind it"
+
+
+def test_the_loop_and_what_is_read_with_it_know_no_key_of_a_turn():
+    """The session's journal does; the loop is called with the session alone."""
+    assert list(inspect.signature(react).parameters) == ["session"]
+    for name in ("react.py", "app.py", "session/session.py", "session/log.py"):
+        text = (folder_of("crow_core") / name).read_text("utf-8")
+        assert not re.findall(r"""["']key["']|["']started["']|["']ended["']|\.key\b|\borigin\b""", text), name
 
 
 def test_no_extension_imports_another():

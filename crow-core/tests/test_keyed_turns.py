@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from crow_core.acp.schema import (
     ClientCapabilities,
+    LoadSessionRequest,
     NewSessionRequest,
     PromptRequest,
     RequestPermissionResponse,
@@ -58,8 +59,8 @@ class Nobody:
     async def notify(self, method: str, params: Any) -> None: ...
 
 
-def prompt(text: str = "Go.") -> Message:
-    return {"role": "user", "content": text}
+def prompt(text: str = "Go.", key: str = "1") -> Message:
+    return {"role": "user", "content": text, "crow": {"key": key}}
 
 
 def app(*replies: Reply, max_requests: int = 200) -> Crow:
@@ -70,8 +71,8 @@ def app(*replies: Reply, max_requests: int = 200) -> Crow:
 
 async def go_on(crow: Crow, log: list[Message], *, key: str = "1") -> tuple[str, Session]:
     """Prompt an app to which nothing but the log of a session is known; return the stop reason and the session."""
-    session = await crow.open(Nobody(), "/", record=Record("work", [*log]), goes_on=True)
-    stop_reason = await crow.prompt(session, prompt(), key=key)
+    session = await crow.open(Nobody(), "/", record=Record("work", [*log]))
+    stop_reason = await crow.prompt(session, prompt(key=key))
     await crow.shut_down()
     return stop_reason, session
 
@@ -190,7 +191,7 @@ async def test_key_of_another_prompt_is_refused_before_anything_runs():
     crow = app()
     session = await crow.open(Nobody(), "/", record=Record("work", session.log.entries))
     with pytest.raises(PromptError, match="belongs to another prompt"):
-        await crow.prompt(session, prompt("Stop."), key="1")
+        await crow.prompt(session, prompt("Stop."))
     assert not session.turns.tasks
     await crow.shut_down()
 
@@ -228,10 +229,29 @@ async def test_interrupted_call_of_a_handler_runs_once():
 
     crow = own(Reply(tool_calls=[{"name": "work", "arguments": {}}]))
     session = await crow.open(Nobody(), "/", record=Record("work", []))
-    turn = asyncio.ensure_future(crow.prompt(session, prompt(), key="1"))
+    turn = asyncio.ensure_future(crow.prompt(session, prompt()))
     await began.wait()
     await crow.close(session)
     assert await turn == "cancelled"
     _, session = await go_on(own(Reply("Well.")), session.log.entries)
     assert (find_texts(session, "tool"), len(ran)) == ([INTERRUPTED], 1)
     await crow.shut_down()
+
+
+async def test_interrupted_call_is_shown_when_its_session_is_loaded_and_answered_when_the_next_turn_begins():
+    use: Any = {"id": "call_1", "type": "function", "function": {"name": "demo_look", "arguments": "{}"}}
+    stored: list[Message] = [prompt("Look.", key=""), {"role": "assistant", "content": None, "tool_calls": [use]}]
+    crow = app(Reply("Well."))
+
+    @crow.load_session
+    def load(id: str) -> Record:
+        return Record(id, [*stored])
+
+    async with connect(crow) as editor:
+        await editor.request("session/load", LoadSessionRequest(session_id="work", cwd="/", mcp_servers=[]))
+        log = crow.sessions["work"].log
+        assert (log.entries, editor.calls()["call_1"][-1]) == (stored, "failed")
+        await editor.prompt("work", "Go on.")
+        roles = [entry["role"] for entry in log if "role" in entry]
+        assert roles == ["user", "assistant", "tool", "user", "assistant"]
+        assert log[2].get("content") == INTERRUPTED

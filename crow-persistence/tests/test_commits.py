@@ -106,7 +106,7 @@ async def test_a_turn_with_a_key_takes_no_more_commits(database: Database, monke
         counts: list[int] = []
         for key in ("open the database", "hi", "1 + 2?"):
             with count_commits(database) as found:
-                await crow.prompt(session, {"role": "user", "content": key}, key=key)
+                await crow.prompt(session, {"role": "user", "content": key, "crow": {"key": key}})
             counts.append(len(found))
         assert 1 <= counts[1] <= 2
         assert 1 <= counts[2] <= 4

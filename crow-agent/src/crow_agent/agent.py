@@ -353,7 +353,7 @@ class Agent:
     ) -> "AgentSession":
         """Make a session, or open the stored one with this id; without an id, it is a new one.
 
-        `origin` says which session a new one continues: `KeyedOrigin` of the core.
+        `origin` says which session a new one continues: that of `load_or_open`, in `in_process.py`.
         """
         client, folder = await self.open(), to_absolute(cwd) if cwd else self._cwd
         if id in client.sessions:

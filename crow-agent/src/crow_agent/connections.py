@@ -52,8 +52,8 @@ def make_end(name: str) -> Callable[[], Awaitable[AgentLost]]:
 @asynccontextmanager
 async def connect_app(make: "Callable[[], Awaitable[Crow]]") -> AsyncGenerator[AgentConnection]:
     """Make an app and connect to it in this process; shut it down at the end. Raises AgentError."""
-    from crow_core.agent.acp_agent import (
-        AcpAgent,  # imported here because it loads half of crow, and other agents do not need it
+    from crow_agent.in_process import (
+        InProcessAgent,  # imported here because it loads half of crow, and other agents do not need it
     )
 
     try:
@@ -61,8 +61,7 @@ async def connect_app(make: "Callable[[], Awaitable[Crow]]") -> AsyncGenerator[A
     except (ConfigError, ModelError, StoreError) as error:
         raise AgentError(str(error)) from error
     ours, theirs = memory_pair()
-    agent = AcpAgent(theirs, crow, unstable=True)
-    agent.max_sessions, agent.in_process = None, True
+    agent = InProcessAgent(theirs, crow, unstable=True)
     serving = asyncio.ensure_future(agent.serve())
     try:
         yield AgentConnection(ours, "crow", make_end("crow"))

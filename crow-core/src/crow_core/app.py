@@ -4,24 +4,14 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any, Concatenate, ParamSpec
 
 from crow_core.acp.connection import ConnectionClosed
 from crow_core.acp.schema import StopReason
-from crow_core.content import to_interruption
-from crow_core.errors import EndTurn, ModelError, SessionBusy, StoreError
-from crow_core.keyed_turns import (
-    digest_prompt,
-    drop_later_turns,
-    end_turn,
-    find_open_turn,
-    find_turn,
-    go_on,
-    show_ended,
-)
+from crow_core.errors import EndTurn, ModelError, SessionBusy
+from crow_core.keyed_turns import go_on, show_ended
 from crow_core.mcp.server import Server
-from crow_core.messages.message import Message, find_unanswered
+from crow_core.messages.message import Message
 from crow_core.models.chat_model import ChatModel
 from crow_core.models.model_call import Model
 from crow_core.react import react
@@ -31,7 +21,7 @@ from crow_core.session.options import Choice, Option
 from crow_core.session.output import STOPPED, TURN_NOTES
 from crow_core.session.prompts import Prompt
 from crow_core.session.session import Folders, Hooks, Session
-from crow_core.session.store import KeyedOrigin, Record, SessionChange, Store, Summary
+from crow_core.session.store import Record, SessionChange, Store, Summary
 from crow_core.session.user import Client
 from crow_core.text import to_line
 
@@ -88,6 +78,7 @@ class Crow(Hooks):
         self.unprompted: deque[str] = deque(maxlen=UNPROMPTED_LIMIT)
         """The ids of closed sessions that had no message yet, so that they were not stored."""
         self.options(self.model_option)
+        self.turn_end(fail_announced)
 
     def use(self, extension: "Callable[Concatenate[Crow, P], None]", *args: P.args, **options: P.kwargs) -> "Crow":
         """Let an extension register its functions; hooks call them in the order of use."""
@@ -123,14 +114,12 @@ class Crow(Hooks):
         record: Record | None = None,
         id: str = "",
         parent: Session | None = None,
-        goes_on: bool = False,
     ) -> Session:
         """Open a session, new or from the `record` of a stored one.
 
         Its MCP servers start in the background; the first prompt waits for them. `models` replace the app's. `id` is
-        that of a new session; by default one is made. `parent` is the session that a sub-agent works for. With
-        `goes_on`, an interrupted turn that has a key is left as it is, so that `prompt` with its key goes on with it.
-        Raises ModelError if there are no models.
+        that of a new session; by default one is made. `parent` is the session that a sub-agent works for. Raises
+        ModelError if there are no models.
         """
         self.seal()
         session = Session(
@@ -158,9 +147,6 @@ class Crow(Hooks):
             own = [*(server for more in await self.mcp_servers.run(session) for server in more), *servers]
             session.toolbox.add([*self.servers, *own])
             await self.session_start.run(session)
-            session.turns.has_keys = any("key" in entry.get("crow", ()) for entry in session.log)
-            if not (goes_on and find_open_turn(session.view.entries())):
-                answer_unanswered(session)
         except BaseException:
             await self.close(session)
             raise
@@ -175,11 +161,10 @@ class Crow(Hooks):
         roots: Sequence[str] = (),
         servers: Sequence[Server] = (),
         models: Mapping[str, Model] | None = None,
-        goes_on: bool = False,
     ) -> Session | None:
         """Open a stored session, or one that this app has closed before its first prompt; None if there is neither.
 
-        `goes_on` is that of `open`. Raises StoreError.
+        Raises StoreError.
         """
         if id in self.sessions:
             raise SessionBusy(f"Session {id} is open in this process. Close it there first, or fork it.")
@@ -188,45 +173,7 @@ class Crow(Hooks):
         record = await self.store.load(id) if self.store else None
         if record is None and id not in self.unprompted:
             return None
-        return await self.open(
-            client, cwd, roots=roots, servers=servers, models=models, record=record, id=id, goes_on=goes_on
-        )
-
-    async def load_or_open(
-        self,
-        client: Client,
-        id: str,
-        cwd: str,
-        *,
-        roots: Sequence[str] = (),
-        servers: Sequence[Server] = (),
-        models: Mapping[str, Model] | None = None,
-        origin: KeyedOrigin | None = None,
-    ) -> Session:
-        """Open the stored session with this id, or a new one, so that an interrupted turn with a key can go on.
-
-        A new one is stored at once, so that no other process can take the id. With `origin`, it continues another
-        session. Raises StoreError.
-        """
-        load = partial(self.load, client, id, cwd, roots=roots, servers=servers, models=models, goes_on=True)
-        if session := await load():
-            return drop_later_turns(session, origin) if origin else session
-        if origin and self.store is not None and (record := await self.store.fork(origin.session, id, "")):
-            session = await self.open(client, cwd, roots=roots, servers=servers, models=models, record=record)
-            return drop_later_turns(session, origin)
-        session = await self.open(client, cwd, roots=roots, servers=servers, models=models, id=id)
-        try:
-            session.log.append({"crow": {"kind": "opened"}})
-            await session.log.written()
-        except StoreError:
-            await self.close(session)
-            if session := await load():  # another process was faster
-                return session
-            raise
-        except BaseException:
-            await self.close(session)
-            raise
-        return session
+        return await self.open(client, cwd, roots=roots, servers=servers, models=models, record=record, id=id)
 
     async def fork(
         self,
@@ -235,19 +182,20 @@ class Crow(Hooks):
         cwd: str,
         *,
         at: str = "",
+        new: str = "",
         roots: Sequence[str] = (),
         servers: Sequence[Server] = (),
         models: Mapping[str, Model] | None = None,
     ) -> Session | None:
         """Open a new session that continues a stored one, from its end or from the entry with the id `at`.
 
-        None if there is no such session. Raises StoreError.
+        `new` is the id of the new one; by default one is made. None if there is no such session. Raises StoreError.
         """
         if id in self.sessions:
             await self.sessions[id].log.written()
         await self.closed(id)
         models = self.models_or_own(models)
-        if self.store is None or (record := await self.store.fork(id, new_id(), at)) is None:
+        if self.store is None or (record := await self.store.fork(id, new or new_id(), at)) is None:
             return None
         return await self.open(client, cwd, roots=roots, servers=servers, models=models, record=record)
 
@@ -288,17 +236,17 @@ class Crow(Hooks):
         await self.closed(id)
         return await self.change(id, SessionChange(title=title))
 
-    async def prompt(self, session: Session, message: Message, *, key: str = "") -> StopReason:
+    async def prompt(self, session: Session, message: Message) -> StopReason:
         """Run a turn. The prompts to one session run one after the other, first in, first out.
 
         Returns "cancelled" after `cancel`. If the waiting task itself is cancelled, raises CancelledError once the turn
         has ended.
 
-        A turn with a `key` of the caller's can be interrupted, also by the end of the process: the same prompt with the
-        same key goes on with it, and returns what it returned once it has ended. Raises PromptError if the key belongs
-        to another prompt of the session.
+        A message may have a key of the caller's, its note `key`. Its turn can be interrupted, also by the end of the
+        process: the same prompt with the same key goes on with it, and returns what it returned once it has ended.
+        Raises PromptError if the key belongs to another prompt of the session.
         """
-        turn = asyncio.ensure_future(self.run_turn(session, message, key))
+        turn = asyncio.ensure_future(self.run_turn(session, message))
         session.turns.tasks.append(turn)
         try:
             await asyncio.wait([turn])
@@ -312,30 +260,29 @@ class Crow(Hooks):
             session.turns.cancelled.discard(turn)
         return "cancelled" if turn.cancelled() else turn.result()
 
-    async def run_turn(self, session: Session, message: Message, key: str) -> StopReason:
-        """Run one turn, from the user's message to its stop reason; or go on with the turn that has the key."""
-        turns = session.turns
+    async def run_turn(self, session: Session, message: Message) -> StopReason:
+        """Run one turn, from the user's message to its stop reason; or go on with the one that it has begun before."""
+        turns, journal = session.turns, session.journal
         turns.id_known.set()
         async with turns.lock:
             outcome: StopReason | Exception = "cancelled"
             reporting: asyncio.Task[None] | None = None
-            if (turn := find_turn(session.view.entries(), key, message)) and turn.end:
-                await show_ended(session, turn)
-                return turn.end["stop"]
+            if (turn := journal.find(message)) and turn.end:
+                return await show_ended(session, turn, turn.end)
             try:
-                turns.message, turns.key = turn.message if turn else message, key
-                turns.running = asyncio.current_task()
+                turns.message, turns.requests = message, 0
+                journal.begin(message, turn)
                 await self.update_tools(session)
                 reporting = asyncio.ensure_future(self.report_failures(session))
                 session.toolbox.preload()
                 stop_reason = await (go_on(session, turn) if turn else self.begin_turn(session, message))
-                end_turn(session, stop_reason)
+                journal.end(stop_reason)
                 await session.log.written()
                 outcome = stop_reason
             except EndTurn as end:
                 outcome = stop_reason = end.stop_reason
                 note_stop(end)
-                end_turn(session, stop_reason, "" if end.stopped_by else end.text or None)
+                journal.end(stop_reason, "" if end.stopped_by else end.text or None)
                 await session.log.finish()
                 if end.text:
                     await session.say(end.text, is_answer=not end.stopped_by)
@@ -351,19 +298,12 @@ class Crow(Hooks):
                 with suppress(TimeoutError):  # the next turn waits for it
                     async with asyncio.timeout(CANCEL_LIMIT if outcome == "cancelled" else None):
                         await session.log.written()
-                turns.key, turns.running, session.log.is_suspended = "", None, False
+                journal.close()
             return stop_reason
 
     async def begin_turn(self, session: Session, message: Message) -> StopReason:
-        """Run a turn from its start. A turn that was interrupted before, and has another key, is given up."""
-        key = session.turns.key
-        notes = {"key": key, "prompt": digest_prompt(message)} if key else {}
-        prompt = await self.before_prompt.run(message, session)
-        if session.turns.has_keys and (left := find_open_turn(session.view.entries())):
-            answer_unanswered(session)
-            end_turn(session, "cancelled", key=left)
-        session.turns.has_keys |= bool(key)
-        session.log.append({**prompt, "crow": {**prompt.get("crow", {}), **notes}} if notes else prompt)
+        """Run a turn from its start."""
+        session.log.append(session.journal.sign(await self.before_prompt.run(message, session)))
         return await react(session)
 
     async def update_tools(self, session: Session) -> None:
@@ -441,10 +381,10 @@ class Crow(Hooks):
                 await model.close()
 
 
-def answer_unanswered(session: Session) -> None:
-    """Answer the tool calls of the last reply that have no answer, and never will."""
-    for use in find_unanswered(session.log):
-        session.log.append(to_interruption(session.toolbox.parse(use)))
+async def fail_announced(session: Session, outcome: StopReason | Exception) -> None:
+    """Tell the client at the end of a turn that the calls that it was shown early, and that were not run, never will
+    be."""
+    await session.stream.fail_announced()
 
 
 def note_stop(end: EndTurn) -> None:
@@ -454,14 +394,10 @@ def note_stop(end: EndTurn) -> None:
 
 
 def cancel_turn(session: Session, turn: "asyncio.Task[StopReason]") -> None:
-    """Cancel a turn, but only once: a second time would interrupt its clean-up.
-
-    Nothing more is appended to the log of a turn with a key, so that it can go on where it was interrupted.
-    """
+    """Cancel a turn, but only once: a second time would interrupt its clean-up."""
     if turn in session.turns.tasks and turn not in session.turns.cancelled:
         session.turns.cancelled.add(turn)
-        if session.turns.key and turn is session.turns.running:
-            session.log.is_suspended = True
+        session.journal.suspend(turn)
         turn.cancel()
 
 

@@ -1,106 +1,23 @@
-"""Turns with a key of the caller's: an interrupted one goes on from the log, and one that has ended is not run again.
+"""How a turn with a key goes on after it was interrupted, and is shown again after it has ended.
 
-The notes of the user's message have the key, and the marker `ended` the stop reason, the text and the tokens of the
-turn. A marker `started` says that a tool call may have had effects. A completed call is never repeated; an interrupted
-one runs at most once unless its tool is declared idempotent.
+A completed tool call is never repeated. An interrupted one runs at most once unless its tool is declared idempotent.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from hashlib import sha256
 from typing import Any
-
-import msgspec
 
 from crow_core.acp.schema import StopReason
 from crow_core.content import replay, to_interruption
-from crow_core.errors import PromptError
-from crow_core.messages.message import Message, ToolUse, find_markers_of_call, find_unanswered, is_reply, marker_kind
+from crow_core.messages.message import Message, ToolUse, find_unanswered
 from crow_core.models.token_usage import TURN_TOTALS
 from crow_core.react import STOP_REASONS, act, react
+from crow_core.session.journal import COUNTED, KeyedTurn, find_last_text
 from crow_core.session.output import STOPPED, TURN_NOTES
 from crow_core.session.session import Session
-from crow_core.session.store import KeyedOrigin
-
-COUNTED = ("calls", "prompt", "completion", "cached", "thought")
-"""The totals of a turn that its marker keeps."""
 
 
-@dataclass
-class KeyedTurn:
-    """A turn with a key, as the log has it."""
-
-    entries: list[Message]
-    """Its entries; the first is the user's message."""
-    end: dict[str, Any] | None = None
-    """The notes of its marker `ended`; None if it has not ended."""
-
-    @property
-    def message(self) -> Message:
-        """The user's message."""
-        return self.entries[0]
-
-
-def digest_prompt(message: Message) -> str:
-    """Return a digest of a prompt as it arrived, by which another prompt with the same key is known."""
-    asked = [message.get("content"), message.get("crow", {}).get("output")]
-    return sha256(msgspec.json.encode(asked, order="sorted")).hexdigest()[:32]
-
-
-def find_turn(entries: Sequence[Message], key: str, message: Message) -> KeyedTurn | None:
-    """Find the turn of this key; None for no key, or if it has not begun.
-
-    Raises PromptError if it is the turn of another prompt than this message.
-    """
-    if not key:
-        return None
-    places = [at for at, entry in enumerate(entries) if entry.get("crow", {}).get("key") == key]
-    if not places:
-        return None
-    first, last = entries[places[0]], entries[places[-1]].get("crow", {})
-    if first.get("crow", {}).get("prompt", "") != digest_prompt(message):
-        raise PromptError(f"The key {key!r} belongs to another prompt of this session. Give this prompt another key.")
-    if last.get("kind") == "ended":
-        return KeyedTurn([*entries[places[0] : places[-1]]], last)
-    return KeyedTurn([*entries[places[0] :]])
-
-
-def find_open_turn(entries: Sequence[Message]) -> str:
-    """Return the key of the last turn that has one, if the turn has not ended; else ""."""
-    for entry in reversed(entries):
-        if key := entry.get("crow", {}).get("key"):
-            return "" if marker_kind(entry) == "ended" else str(key)
-    return ""
-
-
-def end_turn(session: Session, stop_reason: StopReason, text: str | None = None, *, key: str = "") -> None:
-    """Append the marker that says that a turn has ended, by default the running one, if it has a key.
-
-    `text` is what the user was told at its end; by default the text of the last reply. The running turn can go on
-    after it was cancelled, so then it has not ended.
-    """
-    if not (key or (session.turns.key and stop_reason != "cancelled")):
-        return
-    notes: dict[str, Any] = {"kind": "ended", "key": key or session.turns.key, "stop": stop_reason}
-    if not key:
-        message = session.turns.message or Message()
-        notes["prompt"] = message.get("crow", {}).get("prompt") or digest_prompt(message)
-        notes["text"] = find_last_text(session.view.entries()) if text is None else text
-        if (spent := TURN_TOTALS.get()) and spent.calls:
-            notes["usage"] = {name: getattr(spent, name) for name in COUNTED}
-        if more := TURN_NOTES.get():
-            notes["notes"] = dict(more)
-    session.log.append({"crow": notes})
-
-
-def find_last_text(entries: Sequence[Message]) -> str:
-    """Find the text of the last reply."""
-    return next((str(entry.get("content") or "") for entry in reversed(entries) if is_reply(entry)), "")
-
-
-async def show_ended(session: Session, turn: KeyedTurn) -> None:
+async def show_ended(session: Session, turn: KeyedTurn, end: dict[str, Any]) -> StopReason:
     """Show the client a turn that has ended, and set its tokens and its notes for the answer to the prompt."""
-    end = turn.end or {}
     for update in replay(turn.entries[1:], session.cwd):
         await session.update(update)
     if (text := end.get("text", "")) and text != find_last_text(turn.entries):
@@ -111,6 +28,7 @@ async def show_ended(session: Session, turn: KeyedTurn) -> None:
     if (notes := TURN_NOTES.get()) is not None:
         notes |= kept
     add_spent(end.get("usage", {}))
+    return end["stop"]
 
 
 def add_spent(spent: dict[str, int]) -> None:
@@ -129,6 +47,7 @@ async def go_on(session: Session, turn: KeyedTurn) -> StopReason:
     replies = [entry.get("crow", {}) for entry in turn.entries if entry.get("role") == "assistant"]
     for notes in replies:
         add_spent({"calls": 1, **notes.get("spent", {})})
+    session.turns.requests = len(replies)
     drop_cut_reply(session, turn.entries)
     uses = answer_interrupted(session)
     places = (at for at, entry in enumerate(session.view.entries()) if entry.get("crow", {}).get("key"))
@@ -144,7 +63,7 @@ async def go_on(session: Session, turn: KeyedTurn) -> StopReason:
         if (more := await session.hooks.before_end.run(session, stop_reason)) is None:
             return stop_reason
         session.log.append(more)
-    return await react(session, len(replies))
+    return await react(session)
 
 
 def drop_cut_reply(session: Session, entries: Sequence[Message]) -> None:
@@ -162,28 +81,14 @@ def drop_cut_reply(session: Session, entries: Sequence[Message]) -> None:
 def answer_interrupted(session: Session) -> list[ToolUse]:
     """Answer the tool calls that were started and must not run twice. Return the others that have no answer."""
     others: list[ToolUse] = []
-    unanswered = find_unanswered(session.log)
-    for use in unanswered:
+    for use in find_unanswered(session.log):
         tool_call = session.toolbox.parse(use)
-        markers = find_markers_of_call(session.log, use["id"])
-        was_started = any(notes.get("kind") == "started" for notes in markers)
-        if was_started and not (tool_call.tool and tool_call.tool.may_repeat(tool_call.arguments)):
+        may_repeat = tool_call.tool and tool_call.tool.may_repeat(tool_call.arguments)
+        if session.journal.has_started(use["id"]) and not may_repeat:
             session.log.append(to_interruption(tool_call))
         else:
             others.append(use)
     return others
-
-
-def drop_later_turns(session: Session, origin: KeyedOrigin) -> Session:
-    """Drop the turns of a session's origin that are not kept, and all that follows the first of them. Return the
-    session."""
-    entries = session.view.entries()
-    for at, entry in enumerate(entries):
-        key = str(entry.get("crow", {}).get("key", ""))
-        if key.startswith(origin.prefixes) and key not in origin.keys:
-            session.rewind(entries[at - 1].get("crow", {})["id"] if at else "")
-            break
-    return session
 
 
 def drop_tool_uses(entry: Message, uses: Sequence[ToolUse]) -> Message:

@@ -3,18 +3,19 @@
 import asyncio
 
 from crow_core.acp.schema import StopReason, ToolCallUpdate
-from crow_core.content import to_failure, to_interruption, to_tool_message, to_update
+from crow_core.content import to_failure, to_tool_message, to_update
 from crow_core.errors import ModelError
-from crow_core.messages.message import ToolUse, find_unanswered
+from crow_core.messages.message import ToolUse
 from crow_core.models.model_call import ModelCall
 from crow_core.session.session import Session
 
 STOP_REASONS: dict[str, StopReason] = {"length": "max_tokens", "content_filter": "refusal"}
 
 
-async def react(session: Session, made: int = 0) -> StopReason:
-    """Run a turn to its end, and append all that happens to the session's log. `made` model calls were made before."""
-    for _ in range(made, session.turns.max_requests):
+async def react(session: Session) -> StopReason:
+    """Run a turn to its end, and append all that happens to the session's log."""
+    while session.turns.requests < session.turns.max_requests:
+        session.turns.requests += 1
         try:
             model_call = await ask(session)
         except ModelError as error:
@@ -52,9 +53,7 @@ async def ask(session: Session) -> ModelCall:
             raise
         model_call.interruption = error
     finally:
-        session.stream.append(model_call, whole=whole)
-        if not whole:
-            await session.stream.fail_announced()
+        await session.stream.append(model_call, whole=whole)
     return model_call
 
 
@@ -67,10 +66,7 @@ async def act(session: Session, tool_uses: list[ToolUse]) -> None:
     except BaseExceptionGroup as errors:  # a tool that fails gives a result: here a hook failed, or ended the turn
         raise errors.exceptions[0] from None
     finally:
-        for use in find_unanswered(session.log):
-            session.log.append(to_interruption(session.toolbox.parse(use), begun=use["id"] in session.begun))
-        session.begun.clear()
-        await session.stream.fail_announced()
+        session.journal.answer_interrupted(session.journal.begun)
 
 
 async def use_tool(session: Session, use: ToolUse) -> None:
@@ -78,13 +74,12 @@ async def use_tool(session: Session, use: ToolUse) -> None:
     tool_call = session.toolbox.parse(use)
     end = None
     await session.hooks.before_announcement.run(session, tool_call)
-    await session.mark_decided(tool_call)
-    await session.log.written()
+    await session.journal.write(tool_call)
     try:
         await session.stream.announce(tool_call)
         result = session.toolbox.reject(tool_call) or await session.hooks.before_tool.run(session, tool_call)
         if result is None:
-            await session.mark_started(tool_call)
+            await session.journal.start(tool_call)
             await session.update(ToolCallUpdate(tool_call_id=tool_call.id, status="in_progress"))
             result = await session.toolbox.call(tool_call, session.meta(tool_call), session)
         result = await session.hooks.after_tool.run(result, session, tool_call)
@@ -92,4 +87,4 @@ async def use_tool(session: Session, use: ToolUse) -> None:
         await session.log.written()
         end = to_update(result, tool_call)
     finally:
-        await session.send(end or to_failure(tool_call, begun=tool_call.id in session.begun))
+        await session.send(end or to_failure(tool_call, begun=tool_call.id in session.journal.begun))

@@ -327,7 +327,7 @@ async def reask(
     if not any(marker_kind(entry) == END_KIND for entry in log):
         client = NoClient()
         if log:
-            session = await app.load(client, id, stored.cwd, goes_on=True)
+            session = await app.load(client, id, stored.cwd)
         else:
             session = await app.open(client, stored.cwd, id=id)
         assert session is not None

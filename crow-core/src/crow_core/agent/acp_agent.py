@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import PurePath
 from typing import Any, Protocol, TypeAlias
 
@@ -111,13 +110,14 @@ from crow_core.content import find_image_type, replay, to_user_message
 from crow_core.errors import ConfigError, ModelError, PromptError, SessionBusy, StoreError
 from crow_core.hooks import call_function
 from crow_core.mcp.server import from_acp
+from crow_core.messages.message import Message
 from crow_core.models.chat_model import ChatModel
 from crow_core.models.model_call import Model
 from crow_core.models.token_usage import TURN_TOTALS, TokenTotals
 from crow_core.session.options import Option
 from crow_core.session.output import TURN_NOTES, check_schema
 from crow_core.session.session import Session
-from crow_core.session.store import ArchiveFilter, KeyedOrigin, Page, SessionChange, Summary
+from crow_core.session.store import ArchiveFilter, Page, SessionChange, Summary
 from crow_core.text import clean_json, to_line
 from crow_core.trace import TRACE, extract_trace
 
@@ -239,7 +239,7 @@ class AcpAgent:
     """The agent's side of one ACP connection, and the client of the sessions that are opened through it."""
 
     max_sessions: int | None = 500
-    """Sessions that one client may have open at once; None for any number, for a client in this process."""
+    """Sessions that one client may have open at once; None for any number."""
 
     def __init__(self, transport: Transport, crow: Crow | AppSource, *, unstable: bool = False) -> None:
         self.source: AppSource = MadeApp(crow) if isinstance(crow, Crow) else crow
@@ -248,9 +248,6 @@ class AcpAgent:
         self.unstable = unstable
         """Whether to use parts of ACP that may still change: tokens of a turn, the client's system prompts and
         endpoints, archived sessions, titles that the client sets, and the states of sessions and of the login."""
-        self.in_process = False
-        """Whether the client is a part of this process, so that it may choose the ids of sessions, and give a prompt a
-        key by which an interrupted turn goes on."""
         self.capabilities = ClientCapabilities()
         self.logged_out = False
         """Whether the client has called `logout`, and not `authenticate` since."""
@@ -363,7 +360,7 @@ class AcpAgent:
                 auth=AgentAuthCapabilities(
                     logout=LogoutCapabilities(), status=AuthStatusCapabilities() if self.unstable else UNSET
                 ),
-                meta={"crow": own} if (own := to_own_capabilities(announced, keys=self.in_process)) else UNSET,
+                meta={"crow": own} if (own := self.list_own_abilities(announced)) else UNSET,
             ),
             auth_methods=[
                 AuthMethod(
@@ -374,6 +371,12 @@ class AcpAgent:
                 *make_terminal_logins(announced.login, self.capabilities),
             ],
         )
+
+    def list_own_abilities(self, announced: Announced) -> dict[str, Any]:
+        """List the abilities beyond ACP, for `agentCapabilities._meta.crow`."""
+        methods = {"methods": [*announced.methods]} if announced.methods else {}
+        methods |= {"permissionAnswers": ["reason", "command"]} if announced.permission_answers else {}
+        return methods | ({"outputSchema": True} if announced.output_schema else {})
 
     async def authenticate(self, params: AuthenticateRequest) -> AuthenticateResponse:
         """Log in with the configured models, as the settings are now. The terminal's method only asks for them to be
@@ -420,18 +423,16 @@ class AcpAgent:
 
     async def new_session(self, params: NewSessionRequest) -> NewSessionResponse:
         crow, cwd = await self.crow(), check_folder(params.cwd)
-        if id := self.get_own_note(params, "sessionId"):
-            if before := self.sessions.pop(id, None):  # its client was cancelled before it had the answer
-                await crow.close(before)
-            opener = partial(crow.load_or_open, origin=self.get_origin(params))
-            session = await self.open_session(opener, self, check_id(id), cwd, params=params, id=id)
-        else:
-            session = await self.open_session(crow.open, self, cwd, params=params)
+        session = await self.open_new_session(params, crow, cwd)
         return NewSessionResponse(
             session_id=session.id,
             modes=session.options.to_modes() or UNSET,
             config_options=[*session.options.to_config_options(self.capabilities)],
         )
+
+    async def open_new_session(self, params: NewSessionRequest, crow: Crow, cwd: str) -> Session:
+        """Open a new session for this client."""
+        return await self.open_session(crow.open, self, cwd, params=params)
 
     async def open_session(
         self, opener: Callable[..., Awaitable[Session | None]], *args: Any, params: OpenRequest, id: str = ""
@@ -461,25 +462,9 @@ class AcpAgent:
         asyncio.get_running_loop().call_soon(self.start_announcing, session)
         return session
 
-    def get_own_note(self, params: NewSessionRequest | PromptRequest, name: str) -> str:
-        """Return what a client in this process notes in `_meta.crow` of a request; empty for any other client."""
-        match params.meta:
-            case {"crow": {**notes}} if self.in_process:
-                return str(notes.get(name, ""))
-            case _:
-                return ""
-
-    def get_origin(self, params: NewSessionRequest) -> KeyedOrigin | None:
-        """Return the session that a new one continues, as a client in this process notes it; None for none."""
-        match params.meta:
-            case {"crow": {"origin": {**notes}}} if self.in_process:
-                return KeyedOrigin(notes["session"], tuple(notes["prefixes"]), frozenset(notes["keys"]))
-            case _:
-                return None
-
     async def load_session(self, params: LoadSessionRequest) -> LoadSessionResponse:
         session = await self.reopen_session(params)
-        for update in replay(session.log, session.cwd):
+        for update in replay([*session.log, *session.journal.make_answers()], session.cwd):
             await session.update(update)
         return LoadSessionResponse(
             modes=session.options.to_modes() or UNSET,
@@ -505,8 +490,7 @@ class AcpAgent:
         if before and not self.is_used_elsewhere(before):
             self.sessions.pop(id, None)
             await crow.close(before)
-        load = partial(crow.load, goes_on=self.in_process)
-        return await self.open_session(load, self, id, cwd, params=params, id=id)
+        return await self.open_session(crow.load, self, id, cwd, params=params, id=id)
 
     async def close_if_silent(self) -> None:
         """Close the connection if the client cannot be reached any more, as after its network has failed."""
@@ -608,15 +592,12 @@ class AcpAgent:
 
     async def prompt(self, params: PromptRequest) -> PromptResponse:
         session, crow = self.session(params.session_id), await self.crow()
-        check_prompt(params.prompt, audio=self.source.announced.audio)
-        message = to_user_message(params.prompt)
-        if output := parse_output(params.meta or {}, possible=crow.takes_output_schema):
-            message.setdefault("crow", {})["output"] = output
+        message = self.read_prompt(params, crow)
         TURN_NOTES.set(notes := dict[str, Any]())
         TURN_TOTALS.set(spent := TokenTotals())
         TRACE.set(extract_trace(params.meta or {}))
         try:
-            stop_reason = await crow.prompt(session, message, key=self.get_own_note(params, "key"))
+            stop_reason = await crow.prompt(session, message)
             usage = to_usage(spent) if self.unstable else UNSET
             return PromptResponse(stop_reason=stop_reason, usage=usage, meta={"crow": notes} if notes else UNSET)
         except asyncio.CancelledError:
@@ -631,6 +612,14 @@ class AcpAgent:
             raise RpcError(INTERNAL_ERROR, "The prompt cannot be used", details=str(error)) from error
         except ConfigError as error:  # an extension's function gave a hook what it does not take
             raise to_config_rpc_error(error) from error
+
+    def read_prompt(self, params: PromptRequest, crow: Crow) -> Message:
+        """Convert a prompt to the user's message. Raises RpcError if crow cannot take a part of it."""
+        check_prompt(params.prompt, audio=self.source.announced.audio)
+        message = to_user_message(params.prompt)
+        if output := parse_output(params.meta or {}, possible=crow.takes_output_schema):
+            message.setdefault("crow", {})["output"] = output
+        return message
 
     async def cancel(self, params: CancelNotification) -> None:
         if (session := self.sessions.get(params.session_id)) and (crow := self.source.made):
@@ -878,14 +867,6 @@ def find_image_data(block: ContentBlock) -> str | None:
             return str(resource.blob)
         case _:
             return None
-
-
-def to_own_capabilities(announced: Announced, *, keys: bool = False) -> dict[str, Any]:
-    """Convert the abilities beyond ACP to `agentCapabilities._meta.crow`; with `keys`, a prompt may have a key."""
-    methods = {"methods": [*announced.methods]} if announced.methods else {}
-    methods |= {"keys": True} if keys else {}
-    methods |= {"permissionAnswers": ["reason", "command"]} if announced.permission_answers else {}
-    return methods | ({"outputSchema": True} if announced.output_schema else {})
 
 
 def parse_output(meta: Mapping[str, Any], *, possible: bool) -> dict[str, Any] | None:

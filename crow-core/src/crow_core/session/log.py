@@ -44,8 +44,8 @@ class SessionLog(Sequence[Message]):
         self._on_draft = on_draft
         self._on_model_call = on_model_call
         self._on_flush = on_flush
-        self.is_suspended = False
-        """Whether `append` does nothing: a turn ends that will go on, here or in another process."""
+        self.is_frozen = False
+        """True while `append` does nothing."""
         self._must_flush = False
         """True if something was appended or written since the last flush."""
         self._writing: asyncio.Task[None] | None = None
@@ -76,7 +76,7 @@ class SessionLog(Sequence[Message]):
 
     def append(self, entry: Message) -> None:
         """Append an entry, give it an id if it has none, and start to write it."""
-        if self.is_suspended:
+        if self.is_frozen:
             return
         entry.setdefault("crow", {}).setdefault("id", new_id())
         self.entries.append(entry)

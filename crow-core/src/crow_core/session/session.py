@@ -3,7 +3,7 @@
 import asyncio
 import platform
 import tempfile
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date
@@ -37,11 +37,11 @@ from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Server
 from crow_core.mcp.tool import ToolCall
 from crow_core.mcp.toolbox import Toolbox
-from crow_core.messages.message import Delta, Message, find_markers_of_call, find_shell, settle
+from crow_core.messages.message import Delta, Message, find_shell, settle
 from crow_core.messages.view import View
 from crow_core.models.model_call import Model, ModelCall, ModelRequest
 from crow_core.models.reply import PartialCall
-from crow_core.models.token_usage import count_tokens, find_price
+from crow_core.session.journal import TurnJournal
 from crow_core.session.log import SessionLog, new_id
 from crow_core.session.options import Option, SessionOptions
 from crow_core.session.prompts import Prompt, SessionPrompts
@@ -123,12 +123,8 @@ class Turns:
     """Whether no turn has started since the session was opened."""
     message: Message | None = None
     """The user's message of the running turn, as it arrived; before that, of the turn before."""
-    key: str = ""
-    """The key of that turn, with which it can go on after it was interrupted; empty if it has none."""
-    has_keys: bool = False
-    """Whether the log has a turn with a key."""
-    running: "asyncio.Task[StopReason] | None" = None
-    """The running turn, which holds `lock`."""
+    requests: int = 0
+    """The model calls of that turn so far."""
     id_known: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the client knows the session's id; it cannot understand an update before."""
 
@@ -172,8 +168,7 @@ class Session:
         self.user = User(client, id, self.log)
         self.stream = ReplyStream(self)
         self.turns = Turns(max_requests)
-        self.begun: set[str] = set()
-        """The ids of the last reply's tool calls that may have had effects."""
+        self.journal = TurnJournal(self.log, self.view, self.toolbox)
         self.state: dict[str, Any] = {}
         """Values of extensions for this session. An extension uses only its own keys; a store adds `Record.state`."""
         self.parent = parent
@@ -304,26 +299,6 @@ class Session:
         if not any(entry.get("crow", {}).get("purpose") == "system" for entry in self.view.entries()):
             self.prompts.system = None
 
-    async def mark_started(self, tool_call: ToolCall) -> None:
-        """Note that a call may have effects from now on; if its turn has a key and it not only reads, by a marker.
-
-        The tool's server is connected before the marker: a call that is marked and lost never runs again.
-        """
-        if self.turns.key and tool_call.kind not in ("read", "search", "think"):
-            markers = find_markers_of_call(self.log, tool_call.id)
-            if not any(notes.get("kind") == "started" for notes in markers):
-                await self.toolbox.connect(tool_call)
-                self.log.append({"crow": {"kind": "started", "call": tool_call.id}})
-        self.begun.add(tool_call.id)
-
-    async def mark_decided(self, tool_call: ToolCall) -> None:
-        """Append the marker of `mark_started` early if the log has the decision that the call may run, so that both are
-        written together."""
-        markers = find_markers_of_call(self.log, tool_call.id) if self.turns.key else []
-        if any(notes.get("kind") == "decision" and notes.get("is") == "allow" for notes in markers):
-            await self.mark_started(tool_call)
-            self.begun.discard(tool_call.id)
-
     def meta(self, tool_call: ToolCall, **more: Any) -> dict[str, Any]:
         """Make the `_meta` of a request to a tool. Servers that are not built in are sent the trace context only."""
         return {
@@ -411,13 +386,14 @@ class ReplyStream:
         else:
             await self._session.send(announcement)
 
-    async def fail_announced(self) -> None:
-        """Tell the client that the tool calls it was shown early will not run."""
+    async def fail_announced(self, kept: Set[str] = frozenset()) -> None:
+        """Tell the client that the tool calls it was shown early will not run, but for those to be kept."""
         self.used_ids |= self._announced
-        while self._announced:
-            await self._session.send(ToolCallUpdate(tool_call_id=self._announced.pop(), status="failed"))
+        for id in self._announced - kept:
+            self._announced.discard(id)
+            await self._session.send(ToolCallUpdate(tool_call_id=id, status="failed"))
 
-    def append(self, model_call: ModelCall, *, whole: bool) -> None:
+    async def append(self, model_call: ModelCall, *, whole: bool) -> None:
         """Append a reply to the log, unless it is empty. Its tool calls are kept only if it arrived `whole`."""
         log = self._session.log
         log.cancel_draft()
@@ -427,13 +403,12 @@ class ReplyStream:
         reply = settle(model_call.reply, used=self.used_ids, whole=whole)
         if called := self._session.toolbox.find_called(reply.get("tool_calls", [])):
             notes["called"] = called
-        if self._session.turns.key:
-            price = find_price(model_call)
-            notes["spent"] = {**count_tokens(model_call), "money": price[0] if price else 0}
+        notes |= self._session.journal.count(model_call)
         if any(reply.get(key) for key in ("content", "reasoning_content", "tool_calls")):
             reply["crow"] = reply.get("crow", {}) | notes
             log.append(reply)
         log.record(model_call)
+        await self.fail_announced({use["id"] for use in reply.get("tool_calls", ())})
 
 
 class Hooks:

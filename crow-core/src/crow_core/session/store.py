@@ -64,18 +64,6 @@ class Page:
     """Cursor of the next page; None at the end."""
 
 
-@dataclass
-class KeyedOrigin:
-    """A session that another one continues, up to some of its turns with a key."""
-
-    session: str
-    """Its id."""
-    prefixes: tuple[str, ...]
-    """The keys that begin so are those of turns to keep or to drop."""
-    keys: frozenset[str]
-    """The keys of the turns to keep, among these."""
-
-
 class Store(Protocol):
     """Keeps the sessions of an app: `crow.store = MyStore()`. `crow_core.testing.MemoryStore` is the smallest one.
 
