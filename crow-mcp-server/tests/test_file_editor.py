@@ -11,10 +11,11 @@ import shutil
 from contextlib import suppress
 from dataclasses import replace
 
+import crow_system as system
 import pytest
-from crow_mcp_server import create_server, system
-from crow_mcp_server.system import held
+from crow_mcp_server import create_server
 from crow_mcp_server.workspace import local_workspace
+from crow_system import held
 from fastmcp import Client
 
 pytestmark = pytest.mark.anyio

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import crow_system as system
 import pytest
-from crow_mcp_server import create_server, system
+from crow_mcp_server import create_server
 from crow_mcp_server.terminal import processes, shell, shell_state
 from crow_mcp_server.terminal.keys import to_keystrokes
 from crow_mcp_server.terminal.output import OutputCapture

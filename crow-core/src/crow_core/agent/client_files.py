@@ -94,7 +94,7 @@ class ClientWorkspace:
     ) -> TerminalOutcome:
         """Run a shell command in a terminal of the client and show the terminal; `terminals` releases it later."""
         session, client = self.session.id, self.session.client
-        program, *args = system.make_terminal_command(command)
+        program, *args = system.make_terminal_command(system.find_shell(), command)
         create = CreateTerminalRequest(
             session_id=session,
             command=program,

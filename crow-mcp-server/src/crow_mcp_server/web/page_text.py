@@ -18,10 +18,10 @@ from tempfile import TemporaryFile
 from typing import Literal
 
 import anyio
+from crow_system import limit_memory
 
 from crow_mcp_server.charset import guess_encoding
 from crow_mcp_server.files import office
-from crow_mcp_server.system import limit_memory
 
 PageKind = Literal["html", "pdf", "feed", "json", "text", "image", "binary", "docx", "xlsx", "pptx"]
 
