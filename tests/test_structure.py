@@ -184,6 +184,11 @@ def test_class_names_are_unique_in_the_workspace():
     assert {name: where for name, where in places.items() if len(where) > 1} == {}
 
 
+def test_one_module_says_how_much_of_a_text_is_left_out():
+    said = re.compile(r"characters (more|left out)|more characters")
+    assert [path.name for path in ROOT.glob("crow-*/src/crow_*/**/*.py") if said.search(path.read_text("utf-8"))] == []
+
+
 def test_public_names_are_listed_once():
     text = (folder_of("crow_core") / "api.py").read_text("utf-8")
     names = [

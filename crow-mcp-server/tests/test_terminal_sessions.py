@@ -634,7 +634,7 @@ async def test_removed_output_folder_is_recreated(tools):
     during = await tools.run(f"rm -r {folder}; seq 1 1000000")
     assert during.startswith("1\n2\n")
     assert during.endswith("\n1000000")
-    assert "characters left out here; narrow the output" in during
+    assert "characters left out; narrow the output" in during
     after = kept(await tools.run("seq 1 100000"))
     assert after.read_text().endswith("\n100000\n")
 

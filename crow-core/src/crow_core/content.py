@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from crow_system.shortening import shorten_line, shorten_middle
 from msgspec import UNSET, UnsetType, ValidationError, to_builtins
 
 from crow_core.acp import schema
@@ -217,8 +218,7 @@ def to_raw_output(result: ToolResult) -> dict[str, Any]:
     text = clean_lines("\n\n".join(filter(None, map(to_text, result.content))))
     raw: dict[str, Any] = {"output": text}
     if len(text) > RAW_OUTPUT_LIMIT:
-        half = RAW_OUTPUT_LIMIT // 2
-        raw = {"output": f"{text[:half]}\n\n[…]\n\n{text[-half:]}", "truncated": True}
+        raw = {"output": shorten_middle(text, RAW_OUTPUT_LIMIT, "\n\n[…]\n\n"), "truncated": True}
     if status := result.meta.get("crow/exit"):
         raw["exitStatus"] = status
     return raw
@@ -420,4 +420,4 @@ def make_title(entries: Iterable[Message]) -> str:
     """Make the title of a session from the first words of its first prompt, of at most TITLE_LIMIT characters."""
     first = next((find_first_text(entry) for entry in entries if entry.get("role") == "user"), "")
     words = to_line(" ".join(first.split()))
-    return words if len(words) <= TITLE_LIMIT else f"{words[: TITLE_LIMIT - 1].rstrip()}…"
+    return shorten_line(words, TITLE_LIMIT)

@@ -52,6 +52,7 @@ from crow_core.messages.message import Message, marker_kind, to_parts
 from crow_core.models.chat import ModelRequest
 from crow_core.session.session import Session
 from crow_core.text import to_line
+from crow_system.shortening import leave_out
 
 from crow_permissions.exits import find_exit
 from crow_permissions.private_data import find_private_file, is_private_path
@@ -381,9 +382,7 @@ def describe_call(tool_call: ToolCall) -> str:
             pass
         case arguments:
             text = msgspec.json.encode(arguments).decode()
-    text = to_line(text)
-    more = f" [{len(text) - SHOWN_LIMIT:,} characters more]" if len(text) > SHOWN_LIMIT else ""
-    return f"{to_line(tool_call.name)}: {text[:SHOWN_LIMIT]}{more}"
+    return f"{to_line(tool_call.name)}: {leave_out(to_line(text), SHOWN_LIMIT, space=' ')}"
 
 
 def to_key(tool_call: ToolCall) -> CallKey:
