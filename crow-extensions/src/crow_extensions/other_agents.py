@@ -15,21 +15,18 @@ from typing import Any, NamedTuple
 
 from crow_core import __version__
 from crow_core.acp.agent_process import START_TIMEOUT, AgentProcess, start_agent_process
-from crow_core.acp.client import AcpClient, describe_login
+from crow_core.acp.client import AcpClient, answer_permission
 from crow_core.acp.connection import ConnectionClosed, RpcError
 from crow_core.acp.record import TurnRecord
 from crow_core.acp.schema import (
     AUTH_REQUIRED,
     CLIENT_METHODS,
-    CancelledOutcome,
     CreateTerminalRequest,
     CreateTerminalResponse,
-    InitializeResponse,
     PromptResponse,
     ReleaseTerminalRequest,
     RequestPermissionRequest,
     RequestPermissionResponse,
-    SelectedOutcome,
     SessionNotification,
     ToolCallUpdate,
     WriteTextFileRequest,
@@ -215,10 +212,9 @@ class OtherAgentTask:
 
     async def work(self, acp: AcpClient, process: AgentProcess) -> ToolResult:
         """Open a session and run its only turn."""
-        initialized: InitializeResponse | None = None
         try:
             async with asyncio.timeout(START_TIMEOUT):
-                initialized = await acp.initialize(f"crow {__version__}", self.client.capabilities)
+                await acp.initialize(f"crow {__version__}", self.client.capabilities)
                 id = (await acp.new_session(self.session.cwd)).session_id
             response = await self.take_turn(acp, id)
         except TimeoutError:
@@ -226,8 +222,8 @@ class OtherAgentTask:
         except ConnectionClosed:
             return self.fail(await process.describe_end())
         except RpcError as error:
-            if error.code == AUTH_REQUIRED and initialized:
-                return self.fail(describe_login(error, initialized.auth_methods))
+            if error.code == AUTH_REQUIRED:
+                return self.fail(acp.describe_login(error))
             notes = " ".join(getattr(error, "__notes__", ()))
             return self.fail(
                 f"{error.message}{f': {notes}' if notes else ''}".rstrip(".") + "." + process.quote_stderr()
@@ -327,9 +323,9 @@ class OtherAgentTask:
         mode = self.session.options.find_mode()
         allow = next((option.option_id for option in question.options if option.kind == "allow_once"), "")
         if mode and mode.get() == "yolo" and allow:
-            return RequestPermissionResponse(outcome=SelectedOutcome(option_id=allow))
+            return answer_permission(allow)
         if self.is_ending:
-            return RequestPermissionResponse(outcome=CancelledOutcome())
+            return answer_permission()
         asking = asyncio.ensure_future(self.client.ask_permission(question))
         asking.add_done_callback(lambda asking: asking.cancelled() or asking.exception())
         self.questions.add(asking)
@@ -339,7 +335,7 @@ class OtherAgentTask:
             asking.cancel()
             if not self.is_ending:
                 raise
-            return RequestPermissionResponse(outcome=CancelledOutcome())
+            return answer_permission()
         finally:
             self.questions.discard(asking)
 

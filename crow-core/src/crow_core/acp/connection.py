@@ -68,12 +68,18 @@ class RpcError(Exception):
         self.message = message
         """One short line."""
         self.data: Any = {**(data or {}), "details": replace_surrogates(details)} if details else data
-        """Data for programs, UNSET if there is none; clients show its `details` to the user."""
+        """Data for programs, UNSET if there is none."""
+        if self.details:
+            self.add_note(self.details)
+
+    @property
+    def details(self) -> str:
+        """What clients show to the user; "" if there is nothing."""
         match self.data:
-            case {"details": str(text)} if text:
-                self.add_note(text)
+            case {"details": str(text)}:
+                return text
             case _:
-                pass
+                return ""
 
 
 class ConnectionClosed(ConnectionError):

@@ -157,12 +157,8 @@ async def await_answer(method: str, answer: Awaitable[T], *, timeout: float | No
             f"the editor did not answer {method} within {seconds:g} s. Try once more, then ask the user to look at it"
         ) from None
     except RpcError as error:
-        match error.data:
-            case {"details": str(details)}:
-                pass
-            case _:
-                details = error.message
-        raise RequestRefused(f"the editor refused {method}: {to_line(details)[:200].rstrip('.')}") from None
+        said = to_line(error.details or error.message)
+        raise RequestRefused(f"the editor refused {method}: {said[:200].rstrip('.')}") from None
 
 
 def terminals(crow: Crow) -> None:
