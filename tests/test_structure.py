@@ -264,6 +264,11 @@ def test_few_file_names_repeat_in_the_workspace():
     assert len(repeated) <= 30, repeated
 
 
+def test_one_module_says_how_much_of_a_text_is_left_out():
+    said = re.compile(r"characters (more|left out)|more characters")
+    assert [path.name for path in ROOT.glob("crow-*/src/crow_*/**/*.py") if said.search(path.read_text("utf-8"))] == []
+
+
 def test_public_names_are_listed_once():
     text = (folder_of("crow_core") / "api.py").read_text("utf-8")
     names = [

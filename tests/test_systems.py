@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 POSIX_ONLY = {"fcntl", "grp", "pty", "pwd", "resource", "termios", "tty"}
-ROOMS = ("crow_system/posix.py", "crow_mcp_server/system/posix.py")
+ROOM = "crow_system/posix.py"
 
 NO_PROC = '''
 """Loaded by each Python that the tests start: a read of /proc by a module of crow ends the process."""
@@ -59,9 +59,9 @@ def find_imports(path: Path) -> set[str]:
     return found
 
 
-def test_only_the_rooms_for_posix_import_what_windows_lacks():
+def test_only_the_module_for_posix_imports_what_windows_lacks():
     places = {path: find_imports(path) & POSIX_ONLY for path in ROOT.glob("crow-*/src/**/*.py")}
-    assert {path.as_posix().partition("/src/")[2] for path, found in places.items() if found} == set(ROOMS)
+    assert {path.as_posix().partition("/src/")[2] for path, found in places.items() if found} == {ROOM}
 
 
 def test_files_are_replaced_in_one_place_since_another_program_may_hold_them():
@@ -71,7 +71,7 @@ def test_files_are_replaced_in_one_place_since_another_program_may_hold_them():
                 case ast.Call(func=ast.Attribute(attr="replace", value=ast.Name(id="os"))):
                     assert path.name == "held.py", path
                 case ast.Call(func=ast.Attribute(attr="replace" | "rename"), args=[_], keywords=[]):
-                    assert path.match("crow_system/posix.py") or path.match("system/posix.py"), f"{path}:{node.lineno}"
+                    assert path.match(ROOM), f"{path}:{node.lineno}"
                 case _:
                     pass
 

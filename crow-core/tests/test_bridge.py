@@ -610,7 +610,7 @@ async def test_sampling_request_is_shown_without_control_characters_and_shortene
     assert text.replace("\n", "").isprintable()
     assert text.startswith("````\n")
     assert SECRET not in text
-    assert "characters more]" in text
+    assert "characters left out]" in text
     assert len(text) < bridge.TEXT_LIMIT + 100
 
 

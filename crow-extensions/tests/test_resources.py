@@ -186,9 +186,9 @@ async def test_text_of_resources_in_a_prompt_is_limited(monkeypatch: pytest.Monk
     monkeypatch.setattr("crow_extensions.resources.TEXT_LIMIT", 900)
     model = hello()
     await say(app(model, library()), "@docs:docs://long @docs:readme")
-    assert "x" * 900 + "\n[100 characters left out]" in asked(model)
+    assert "x" * 900 + "\n\n[100 of 1,000 characters left out]" in asked(model)
     assert "x" * 901 not in asked(model)
-    assert "\n[8 characters left out]" in asked(model)
+    assert "\n\n[8 of 8 characters left out]" in asked(model)
 
 
 @pytest.mark.parametrize(

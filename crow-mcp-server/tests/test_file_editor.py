@@ -11,10 +11,11 @@ import shutil
 from contextlib import suppress
 from dataclasses import replace
 
+import crow_system as system
 import pytest
-from crow_mcp_server import create_server, system
-from crow_mcp_server.system import held
+from crow_mcp_server import create_server
 from crow_mcp_server.workspace import local_workspace
+from crow_system import held
 from fastmcp import Client
 
 pytestmark = pytest.mark.anyio
@@ -139,7 +140,7 @@ async def test_one_huge_line_is_cut_with_a_count(tools, folder):
     (folder / "one.json").write_text("x" * 1_000_000)
     text = (await tools.edit("view", "one.json")).text
     assert len(text) < 3_000
-    assert "998,000 more characters in this line" in text
+    assert "[998,000 of 1,000,000 characters left out]" in text
 
 
 async def test_view_of_a_folder_goes_two_levels_deep_sorted(tools, folder):

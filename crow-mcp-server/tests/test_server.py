@@ -14,7 +14,7 @@ from typing import Any
 
 import anyio
 import crow_mcp_server
-import crow_mcp_server.system as system
+import crow_system as system
 import pytest
 from crow_mcp_server import create_server
 from crow_mcp_server.workspace import CommandOutcome, Workspace, local_workspace

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import crow_system as system
 import pytest
-from crow_mcp_server import create_server, system
+from crow_mcp_server import create_server
 from crow_mcp_server.terminal import interactive_shell as shell
 from crow_mcp_server.terminal import processes, shell_state
 from crow_mcp_server.terminal.command_output import OutputCapture
@@ -636,7 +637,7 @@ async def test_removed_output_folder_is_recreated(tools):
     during = await tools.run(f"rm -r {folder}; seq 1 1000000")
     assert during.startswith("1\n2\n")
     assert during.endswith("\n1000000")
-    assert "characters left out here; narrow the output" in during
+    assert "characters left out; narrow the output" in during
     after = kept(await tools.run("seq 1 100000"))
     assert after.read_text().endswith("\n100000\n")
 

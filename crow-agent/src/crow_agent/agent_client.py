@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, ca
 
 from crow_core import __version__
 from crow_core.acp.agent_process import START_TIMEOUT
-from crow_core.acp.client import OPTION_NAMES, AcpClient, describe_login
+from crow_core.acp.client import OPTION_NAMES, AcpClient, answer_permission
 from crow_core.acp.connection import ConnectionClosed, Handler, RpcError
 from crow_core.acp.schema import (
     AUTH_REQUIRED,
     METHOD_NOT_FOUND,
     NOT_FOUND,
-    CancelledOutcome,
     ClientCapabilities,
     ClientSessionCapabilities,
     CompleteElicitationNotification,
@@ -22,7 +21,6 @@ from crow_core.acp.schema import (
     ElicitationCapabilities,
     ElicitationFormCapabilities,
     FileSystemCapabilities,
-    InitializeResponse,
     NoticeCapabilities,
     NoticeUpdate,
     RequestPermissionRequest,
@@ -81,9 +79,6 @@ class TurnReceiver(Protocol):
 class ProgramClient(AcpClient):
     """The ACP client of a program: it passes updates to sessions, and questions to the program's functions."""
 
-    initialized: InitializeResponse
-    """The agent's answer to `initialize`."""
-
     def __init__(self, connected: AgentConnection, permissions: Permissions, elicit: Elicit | None) -> None:
         self.sessions: dict[str, TurnReceiver] = {}
         """The open sessions, by id."""
@@ -133,7 +128,7 @@ class ProgramClient(AcpClient):
             fs=files, terminal=may_change, session=session, elicitation=forms, meta=OPTION_NAMES
         )
         request = self.initialize(f"crow-agent {__version__}", capabilities)
-        self.initialized = await self._wait("initialize", request, START_TIMEOUT)
+        await self._wait("initialize", request, START_TIMEOUT)
 
     async def ask(self, method: str, params: Any, *, timeout: float | None = None) -> Any:
         """Send a request and return its result. `timeout` is in seconds. Raises AgentError."""
@@ -151,7 +146,7 @@ class ProgramClient(AcpClient):
             raise self.connected.describe_silence(method, timeout or 0) from None
         except RpcError as error:
             if error.code == AUTH_REQUIRED:
-                sentence = describe_login(error, self.initialized.auth_methods)
+                sentence = self.describe_login(error)
                 raise PromptFailed(f"{self.connected.name}: {sentence}", code=error.code) from error
             raise to_agent_error(error) from error
         except ConnectionClosed as error:
@@ -198,7 +193,7 @@ class ProgramClient(AcpClient):
         except Exception as error:  # of the program's function: `prompt` raises it
             if session is not None:
                 await session.fail(error)
-            return RequestPermissionResponse(outcome=CancelledOutcome())
+            return answer_permission()
         offered = {option.option_id: option.kind for option in question.options}
         reason = ""
         if not isinstance(answer, str) or answer not in offered:
@@ -209,10 +204,7 @@ class ProgramClient(AcpClient):
             session.allowed.append(question.tool_call)
         elif session is not None:
             session.deny(question.tool_call.tool_call_id)
-        if answer is None:
-            return RequestPermissionResponse(outcome=CancelledOutcome())
-        meta = {"crow": {"reason": reason}} if reason else UNSET
-        return RequestPermissionResponse(outcome=SelectedOutcome(option_id=answer), meta=meta)
+        return answer_permission(answer, reason=reason if answer is not None else "")
 
     async def on_elicitation(self, request: CreateElicitationRequest) -> CreateElicitationResponse:
         if self._elicit is None or request.mode != "form":

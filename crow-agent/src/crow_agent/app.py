@@ -66,9 +66,9 @@ from crow_skills.command_files import command_files
 from crow_skills.mentions import mentions
 from crow_skills.skills import skills
 from crow_skills.text_files import find_project_folders, get_user_folders
-from crow_system.files import is_inside
 from msgspec.json import encode as to_json
 
+from crow_agent.prompt_files import find_prompt_files, load_system_prompt
 from crow_agent.settings.config import (
     find_ignored_permissions,
     get_database_url,
@@ -78,7 +78,6 @@ from crow_agent.settings.config import (
     parse_options,
 )
 from crow_agent.settings.discovery import FoundModels, search_models
-from crow_agent.settings.faults import to_read_error
 from crow_agent.settings.home import Home
 from crow_agent.settings.mcp_servers import TOKENS_FOLDER, describe_missing_login, to_server
 from crow_agent.settings.project_files import FOLDERS, SETTINGS, list_settings, show_path
@@ -154,12 +153,17 @@ async def build(
     if tools is None or tools:
         crow.servers.append(make_tool_server(crow, hidden, env, config.fetch.allow_hosts, only=tools))
     rules, trust = config.permissions, TrustedFolders(home.data)
+
+    def find_files(session: Session) -> Mapping[str, Path]:
+        project = Path(session.cwd)
+        return find_prompt_files(config, home, project if trust.is_trusted(project) else None, system)
+
     ordered: list[tuple[Extension, Mapping[str, Any]]] = [
         # Hooks that end a session run in reverse order: persistence stores what the other extensions write then.
         (persistence, {"url": database or get_database_url(config, home), "folder": home.data}),
         (telemetry, {}),
         (mask_secrets, {"known": [*find_secrets(config, env), *extra_secrets]}),
-        (templates, {"files": partial(find_prompt_files, config, home, trust)}),
+        (templates, {"files": find_files}),
         (steering, {}),  # before extensions that read the log in `before_model`
         (
             partial(shell_hooks, hidden=hidden),
@@ -355,34 +359,6 @@ def find_key_variables(env: Mapping[str, str], config: Config) -> list[str]:
     keys = {settings.api_key for settings in config.models.values()} | {env.get("OPENAI_API_KEY", "")}
     keys |= {config.database.url, *find_secrets(*config.models.values(), config.database)}
     return [name for name, value in env.items() if value and (value in keys or name in PROVIDER_KEYS)]
-
-
-def load_system_prompt(config: Config, home: Home) -> Prompt:
-    """Load the user's own system prompt if there is one, else the packaged one. Raises ConfigError."""
-    if not config.prompts.system:
-        return Prompt.from_package("system")
-    path = home.config / Path(config.prompts.system).expanduser()
-    try:
-        return Prompt.from_file("system", path)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"prompts.system: {to_read_error(path, error)}") from error
-
-
-def find_prompt_files(config: Config, home: Home, trust: TrustedFolders, session: Session) -> dict[str, Path]:
-    """Find the templates that replace crow's own, by the prompt's name: the user's, then those of a trusted project."""
-    files = list_prompts(home.config / "prompts")
-    if config.prompts.system:
-        files["system"] = home.config / Path(config.prompts.system).expanduser()
-    project = Path(session.cwd)
-    if trust.is_trusted(project):
-        own = list_prompts(project / ".crow" / "prompts")
-        files |= {name: path for name, path in own.items() if is_inside(path, project) and path.is_file()}
-    return files
-
-
-def list_prompts(folder: Path) -> dict[str, Path]:
-    """List the templates in a folder, by the name of the prompt."""
-    return {path.name.removesuffix(".md.j2"): path for path in sorted(folder.glob("*.md.j2"))}
 
 
 def configured_servers(crow: Crow, *, config: Config, home: Home) -> None:

@@ -28,6 +28,7 @@ from crow_core.models.chat_model import ChatModel
 from crow_core.models.endpoint import create_http_client
 from crow_core.models.model_call import Model, Prices
 from crow_core.models.quirks import Quirks
+from crow_system.shortening import shorten_line
 from msgspec import structs
 
 from crow_agent.errors import AgentError
@@ -487,4 +488,4 @@ def describe_last_message(request: Mapping[str, Any]) -> str:
     messages: list[dict[str, Any]] = request.get("messages") or [{}]
     last = messages[-1]
     text = str(last.get("content")).replace("\n", " ")
-    return f"{last.get('role', 'message')}: {text if len(text) <= 100 else text[:100] + ' …'}"
+    return f"{last.get('role', 'message')}: {shorten_line(text, 100)}"

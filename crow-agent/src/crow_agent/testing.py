@@ -26,6 +26,7 @@ from crow_core.models.token_usage import find_price
 from crow_core.session.session import Session
 from crow_core.testing.model import ScriptedModel
 from crow_core.testing.script import Reply
+from crow_system.shortening import shorten_middle
 
 from crow_agent.agent import Agent
 from crow_agent.content import PromptContent
@@ -167,7 +168,7 @@ def describe_request(request: ModelRequest) -> str:
     messages: list[dict[str, Any]] = request.get("messages") or [{}]
     last = messages[-1]
     sender = {"tool": "a tool's result", "user": "the user's message"}.get(str(last.get("role")), "a message")
-    return f"after {sender} {shorten(last.get('content'))}"
+    return f"after {sender} {describe_data(last.get('content'))}"
 
 
 @dataclass(eq=False)
@@ -206,13 +207,12 @@ def describe_value(value: Any) -> str:
         case _ if callable(value) and not is_data(value):
             return f"fits {getattr(value, '__name__', 'a function')}"
         case _:
-            return shorten(value)
+            return describe_data(value)
 
 
-def shorten(value: Any) -> str:
-    """Return the representation of a value, cut in the middle if it is long."""
-    text, half = repr(value), VALUE_LIMIT // 2
-    return text if len(text) <= VALUE_LIMIT else f"{text[:half]} … {text[-half:]}"
+def describe_data(value: Any) -> str:
+    """Return the representation of a value, without its middle if it is long."""
+    return shorten_middle(repr(value), VALUE_LIMIT)
 
 
 def fits(wanted: Any, value: Any) -> bool:
@@ -286,7 +286,7 @@ class CallSearch(Sequence[MadeCall]):
             return sum(
                 1.0
                 if fits(wanted, made.arguments[key])
-                else SequenceMatcher(None, describe_value(wanted), shorten(made.arguments[key])).ratio() * 0.9
+                else SequenceMatcher(None, describe_value(wanted), describe_data(made.arguments[key])).ratio() * 0.9
                 for key, wanted in self._arguments.items()
                 if key in made.arguments
             )
@@ -477,7 +477,7 @@ def describe_answer(answer: Reply | Callable[..., Any]) -> str:
     if not isinstance(answer, Reply):
         return describe_value(answer)
     calls = [describe_call(each["name"], cast(Any, each["arguments"])) for each in answer.tool_calls]
-    texts = [shorten(answer.content)] if answer.content or not calls else []
+    texts = [describe_data(answer.content)] if answer.content or not calls else []
     return "error: " + str(answer.error) if answer.error else ", ".join([*texts, *calls])
 
 

@@ -113,7 +113,7 @@ async def run(crow: Crow, prompt: str, cwd: str, options: RunOptions | None = No
             try:
                 limit = await take_turn(client, prompt, cwd, options, outcome)
             except RpcError as error:
-                outcome.error = describe_error(error)
+                outcome.error = error.details or error.message
                 outcome.exit_code = USAGE if error.code in (AUTH_REQUIRED, INVALID_PARAMS, NOT_FOUND) else FAILED
             if client.output_closed:
                 raise client.output_closed
@@ -217,15 +217,6 @@ def print_outcome(outcome: Outcome, style: Format, *, is_told: bool = False) -> 
         click.echo(escape_controls(msgspec.json.encode(outcome.output).decode()))
     if outcome.error and not is_told:
         click.secho(f"crow: {escape_controls(outcome.error)}", fg="red", err=True)
-
-
-def describe_error(error: RpcError) -> str:
-    """Return the message for a person in an error answer."""
-    match error.data:
-        case {"details": str(text)}:
-            return text
-        case _:
-            return error.message
 
 
 @contextmanager

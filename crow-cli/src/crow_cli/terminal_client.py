@@ -8,19 +8,17 @@ from collections.abc import Sequence
 from typing import IO
 
 import click
-from crow_core.acp.client import AcpClient
+from crow_core.acp.client import AcpClient, answer_permission
 from crow_core.acp.connection import Handler
 from crow_core.acp.schema import (
     AgentMessageChunk,
     AgentThoughtChunk,
     BlockContent,
-    CancelledOutcome,
     DiffContent,
     NoticeUpdate,
     PermissionOption,
     RequestPermissionRequest,
     RequestPermissionResponse,
-    SelectedOutcome,
     SessionNotification,
     SessionUpdate,
     TextBlock,
@@ -142,15 +140,15 @@ class TerminalClient(AcpClient):
             word, _, rest = (typed or "").partition(" ")
             letter = word[:1].lower() or "n"
             if typed is None:
-                return RequestPermissionResponse(outcome=CancelledOutcome())
+                return answer_permission()
             if word and word.lower() not in (letter, WORDS.get(letter)):
                 continue
             if letter == "o" and (others or may_edit):
                 answer = await self.ask_other_answer(others, offered.get("y") if may_edit else None)
             elif letter in offered and (letter == "n" or not rest.strip()):
-                answer = choose(offered[letter], reason=rest.strip())
+                answer = answer_permission(offered[letter].option_id, reason=rest.strip())
             elif letter == "n":
-                return RequestPermissionResponse(outcome=CancelledOutcome())
+                return answer_permission()
             else:
                 continue
             if answer:
@@ -170,9 +168,9 @@ class TerminalClient(AcpClient):
         typed = await self.ask_line("Which one? ")
         if edits and typed == "e":
             command = await self.ask_line("Run instead: ")
-            return choose(edits, command=command) if command else None
+            return answer_permission(edits.option_id, command=command) if command else None
         if typed and typed.isdecimal() and 0 < int(typed) <= len(options):
-            return choose(options[int(typed) - 1])
+            return answer_permission(options[int(typed) - 1].option_id)
         return None
 
     async def ask_line(self, question: str) -> str | None:
@@ -222,13 +220,6 @@ class TerminalClient(AcpClient):
         styled = click.style(text, fg=fg, dim=dim) if fg or dim else text
         click.echo(styled, file=file, nl=False)
         self.open_line = None if text.endswith("\n") else file
-
-
-def choose(option: PermissionOption, *, reason: str = "", command: str = "") -> RequestPermissionResponse:
-    """Make the answer that chooses an option, with what crow also takes (`agentCapabilities._meta.crow`)."""
-    own = {name: text for name, text in (("reason", reason), ("command", command)) if text}
-    outcome = SelectedOutcome(option_id=option.option_id)
-    return RequestPermissionResponse(outcome=outcome, meta={"crow": own} if own else UNSET)
 
 
 async def read_line(terminal: int) -> str | None:

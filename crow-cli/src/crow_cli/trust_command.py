@@ -16,6 +16,7 @@ from crow_agent.settings.home import Home
 from crow_agent.settings.project_files import ProjectFile, Snapshot, UnusableFolder, show_path, take_snapshot
 from crow_agent.settings.trust import TrustedFolders, list_changes
 from crow_core.masking import LIKELY_SECRET_NAMES
+from crow_system.shortening import describe_left_out, leave_out
 
 from crow_cli.console import AS_JSON, format_time, print_json, print_note, print_table
 from crow_cli.process import fail
@@ -160,9 +161,8 @@ def cut(text: str, lines: int = 1, indent: int = 2) -> str:
     room = lines * (shutil.get_terminal_size().columns - indent) - indent
     if len(text) <= room:
         return text
-    note = f" … {len(text) - room:,} characters … "
-    half = max((room - len(note)) // 2, 10)
-    return f"{text[:half]}{note}{text[-half:]}"
+    half = max((room - len(describe_left_out(len(text), len(text))) - 2) // 2, 10)
+    return leave_out(text, 2 * half, tail=half, space=" ")
 
 
 def make_mask(snapshot: Snapshot) -> Callable[[str], str]:

@@ -15,6 +15,7 @@ from crow_core.models.token_usage import ASSUMED_WINDOW
 from crow_core.session.log import new_id
 from crow_core.session.prompts import Prompt
 from crow_core.session.session import Command, Session
+from crow_system.shortening import shorten_line
 from msgspec import Meta
 
 from crow_compact.compaction import RETRY_GROWTH, Compaction, replace_messages
@@ -207,7 +208,7 @@ async def pin_message(session: Session, words: str) -> str:
         return f"No message contains {words!r}." if words else "You have not said anything yet."
     session.log.append({"crow": {"kind": "pin", "entry": get_id(message)}})
     text = " ".join(find_first_text(message).split())
-    return f"Kept word for word from now on: “{text if len(text) <= 60 else f'{text[:59]}…'}”"
+    return f"Kept word for word from now on: “{shorten_line(text, 60)}”"
 
 
 def is_selected(entry: Message, words: str) -> bool:

@@ -15,6 +15,7 @@ from crow_core.models.model_call import Model, ModelCall, ModelRequest
 from crow_core.models.printed import PRINTED
 from crow_core.models.token_usage import to_count
 from crow_core.session.session import Session
+from crow_system.shortening import shorten_middle
 
 from crow_compact.markers import find_earlier_summary, get_id, make_compaction_marker, make_shrink_marker
 from crow_compact.tokens import TokenEstimator
@@ -139,7 +140,7 @@ class Summarizer:
             sections = list_sections(cuts[used - 1])
             if not fitting:  # a message is too long
                 free = (room - self.measure(self.make_text_request([]))) / self.estimator.get_rate()
-                sections = [shorten_section(section, int(free / len(sections))) for section in sections]
+                sections = [shorten_middle(section, int(free / len(sections)), GAP) for section in sections]
             request = self.make_text_request(sections)
             question = self.render_question(request, 0)
             request["messages"][-1]["content"] += f"\n\n{question}"
@@ -208,9 +209,3 @@ def to_sections(messages: Sequence[Message]) -> list[str]:
         for use in message.get("tool_calls", ()):
             sections.append(f"[Assistant calls {use['function']['name']}]\n{use['function']['arguments']}")
     return sections
-
-
-def shorten_section(section: str, characters: int) -> str:
-    """Cut the middle out of a text that has more than so many characters."""
-    half = max(characters - len(GAP), 0) // 2
-    return section if len(section) <= characters else section[:half] + GAP + section[len(section) - half :]

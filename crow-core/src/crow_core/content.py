@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from crow_system.shortening import shorten_line, shorten_middle
 from msgspec import UNSET, UnsetType, ValidationError, to_builtins
 
 from crow_core.acp import schema
@@ -262,8 +263,7 @@ def to_raw_output(result: ToolResult, *, with_text: bool) -> dict[str, Any] | Un
         text = clean_lines("\n\n".join(filter(None, map(to_text, result.content))))
         raw = {"output": text}
         if len(text) > RAW_OUTPUT_LIMIT:
-            half = RAW_OUTPUT_LIMIT // 2
-            raw = {"output": f"{text[:half]}\n\n[…]\n\n{text[-half:]}", "truncated": True}
+            raw = {"output": shorten_middle(text, RAW_OUTPUT_LIMIT, "\n\n[…]\n\n"), "truncated": True}
     if status := result.meta.get("crow/exit"):
         raw["exitStatus"] = status
     return raw or UNSET
@@ -465,4 +465,4 @@ def make_title(entries: Iterable[Message]) -> str:
     """Make the title of a session from the first words of its first prompt, of at most TITLE_LIMIT characters."""
     first = next((find_first_text(entry) for entry in entries if entry.get("role") == "user"), "")
     words = to_line(" ".join(first.split()))
-    return words if len(words) <= TITLE_LIMIT else f"{words[: TITLE_LIMIT - 1].rstrip()}…"
+    return shorten_line(words, TITLE_LIMIT)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from crow_agent.app import list_prompts, load_system_prompt
+from crow_agent.prompt_files import load_system_prompt
 from crow_agent.settings.faults import to_read_error
 from crow_agent.settings.home import Home
 from crow_agent.settings.structs import Config
@@ -53,9 +53,7 @@ def load_prompts(wanted: Sequence[str], config: Config, home: Home, database: Da
 def load_prompt(wanted: str, config: Config, home: Home, database: Database) -> PromptVersion:
     """Load one version of a prompt. Raises ConfigError, StoreError."""
     if wanted == CURRENT:
-        files = {} if config.prompts.system else list_prompts(home.config / "prompts")
-        prompt = Prompt.from_file("system", files["system"]) if "system" in files else load_system_prompt(config, home)
-        return PromptVersion(CURRENT, "system", prompt.template)
+        return PromptVersion(CURRENT, "system", load_system_prompt(config, home).template)
     path = Path(wanted).expanduser()
     if path.is_file():
         try:

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from crow_core.text import to_line
 from crow_persistence.intervals import Interval
+from crow_system.shortening import shorten_line
 
 from crow_eval.cells import Cell, EvaluationSettings, Variant
 from crow_eval.evaluation_store import Evaluation
@@ -118,7 +119,7 @@ def make_report(evaluation: Evaluation) -> EvaluationReport:
         compare_variants(settings, cells),
         group_failures(((check.name, cell) for cell in failed for check in cell.failed_checks), labels),
         group_failures(((find_last_words(cell.outcome.answer), cell) for cell in failed), labels),
-        group_failures(((shorten(cell.outcome.error), cell) for cell in cells if cell.state == "error"), labels),
+        group_failures(((to_short_line(cell.outcome.error), cell) for cell in cells if cell.state == "error"), labels),
         cells,
     )
 
@@ -222,13 +223,12 @@ def find_last_words(answer: str) -> str:
     """Return the last sentence of an answer, with each number as `#`, so that failures that end alike are found."""
     line = to_line(next((line for line in reversed(answer.splitlines()) if line.strip()), "")).strip()
     sentences = [each for each in re.split(r"(?<=[.!?])\s+", line) if each]
-    return shorten(re.sub(r"\d+", "#", sentences[-1])) if sentences else "(no answer)"
+    return to_short_line(re.sub(r"\d+", "#", sentences[-1])) if sentences else "(no answer)"
 
 
-def shorten(text: str) -> str:
+def to_short_line(text: str) -> str:
     """Make one line of a text, of at most WORDS_LIMIT characters."""
-    line = to_line(" ".join(text.split()))
-    return line if len(line) <= WORDS_LIMIT else f"{line[: WORDS_LIMIT - 1]}…"
+    return shorten_line(to_line(" ".join(text.split())), WORDS_LIMIT)
 
 
 def to_json(report: EvaluationReport) -> dict[str, Any]:

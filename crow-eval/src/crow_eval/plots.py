@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from html import escape
 from math import ceil, floor, log10
 
+from crow_system.shortening import shorten_line
+
 WIDTH, ROW, MARGIN = 360, 48, 24
 """A plot is as wide as the screen of a phone, so that its texts can be read there: each row has its label above it."""
 LABEL_LENGTH, LABEL_WITH_NOTE = 52, 42
@@ -42,7 +44,7 @@ def plot_intervals(rows: Sequence[Estimate], low: float, high: float, *, title: 
     for number, row in enumerate(rows):
         y = ROW * number + 36
         limit = LABEL_WITH_NOTE if row.note else LABEL_LENGTH
-        parts.append(text(0, y - 18, shorten(row.label, limit), "label"))
+        parts.append(text(0, y - 18, shorten_line(row.label, limit), "label"))
         parts.append(
             f'<line class="range {row.style}" x1="{x(row.low):.1f}" x2="{x(row.high):.1f}" y1="{y}" y2="{y}"/>'
             f'<circle class="point {row.style}" cx="{x(row.value):.1f}" cy="{y}" r="6"/>'
@@ -79,7 +81,7 @@ def plot_dots(rows: Sequence[Dots], *, title: str, unit: str) -> str:
         parts.append(text(x(tick), height - 12, f"{tick:,g} {unit}", "tick", "middle"))
     for number, row in enumerate(rows):
         y = ROW * number + 36
-        parts.append(text(0, y - 18, shorten(row.label, LABEL_LENGTH), "label"))
+        parts.append(text(0, y - 18, shorten_line(row.label, LABEL_LENGTH), "label"))
         for at, (value, style, said) in enumerate(row.values):
             offset = (at * 7 % 5 - 2) * 2.5  # dots on one another would hide how many there are
             parts.append(
@@ -114,8 +116,3 @@ def draw(height: float, title: str, parts: Sequence[str]) -> str:
 def text(x: float, y: float, words: str, style: str, anchor: str = "start") -> str:
     """Make a text of a plot."""
     return f'<text class="{style}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>'
-
-
-def shorten(words: str, limit: int) -> str:
-    """Cut a label, ending it with `…`."""
-    return words if len(words) <= limit else f"{words[: limit - 1]}…"

@@ -2,20 +2,19 @@
 
 from typing import Any, Literal, TypeVar
 
+from crow_core.acp.client import answer_permission
 from crow_core.acp.connection import RpcError
 from crow_core.acp.decoding import convert_leniently
 from crow_core.acp.schema import (
     INTERNAL_ERROR,
     AgentMessageChunk,
     BlockContent,
-    CancelledOutcome,
     ClientSessionCapabilities,
     CreateElicitationRequest,
     NoticeCapabilities,
     NoticeUpdate,
     RequestPermissionRequest,
     RequestPermissionResponse,
-    SelectedOutcome,
     SessionNotification,
     SessionUpdate,
     TextBlock,
@@ -26,7 +25,7 @@ from crow_core.errors import ElicitationError, EndTurn
 from crow_core.masking import drop_partial_secret, mask
 from crow_core.session.session import Session
 from crow_core.text import to_line
-from msgspec import UNSET, Struct, to_builtins
+from msgspec import Struct, to_builtins
 from msgspec.structs import replace
 
 S = TypeVar("S", bound=Struct)
@@ -86,15 +85,12 @@ class NestedClient:
         try:
             choice = await self.parent.user.ask_permission(self.mask(about), options)
         except EndTurn:
-            return RequestPermissionResponse(outcome=CancelledOutcome())
+            return answer_permission()
         except ElicitationError as error:
             raise RpcError(INTERNAL_ERROR, str(error)) from error
         if choice.fault:
             raise RpcError(INTERNAL_ERROR, choice.fault)
-        own = {name: text for name in ("reason", "command") if (text := getattr(choice, name))}
-        return RequestPermissionResponse(
-            outcome=SelectedOutcome(option_id=choice.option_id), meta={"crow": own} if own else UNSET
-        )
+        return answer_permission(choice.option_id, reason=choice.reason, command=choice.command)
 
     async def notify(self, method: str, params: Any) -> None:
         match params:

@@ -19,7 +19,7 @@ import crow_system as system
 import msgspec
 from crow_core import __version__
 from crow_core.acp.agent_process import START_TIMEOUT, AgentProcess, start_agent_process
-from crow_core.acp.client import AcpClient, describe_login
+from crow_core.acp.client import AcpClient, answer_permission
 from crow_core.acp.connection import ConnectionClosed, RpcError
 from crow_core.acp.record import TurnRecord
 from crow_core.acp.schema import (
@@ -34,13 +34,11 @@ from crow_core.acp.schema import (
     CreateTerminalRequest,
     CreateTerminalResponse,
     EnvVariable,
-    InitializeResponse,
     PromptResponse,
     ReadTextFileRequest,
     ReleaseTerminalRequest,
     RequestPermissionRequest,
     RequestPermissionResponse,
-    SelectedOutcome,
     SessionNotification,
     ToolCallUpdate,
     WriteTextFileRequest,
@@ -261,10 +259,9 @@ class OtherAgentTask:
 
     async def work(self, acp: AcpClient, process: AgentProcess) -> ToolResult:
         """Open a session and run its only turn."""
-        initialized: InitializeResponse | None = None
         try:
             async with asyncio.timeout(START_TIMEOUT):
-                initialized = await acp.initialize(f"crow {__version__}", self.client.capabilities)
+                await acp.initialize(f"crow {__version__}", self.client.capabilities)
                 id = (await acp.new_session(self.session.cwd)).session_id
             response = await self.take_turn(acp, id)
         except TimeoutError:
@@ -272,8 +269,8 @@ class OtherAgentTask:
         except ConnectionClosed:
             return self.fail(await process.describe_end())
         except RpcError as error:
-            if error.code == AUTH_REQUIRED and initialized:
-                return self.fail(describe_login(error, initialized.auth_methods))
+            if error.code == AUTH_REQUIRED:
+                return self.fail(acp.describe_login(error))
             return self.fail(f"{error.describe().rstrip('.')}.{process.quote_stderr()}")
         if response is None:
             return self.fail(f"it was not done within {self.settings.timeout:g} seconds, and was cancelled.")
@@ -364,7 +361,7 @@ class OtherAgentTask:
         mode = self.session.options.find_mode()
         allow = next((option.option_id for option in question.options if option.kind == "allow_once"), "")
         if mode and mode.get() == "yolo" and allow:
-            return RequestPermissionResponse(outcome=SelectedOutcome(option_id=allow))
+            return answer_permission(allow)
         if not question.options:
             raise RpcError(INVALID_PARAMS, "Invalid params", details="The question has no options.")
         known = self.record.calls.get(question.tool_call.tool_call_id)
@@ -465,7 +462,9 @@ class OtherAgentTask:
             *(EnvVariable(name=name, value=value) for name, value in env.items() if value is not None),
         ]
         if tool_call.is_changed:
-            request.command, *request.args = system.make_terminal_command(tool_call.arguments["command"])
+            request.command, *request.args = system.make_terminal_command(
+                system.find_shell(), tool_call.arguments["command"]
+            )
         created: CreateTerminalResponse = await self.client.request("terminal/create", request)
         self.terminals.add(created.terminal_id)
         return created

@@ -23,6 +23,7 @@ from crow_core.mcp.tool import ToolCall
 from crow_core.messages.message import Message
 from crow_core.session.session import Session
 from crow_core.text import to_line
+from crow_system.shortening import leave_out
 from msgspec import Struct, ValidationError
 
 MENTIONS_LIMIT = 50
@@ -92,7 +93,7 @@ def resources(crow: Crow) -> None:
                 await session.notice(f"{to_line(uri)} was not read: {error}.", "warning")
                 continue
             for block in resource:
-                blocks.append(short := shorten(block, remaining))
+                blocks.append(short := shorten_block(block, remaining))
                 remaining = max(remaining - len(str(short.get("resource", {}).get("text", ""))), 0)
         return attach_blocks(message, convert_leniently(mask(blocks, session.secrets), list[ContentBlock]))
 
@@ -143,12 +144,11 @@ def find_uri(mention: str, resources: Sequence[Resource]) -> str:
     return ""
 
 
-def shorten(block: dict[str, Any], limit: int) -> dict[str, Any]:
+def shorten_block(block: dict[str, Any], limit: int) -> dict[str, Any]:
     """Return a block with its text cut at a number of characters."""
     match block:
         case {"type": "resource", "resource": {"text": str(text), **others}} if len(text) > limit:
-            left_out = f"\n[{len(text) - limit:,} characters left out]"
-            return {"type": "resource", "resource": {**others, "text": text[:limit] + left_out}}
+            return {"type": "resource", "resource": {**others, "text": leave_out(text, limit)}}
         case _:
             return block
 

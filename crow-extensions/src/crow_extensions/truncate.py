@@ -15,6 +15,7 @@ from crow_core.mcp.result import ToolResult
 from crow_core.mcp.tool import ToolCall
 from crow_core.session.session import Session
 from crow_core.text import to_line
+from crow_system.shortening import leave_out
 
 FILE_LIMIT = 64 * 1024 * 1024
 """Bytes of data, or characters of text, that are written to a file."""
@@ -45,8 +46,7 @@ def truncate(crow: Crow, *, limit: int = 50_000, data_limit: int = 5_000_000) ->
         if len(text) > limit:
             whole = text[:FILE_LIMIT].encode(errors="replace")
             path = await asyncio.to_thread(write_file, whole, session.folders.scratch(), "text/plain")
-            middle = f"\n\n[{len(text) - limit:,} of {len(text):,} characters left out; the whole is in {path}]\n\n"
-            short = {"type": "text", "text": text[: limit // 2] + middle + text[len(text) - limit // 2 :]}
+            short = {"type": "text", "text": leave_out(text, limit, f"the whole is in {path}", tail=limit // 2)}
             content = [short, *(block for block, words in zip(content, texts, strict=True) if words is None)]
         return None if content == result.content else ToolResult(content, result.is_error, result.meta)
 

@@ -37,6 +37,7 @@ from crow_core.messages.message import (
 )
 from crow_core.session.session import Command, Session
 from crow_core.text import to_line
+from crow_system.shortening import shorten_line
 
 Change = dict[str, Any]
 """An edit as the log has it: `path`; the texts `old` and `new`; their digests `before` and `after`; and, where they are
@@ -256,7 +257,7 @@ def plan_undo(log: Sequence[Message], turns: int = 1, *, keep: bool = False) -> 
     if kept and not keep:
         raise FilesDiffer(f"{' '.join(kept.values())} Nothing was taken back.")
     return UndoPlan(
-        prompt=shorten(find_first_text(entries[first])),
+        prompt=shorten_line(to_line(" ".join(find_first_text(entries[first]).split())), 60),
         turns=turns,
         to=str(entries[first - 1].get("crow", {}).get("id", "")) if first else "",
         files=files,
@@ -389,9 +390,3 @@ def describe_file(file: ChangedFile) -> str:
         what = f"{back} {'line comes' if back == 1 else 'lines come'} back, {gone} {'goes' if gone == 1 else 'go'}"
     also = "; something else changed it during the turn, which goes too" if file.disturbed else ""
     return f"- `{to_line(file.path)}`: {what}{also}"
-
-
-def shorten(text: str) -> str:
-    """Return the first 60 characters of a text, on one line."""
-    words = to_line(" ".join(text.split()))
-    return words if len(words) <= 60 else f"{words[:59].rstrip()}…"

@@ -19,6 +19,7 @@ import crow_system as system
 import msgspec
 from crow_core.errors import ConfigError
 from crow_core.text import to_line
+from crow_system.shortening import leave_out
 
 Scope = Literal["session", "folder", "always"]
 
@@ -56,8 +57,7 @@ class AnswerRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def describe(self) -> str:
         """Describe the rule on a line of limited length."""
-        text = str(self)
-        return text if len(text) <= TEXT_LIMIT else f"{text[:TEXT_LIMIT]} … ({len(text):,} characters)"
+        return leave_out(str(self), TEXT_LIMIT, space=" ")
 
 
 class KeptAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -55,6 +55,7 @@ from crow_core.redaction import holds_secret
 from crow_core.session.session import Session
 from crow_core.text import show_invisible, to_line
 from crow_system.git import may_fetch_objects
+from crow_system.shortening import leave_out
 
 from crow_permissions.exits import find_exit
 from crow_permissions.private_data import find_private_file, is_private_path
@@ -404,8 +405,7 @@ def describe_call(tool_call: ToolCall) -> str:
         case arguments:
             text = msgspec.json.encode(arguments).decode()
     text = to_line(show_invisible(text))
-    more = f" [{len(text) - SHOWN_LIMIT:,} characters more]" if len(text) > SHOWN_LIMIT else ""
-    return f"{to_line(tool_call.name)}: {text[:SHOWN_LIMIT]}{more}"
+    return f"{to_line(tool_call.name)}: {leave_out(text, SHOWN_LIMIT, space=' ')}"
 
 
 def to_key(tool_call: ToolCall) -> CallKey:

@@ -15,6 +15,7 @@ from crow_core.models.chat_model import encode_json
 from crow_core.session.prompts import Prompt
 from crow_core.session.session import Command, Session
 from crow_core.text import to_line
+from crow_system.shortening import describe_left_out, leave_out
 
 from crow_persistence.commits import GroupCommit
 
@@ -133,15 +134,7 @@ def cut(text: str) -> str:
         return text
     fences = re.findall(r"(?m)^`{3,}", text)
     end = f"\n{fences[0]}" if fences else ""
-    return f"{text[:MAX_LENGTH]}{end}\n\n… {len(text) - MAX_LENGTH:,} characters more."
-
-
-def cut_middle(text: str) -> str:
-    """Cut a text that is too long in its middle: the end of a request is its latest messages."""
-    room = MAX_LENGTH - 1000
-    if len(text) <= room:
-        return text
-    return f"{text[: room // 3]}\n… {len(text) - room:,} characters left out …\n{text[-(room - room // 3) :]}"
+    return f"{text[:MAX_LENGTH]}{end}\n\n{describe_left_out(len(text) - MAX_LENGTH, len(text))}"
 
 
 def to_code(text: str, language: str = "") -> str:
@@ -199,7 +192,7 @@ def show_calls(connection: "Connection", session: Session, words: str) -> str:
     how = "as it was sent" if exact else "not quite as it was sent: a secret in it was masked, or a part is lost"
     text = format_request(redact_data(mask(body, session.secrets)))
     head = f"The request of {to_time(wanted.started)} to {to_cell(wanted.model)}, {how}{tokens}."
-    return f"{head}\n\n{to_code(cut_middle(text), 'json')}"
+    return f"{head}\n\n{to_code(leave_out(text, MAX_LENGTH - 1000, tail=MAX_LENGTH * 2 // 3), 'json')}"
 
 
 def format_request(body: Any) -> str:

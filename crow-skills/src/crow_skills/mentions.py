@@ -21,6 +21,7 @@ from crow_core.content import attach_blocks, path_from_uri, to_blocks
 from crow_core.masking import mask
 from crow_core.messages.message import Message
 from crow_core.session.session import Session
+from crow_system.shortening import leave_out
 
 from crow_skills.log_entries import get_user_text
 
@@ -159,10 +160,7 @@ def to_resource_block(mention: Mention, text: str, room: int) -> dict[str, Any]:
     """Make a resource block of the mentioned lines of a text, cut after `room` characters."""
     if mention.first:
         text = "\n".join(text.split("\n")[mention.first - 1 : mention.last])
-    room = max(room, 0)
-    if len(text) > room:
-        text = f"{text[:room]}\n[{len(text) - room:,} characters left out]"
-    return {"type": "resource", "resource": {"uri": mention.uri, "text": text}}
+    return {"type": "resource", "resource": {"uri": mention.uri, "text": leave_out(text, max(room, 0))}}
 
 
 def to_note(path: Path, about: str) -> dict[str, Any]:

@@ -2,164 +2,44 @@
 
 `posix` and `windows` have the same names; so have `procfs`, which reads /proc on Linux, and `trees`, which uses psutil
 elsewhere. The variable CROW_TEST_SYSTEM makes a test run take here what other systems take: `psutil` instead of /proc,
-`threads` instead of pipes that the event loop polls.
+`threads` instead of pipes that the event loop polls, `paths` instead of folders that are open.
 """
+
+# pyright: reportWildcardImportFromLibrary=false
 
 import os
 import sys
 
-from crow_system.held import replace_file
+from crow_system.held import replace_file as replace_file
 
 if sys.platform == "win32":
-    from crow_system.windows import (
-        BINARY,
-        END_SIGNALS,
-        NEW_GROUP,
-        NO_LINKS,
-        NO_TERMINAL,
-        NO_WAIT,
-        create_locked,
-        end_group,
-        find_login_shell,
-        find_program,
-        get_groups,
-        get_mode,
-        get_user,
-        join_command,
-        keep_owner,
-        kill_group,
-        lock,
-        lock_byte,
-        make_shell_command,
-        make_terminal_command,
-        make_user_command,
-        on_signal,
-        open_folder_lock,
-        open_terminal,
-        read_start,
-        restore_blocking,
-        set_mode,
-        split_command,
-        stop_signal,
-        sync_folder,
-        unlock_byte,
-        write_start,
-    )
+    from crow_system.windows import *  # noqa: F403  # every name of theirs is one of `posix`, too
 else:
-    from crow_system.posix import (
-        BINARY,
-        END_SIGNALS,
-        NEW_GROUP,
-        NO_LINKS,
-        NO_TERMINAL,
-        NO_WAIT,
-        create_locked,
-        end_group,
-        find_login_shell,
-        find_program,
-        get_groups,
-        get_mode,
-        get_user,
-        join_command,
-        keep_owner,
-        kill_group,
-        lock,
-        lock_byte,
-        make_shell_command,
-        make_terminal_command,
-        make_user_command,
-        on_signal,
-        open_folder_lock,
-        open_terminal,
-        read_start,
-        restore_blocking,
-        set_mode,
-        split_command,
-        stop_signal,
-        sync_folder,
-        unlock_byte,
-        write_start,
-    )
+    from crow_system.posix import *  # noqa: F403
 
 CHOSEN = os.environ.get("CROW_TEST_SYSTEM", "").split(",")
 """What a test run asks for."""
 POLLS_PIPES = sys.platform != "win32" and "threads" not in CHOSEN
 """Whether the event loop can wait for pipes and terminals; else threads read and write them."""
+HAS_DESCRIPTORS = sys.platform != "win32" and "paths" not in CHOSEN
+"""Whether a folder can be opened, and files be named from there."""
 WINDOWS = sys.platform == "win32"
 HAS_CHANGE_TIMES = sys.platform != "win32"
 """Whether `st_ctime` of a file is the time of its last change, which no program can set. On Windows, `st_ctime` is the
 time of its creation."""
 IGNORES_CASE = sys.platform in ("win32", "darwin")
 """Whether two spellings of a path that differ in case usually name one file."""
+HAS_PROC = sys.platform == "linux" and "psutil" not in CHOSEN
+"""Whether /proc tells about processes and their open files."""
 
-if sys.platform == "linux" and "psutil" not in CHOSEN:
-    from crow_system.procfs import (
-        find_descendants,
-        has_variable,
-        kill_all,
-        make_child_setup,
-        make_sweep_command,
-        read_name,
-        read_parent,
-        read_start_time,
-    )
+if sys.platform != "win32" and HAS_DESCRIPTORS:
+    from crow_system.posix import Folder as Folder
+    from crow_system.posix import walk as walk
 else:
-    from crow_system.trees import (
-        find_descendants,
-        has_variable,
-        kill_all,
-        make_child_setup,
-        make_sweep_command,
-        read_name,
-        read_parent,
-        read_start_time,
-    )
+    from crow_system.paths import Folder as Folder
+    from crow_system.paths import walk as walk
 
-__all__ = [
-    "BINARY",
-    "CHOSEN",
-    "END_SIGNALS",
-    "HAS_CHANGE_TIMES",
-    "IGNORES_CASE",
-    "NEW_GROUP",
-    "NO_LINKS",
-    "NO_TERMINAL",
-    "NO_WAIT",
-    "POLLS_PIPES",
-    "WINDOWS",
-    "create_locked",
-    "end_group",
-    "find_descendants",
-    "find_login_shell",
-    "find_program",
-    "get_groups",
-    "get_mode",
-    "get_user",
-    "has_variable",
-    "join_command",
-    "keep_owner",
-    "kill_all",
-    "kill_group",
-    "lock",
-    "lock_byte",
-    "make_child_setup",
-    "make_shell_command",
-    "make_sweep_command",
-    "make_terminal_command",
-    "make_user_command",
-    "on_signal",
-    "open_folder_lock",
-    "open_terminal",
-    "read_name",
-    "read_parent",
-    "read_start",
-    "read_start_time",
-    "replace_file",
-    "restore_blocking",
-    "set_mode",
-    "split_command",
-    "stop_signal",
-    "sync_folder",
-    "unlock_byte",
-    "write_start",
-]
+if sys.platform == "linux" and HAS_PROC:
+    from crow_system.procfs import *  # noqa: F403
+else:
+    from crow_system.trees import *  # noqa: F403

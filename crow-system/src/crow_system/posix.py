@@ -1,20 +1,27 @@
-"""Linux and macOS: files, locks, process groups, signals and the shell."""
+"""Linux and macOS: files, locks, open folders, process groups, signals, pseudo-terminals and the shell."""
 
 import sys
 
 assert sys.platform != "win32"
 
-import asyncio  # noqa: E402
 import fcntl  # noqa: E402
 import os  # noqa: E402
+import pty  # noqa: E402
 import pwd  # noqa: E402
+import resource  # noqa: E402
 import shlex  # noqa: E402
 import shutil  # noqa: E402
 import signal  # noqa: E402
 import stat  # noqa: E402
-from collections.abc import Callable, Mapping, Sequence  # noqa: E402
+import struct  # noqa: E402
+import termios  # noqa: E402
+from collections.abc import Callable, Iterator, Mapping, Sequence  # noqa: E402
 from contextlib import suppress  # noqa: E402
 from pathlib import Path  # noqa: E402
+from typing import TYPE_CHECKING  # noqa: E402
+
+if TYPE_CHECKING:
+    import asyncio
 
 BINARY = 0
 """The flag of `os.open` against a conversion of line ends."""
@@ -28,6 +35,17 @@ NEW_GROUP = 0
 """The flags of Popen for a process group; `start_new_session` makes one here."""
 END_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 """The signals that tell a process to end; SIGINT is one that asks."""
+KILL = signal.SIGKILL
+"""The signal that no process survives."""
+HAS_TERMINALS = True
+"""Whether `open_pseudo_terminal` works."""
+STOP_STATUS = 128 + signal.SIGTSTP
+"""The exit status of a command that Ctrl-Z has stopped."""
+READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+LIST_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+PASS_FLAGS = os.O_DIRECTORY | getattr(os, "O_PATH", os.O_RDONLY)
+HAS_OPEN_PATHS = sys.platform == "linux" and os.path.isdir("/proc/self/fd")
+"""Whether an open folder has a path by its descriptor."""
 
 
 def lock(descriptor: int, *, wait: bool) -> None:
@@ -111,9 +129,9 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def restore_blocking(descriptor: int) -> None:
-    """Make reads and writes of a file wait again."""
-    os.set_blocking(descriptor, True)
+def set_blocking(descriptor: int, wait: bool) -> None:
+    """Make reads and writes of a file wait, or return at once."""
+    os.set_blocking(descriptor, wait)
 
 
 def get_groups() -> set[int]:
@@ -136,12 +154,21 @@ def _signal_group(pid: int, number: signal.Signals) -> None:
         os.killpg(pid, number)
 
 
-def on_signal(loop: asyncio.AbstractEventLoop, number: int, handle: Callable[[], object]) -> None:
+def has_group(group: int) -> bool:
+    """Whether a process group has processes that this user may signal."""
+    try:
+        os.killpg(group, 0)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def on_signal(loop: "asyncio.AbstractEventLoop", number: int, handle: Callable[[], object]) -> None:
     """Call a function in the event loop when a signal comes. Raises RuntimeError, ValueError in a thread."""
     loop.add_signal_handler(number, handle)
 
 
-def stop_signal(loop: asyncio.AbstractEventLoop, number: int) -> None:
+def stop_signal(loop: "asyncio.AbstractEventLoop", number: int) -> None:
     """Let a signal do again what it does by default. Raises RuntimeError, ValueError in a thread."""
     loop.remove_signal_handler(number)
 
@@ -161,16 +188,21 @@ def join_command(words: Sequence[str]) -> str:
     return shlex.join(words)
 
 
-def make_terminal_command(command: str, script: str = "") -> list[str]:
-    """Return the program and arguments that run a command of the model in a terminal of the client.
+def find_shell() -> str:
+    """Return the path of the shell that runs commands of the model."""
+    return shutil.which("bash") or "/bin/sh"
+
+
+def make_terminal_command(shell: str, command: str, script: str = "") -> list[str]:
+    """Return the name of such a shell and the arguments with which it runs a command.
 
     `script` is the path of a file that the shell reads before, if it is there; "" for none. The command is the last
     argument as it is, so that a client recognises it.
     """
-    shell = "bash" if shutil.which("bash") else "sh"
+    name = os.path.basename(shell)
     if not script:
-        return [shell, "-c", command]
-    return [shell, "-c", 'test ! -r "$1" || . "$1"; eval "set --; $2"', shell, script, command]
+        return [name, "-c", command]
+    return [name, "-c", 'test ! -r "$1" || . "$1"; eval "set --; $2"', name, script, command]
 
 
 def make_user_command(command: str) -> list[str]:
@@ -193,3 +225,93 @@ def find_login_shell(env: Mapping[str, str]) -> str:
 def open_terminal() -> int:
     """Open the controlling terminal of this process for reading and return its descriptor. Raises OSError."""
     return os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
+
+
+def open_pseudo_terminal(rows: int, columns: int) -> tuple[int, int, str]:
+    """Open a pseudo-terminal; return the descriptors of both sides, and the name of the program's. Raises OSError."""
+    terminal, program_side = pty.openpty()
+    fcntl.ioctl(program_side, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+    return terminal, program_side, os.ttyname(program_side)
+
+
+def reads_lines(terminal: int) -> bool:
+    """Whether the program in a pseudo-terminal gets its input by the line."""
+    with suppress(termios.error):
+        return bool(termios.tcgetattr(terminal)[3] & termios.ICANON)
+    return False
+
+
+def limit_memory(size: int) -> None:
+    """Limit the memory of this process to so many bytes, and let it dump none. Raises OSError, ValueError."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_AS, (size, size))
+
+
+def get_process_limit() -> int:
+    """Return how many processes this user may have; negative for any number."""
+    return resource.getrlimit(resource.RLIMIT_NPROC)[0]
+
+
+class Folder:
+    """An open folder. Its files are named from there, so that no link can replace a folder above them meanwhile."""
+
+    def __init__(self, path: str) -> None:
+        """Open a folder by its path, which may lead through links. Raises OSError."""
+        self.path = path
+        self._descriptor = os.open(path, PASS_FLAGS)
+
+    @property
+    def start(self) -> str:
+        """The path by which a new process starts in this folder; on Linux it is that of the descriptor."""
+        return f"/proc/self/fd/{self._descriptor}" if HAS_OPEN_PATHS else self.path
+
+    def open_folder(self, name: str, *, to_list: bool = False) -> "Folder":
+        """Open a folder in this one. Raises OSError, also for a link."""
+        below = object.__new__(Folder)
+        below.path = os.path.join(self.path, name)
+        flags = LIST_FLAGS if to_list else PASS_FLAGS | os.O_NOFOLLOW
+        below._descriptor = os.open(name, flags, dir_fd=self._descriptor)
+        return below
+
+    def open_file(self, name: str) -> int:
+        """Open a file for reading, without waiting for one that is a pipe. Raises OSError, also for a link."""
+        return os.open(name, READ_FLAGS, dir_fd=self._descriptor)
+
+    def create_file(self, name: str) -> int:
+        """Create a file and open it for writing. Raises OSError."""
+        return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=self._descriptor)
+
+    def create_folder(self, name: str) -> None:
+        """Create a folder. Raises OSError."""
+        os.mkdir(name, dir_fd=self._descriptor)
+
+    def read_status(self, name: str) -> os.stat_result:
+        """Return the status of a file or a link. Raises OSError."""
+        return os.stat(name, dir_fd=self._descriptor, follow_symlinks=False)
+
+    def is_writable(self, name: str) -> bool:
+        """Whether this user may write a file."""
+        return os.access(name, os.W_OK, dir_fd=self._descriptor)
+
+    def replace(self, old: str, new: str) -> None:
+        """Give a file a new name, in place of another one. Raises OSError."""
+        os.rename(old, new, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
+
+    def remove(self, name: str) -> None:
+        """Remove a file. Raises OSError."""
+        os.unlink(name, dir_fd=self._descriptor)
+
+    def list_entries(self) -> dict[str, str]:
+        """Return the names in the folder with a mark each: `/` for a folder, `@` for a link. Raises OSError."""
+        with os.scandir(self._descriptor) as found:
+            return {entry.name: "@" if entry.is_symlink() else "/" if entry.is_dir() else "" for entry in found}
+
+    def close(self) -> None:
+        """Close the folder."""
+        os.close(self._descriptor)
+
+
+def walk(root: str) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Yield each folder below a root with the names of its folders, which may be changed, and of its files."""
+    for here, folders, files, _ in os.fwalk(root):
+        yield here, folders, files

@@ -1,6 +1,6 @@
 """The processes that a command has started, directly or not, found in /proc by their parents. Linux only.
 
-The mark of `mcp.watchdog` finds processes by their environment, which `env -i` empties.
+A mark finds processes by their environment, which `env -i` empties.
 """
 
 import os
@@ -18,16 +18,32 @@ Process: TypeAlias = tuple[int, str]
 
 PR_SET_CHILD_SUBREAPER = 36
 
-SWEEP = r"""
-read -r word || sleep 2
-for round in 1 2 3 4 5 6 7 8 9; do
-    files=$(grep -lsF -- "$1" /proc/[0-9]*/environ)
-    [ -n "$files" ] || break
-    for file in $files; do
-        pid=${file#/proc/}
-        kill -KILL "${pid%/environ}"
+WATCHDOG = r"""
+grace=$1
+shift
+running= asked=
+while read -r what one; do
+    [ "$what" = now ] && asked=1 && break
+    kept=
+    for other in $running; do
+        [ "$other" = "$one" ] || kept="$kept $other"
+    done
+    running=$kept
+    [ "$what" = start ] && running="$running $one"
+done
+[ "$asked" ] || sleep "$grace"
+for one in $running; do
+    [ "${one%%:*}" ] && kill -KILL -- "-${one%%:*}"
+    for round in 1 2 3 4 5 6 7 8 9; do
+        files=$(grep -lsF -- "${one#*:}" /proc/[0-9]*/environ)
+        [ "$files" ] || break
+        for file in $files; do
+            pid=${file#/proc/}
+            kill -KILL "${pid%/environ}"
+        done
     done
 done
+rm -rf -- "$@"
 """
 
 
@@ -62,14 +78,20 @@ def find_descendants(*roots: int) -> set[Process]:
     return known
 
 
-def read_stat(pid: int) -> tuple[int, Process] | None:
-    """Return the parent of a process and the process; None if it has ended."""
+def read_fields(pid: int) -> list[bytes] | None:
+    """Return what /proc says about a process from its state on; None if it has ended."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            state, parent, *fields = file.read().rpartition(b")")[2].split()
+            fields = file.read().rpartition(b")")[2].split()
     except OSError:
         return None
-    return None if state in b"ZX" else (int(parent), (pid, fields[17].decode()))
+    return None if fields[0] in b"ZX" else fields
+
+
+def read_stat(pid: int) -> tuple[int, Process] | None:
+    """Return the parent of a process and the process; None if it has ended."""
+    fields = read_fields(pid)
+    return (int(fields[1]), (pid, fields[19].decode())) if fields else None
 
 
 def read_start_time(pid: int) -> str | None:
@@ -122,11 +144,32 @@ def send_signal(processes: set[Process], number: signal.Signals) -> None:
             os.kill(pid, number)
 
 
-def make_sweep_command(mark: str) -> tuple[list[str], dict[str, str]]:
-    """Return the command line and the environment of a watchdog for the processes that carry a mark.
+def list_members(group: int, mark: str) -> list[int]:
+    """Return the ids of the living processes of a group and of its session, and of those that left both but have the
+    mark in their environment."""
+    return [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and _is_member(int(pid), group, mark.encode())]
 
-    It reads one line from standard input, then kills them. If the input ends without a line, crow has died: it waits
-    two seconds first, in which a command may end by itself. It searches several times, because a process may have
-    started another one between the search and its end.
+
+def _is_member(pid: int, group: int, mark: bytes) -> bool:
+    if not (fields := read_fields(pid)):
+        return False
+    if group in (int(fields[2]), int(fields[3])):
+        return True
+    with suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:  # else it belongs to another user
+        return mark in file.read()
+    return False
+
+
+def count_processes() -> int | None:
+    """Return how many processes and threads there are."""
+    with open("/proc/loadavg", encoding="ascii") as file:
+        return int(file.read().split("/")[1].split()[0])
+
+
+def make_watchdog_command(grace: float, *folders: str) -> tuple[list[str], dict[str, str]]:
+    """Return the command line and the environment of a watchdog: see `watchdog.start_watchdog`.
+
+    It searches several times for processes with a mark, because one may have started another between the search and
+    its end.
     """
-    return ["/bin/sh", "-c", SWEEP, "watchdog", mark], {"PATH": os.defpath}
+    return ["/bin/sh", "-c", WATCHDOG, "watchdog", str(grace), *folders], {"PATH": os.defpath}

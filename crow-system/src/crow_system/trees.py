@@ -1,12 +1,13 @@
 """The processes that a command has started, directly or not, found by psutil; without /proc.
 
-Run as a program, this is the watchdog of one command: see `make_sweep_command`. It imports no other module of crow.
+Run as a program, this is a watchdog: see `watchdog.start_watchdog`. It imports no other module of crow.
 """
 
 import os
+import shutil
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from typing import TypeAlias
 
@@ -15,8 +16,6 @@ Process: TypeAlias = tuple[int, str]
 
 KILL_TIMEOUT = 2.0
 """Seconds to wait for the end of processes that were killed."""
-ORPHAN_GRACE = 2.0
-"""Seconds in which a command may end by itself after crow has died."""
 KEPT_VARIABLES = ("PATH", "SYSTEMROOT")
 """The environment of a watchdog, which must not carry a mark itself."""
 
@@ -95,33 +94,79 @@ def kill_all(processes: set[Process]) -> None:
             psutil.Process(pid).kill()
 
 
-def make_sweep_command(mark: str) -> tuple[list[str], dict[str, str]]:
-    """Return the command line and the environment of a watchdog for the processes that carry a mark.
+def list_members(group: int, mark: str) -> list[int]:
+    """Return the ids of the living processes of a group and of its session, of those below its first process, and of
+    those that left all these but have the mark in their environment. macOS hides that of its own programs."""
+    import psutil  # loaded when the first command has started
 
-    It reads one line from standard input, then kills them. If the input ends without a line, crow has died: it waits
-    two seconds first, in which a command may end by itself.
-    """
+    below: set[int] = set()
+    with suppress(psutil.Error):
+        below = {group, *(each.pid for each in psutil.Process(group).children(recursive=True))} if group > 0 else below
+    found: list[int] = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            if process.pid == os.getpid() or process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
+                continue
+            if process.pid in below or is_in_group(process.pid, group) or has_mark(process.environ(), mark):
+                found.append(process.pid)
+    return found
+
+
+def has_mark(environment: dict[str, str], mark: str) -> bool:
+    """Whether an environment has a mark in one of its variables."""
+    return any(mark in value for value in environment.values())
+
+
+def is_in_group(pid: int, group: int) -> bool:
+    """Whether a process is in a process group, or in the session of the same id; on Windows there are none."""
+    if sys.platform == "win32" or group <= 0:
+        return False
+    with suppress(OSError):
+        return group in (os.getpgid(pid), os.getsid(pid))
+    return False
+
+
+def count_processes() -> int | None:
+    """Return None: macOS limits the number of processes by itself, and Windows has no such limit."""
+    return None
+
+
+def make_watchdog_command(grace: float, *folders: str) -> tuple[list[str], dict[str, str]]:
+    """Return the command line and the environment of a watchdog: see `watchdog.start_watchdog`."""
     kept = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
-    return [sys.executable, "-I", __file__, mark], kept
+    return [sys.executable, "-I", __file__, str(grace), *folders], kept
 
 
-def sweep(mark: str) -> None:
-    """Kill the processes with a mark in their environment. macOS hides the environment of its own programs."""
+def watch(lines: Iterable[str], grace: float) -> None:
+    """Read which commands start and end, then kill those that have not ended."""
     import psutil
 
-    for _ in range(9):
-        found: list[psutil.Process] = []
-        for process in psutil.process_iter():
-            with suppress(psutil.Error, OSError):
-                if process.pid != os.getpid() and any(mark in value for value in process.environ().values()):
-                    process.kill()
-                    found.append(process)
-        if not found:
-            return
-        psutil.wait_procs(found, KILL_TIMEOUT)
+    running: dict[str, None] = {}
+    for line in lines:
+        what, _, one = line.strip().partition(" ")
+        if what == "now":
+            break
+        running.pop(one, None)
+        if what == "start":
+            running[one] = None
+    else:
+        time.sleep(grace)
+    for one in running:
+        group, _, mark = one.partition(":")
+        for _ in range(9):
+            killed: list[psutil.Process] = []
+            for pid in list_members(int(group or -1), mark):
+                with suppress(psutil.Error):
+                    killed.append(psutil.Process(pid))
+                    killed[-1].kill()
+            if not killed:
+                break
+            psutil.wait_procs(killed, KILL_TIMEOUT)
 
 
 if __name__ == "__main__":
-    if not sys.stdin.readline():
-        time.sleep(ORPHAN_GRACE)
-    sweep(sys.argv[1])
+    try:
+        watch(sys.stdin, float(sys.argv[1]))
+    finally:
+        for folder in sys.argv[2:]:
+            shutil.rmtree(folder, ignore_errors=True)

@@ -4,7 +4,7 @@ import sys
 
 assert sys.platform == "win32"
 
-import asyncio  # noqa: E402
+import errno  # noqa: E402
 import msvcrt  # noqa: E402
 import os  # noqa: E402
 import shutil  # noqa: E402
@@ -14,6 +14,10 @@ import subprocess  # noqa: E402
 import time  # noqa: E402
 from collections.abc import Callable, Mapping, Sequence  # noqa: E402
 from pathlib import Path  # noqa: E402
+from typing import TYPE_CHECKING  # noqa: E402
+
+if TYPE_CHECKING:
+    import asyncio
 
 BINARY = os.O_BINARY
 NO_LINKS = 0
@@ -21,6 +25,9 @@ NO_WAIT = 0
 NO_TERMINAL = 0
 NEW_GROUP = subprocess.CREATE_NEW_PROCESS_GROUP
 END_SIGNALS = (signal.SIGTERM, signal.SIGBREAK)
+KILL = signal.SIGTERM  # ends a process at once, as every signal does that Python sends
+HAS_TERMINALS = False
+STOP_STATUS = -1  # no command can be stopped
 
 LOCKED_BYTE = 1 << 40
 """The byte that stands for the whole file: nobody reads or writes there, and a locked byte could not be read."""
@@ -106,7 +113,7 @@ def sync_folder(folder: Path) -> None:
     """Do nothing: a folder cannot be opened, and its names are written with the file."""
 
 
-def restore_blocking(descriptor: int) -> None:
+def set_blocking(descriptor: int, wait: bool) -> None:
     """Do nothing: the event loop polls no pipes."""
 
 
@@ -129,20 +136,23 @@ def kill_group(pid: int) -> None:
     kill_all(find_descendants(pid, with_roots=True))
 
 
-def on_signal(loop: asyncio.AbstractEventLoop, number: int, handle: Callable[[], object]) -> None:
+def has_group(group: int) -> bool:
+    return False
+
+
+def on_signal(loop: "asyncio.AbstractEventLoop", number: int, handle: Callable[[], object]) -> None:
     def forward(_number: int, _frame: object) -> None:
         loop.call_soon_threadsafe(handle)
 
     signal.signal(number, forward)
 
 
-def stop_signal(loop: asyncio.AbstractEventLoop, number: int) -> None:
+def stop_signal(loop: "asyncio.AbstractEventLoop", number: int) -> None:
     signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
 def make_shell_command(command: str) -> list[str]:
-    lines = "\n".join((USE_UTF8, command, KEEP_EXIT_CODE))
-    return ["powershell.exe", "-NoLogo", "-NoProfile", "-NonInteractive", "-Command", lines]
+    return make_terminal_command("powershell.exe", command)
 
 
 def split_command(text: str) -> list[str]:
@@ -168,8 +178,13 @@ def join_command(words: Sequence[str]) -> str:
     return "& " + " ".join("'" + word.replace("'", "''") + "'" for word in words)
 
 
-def make_terminal_command(command: str, script: str = "") -> list[str]:
-    return make_shell_command(command)  # PowerShell reads no script: nothing persists
+def find_shell() -> str:
+    return shutil.which("pwsh") or shutil.which("powershell") or "powershell.exe"
+
+
+def make_terminal_command(shell: str, command: str, script: str = "") -> list[str]:
+    lines = "\n".join((USE_UTF8, command, KEEP_EXIT_CODE))
+    return [os.path.basename(shell), "-NoLogo", "-NoProfile", "-NonInteractive", "-Command", lines]
 
 
 def make_user_command(command: str) -> list[str]:
@@ -188,3 +203,19 @@ def find_login_shell(env: Mapping[str, str]) -> str:
 
 def open_terminal() -> int:
     return os.open("CONIN$", os.O_RDONLY | BINARY)
+
+
+def open_pseudo_terminal(rows: int, columns: int) -> tuple[int, int, str]:
+    raise OSError(errno.ENOTSUP, "crow opens no terminals on Windows")
+
+
+def reads_lines(terminal: int) -> bool:
+    return False
+
+
+def limit_memory(size: int) -> None:
+    """Do nothing: Windows limits the memory of jobs, not of processes."""
+
+
+def get_process_limit() -> int:
+    return -1

@@ -1,13 +1,12 @@
 """The ACP client: it passes updates and questions on, and sends what the user wants."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from itertools import count
 from typing import Any, TypeAlias
 
 from crow_core import __version__
-from crow_core.acp.client import OPTION_NAMES, AcpClient, describe_login
+from crow_core.acp.client import OPTION_NAMES, AcpClient
 from crow_core.acp.connection import RpcError
 from crow_core.acp.schema import (
     AUTH_REQUIRED,
@@ -39,9 +38,6 @@ Question: TypeAlias = RequestPermissionRequest | CreateElicitationRequest
 class ChatClient(AcpClient):
     """A client that passes what the agent sends to functions."""
 
-    initialized: InitializeResponse
-    """The agent's answer to `initialize`."""
-
     def __init__(
         self,
         transport: Transport,
@@ -62,17 +58,6 @@ class ChatClient(AcpClient):
         self._receive, self._ask, self._withdraw = receive, ask, withdraw
         self._answers: dict[int, asyncio.Future[Any]] = {}
         self._ids = count(1)
-        self._serving: asyncio.Task[None] | None = None
-
-    @asynccontextmanager
-    async def serving(self) -> AsyncGenerator[None]:
-        """Serve the connection inside the block and close it at the end."""
-        self._serving = asyncio.ensure_future(self.connection.serve())
-        try:
-            yield
-        finally:
-            await self.connection.close()
-            await asyncio.wait([self._serving])
 
     async def start(self) -> Abilities:
         """Agree on the protocol version and exchange capabilities."""
@@ -83,13 +68,7 @@ class ChatClient(AcpClient):
         )
         forms = ElicitationCapabilities(form=ElicitationFormCapabilities(), url=ElicitationUrlCapabilities())
         capabilities = ClientCapabilities(session=session, elicitation=forms, meta=OPTION_NAMES)
-        self.initialized = await self.initialize(f"crow-terminal {__version__}", capabilities)
-        return find_abilities(self.initialized)
-
-    async def until_closed(self) -> None:
-        """Wait until the connection has ended."""
-        if self._serving:
-            await asyncio.wait([self._serving])
+        return find_abilities(await self.initialize(f"crow-terminal {__version__}", capabilities))
 
     def answer(self, id: int, response: Any) -> None:
         """Answer a question."""
@@ -99,9 +78,9 @@ class ChatClient(AcpClient):
 
     def describe_error(self, error: RpcError) -> str:
         """Make a sentence of an error of the agent."""
-        if error.code == AUTH_REQUIRED and not details_of(error):
-            return describe_login(error, self.initialized.auth_methods)
-        sentence = details_of(error) or error.message
+        if error.code == AUTH_REQUIRED and not error.details:
+            return self.describe_login(error)
+        sentence = error.details or error.message
         return sentence if sentence.endswith((".", "!", "?")) else f"{sentence}."
 
     async def _on_update(self, notification: SessionNotification) -> None:
@@ -120,15 +99,6 @@ class ChatClient(AcpClient):
 
     async def _on_complete(self, notification: CompleteElicitationNotification) -> None:
         """Ignore that a page was visited: the user says so."""
-
-
-def details_of(error: RpcError) -> str:
-    """Return the details of an error for the user; empty if there are none."""
-    match error.data:
-        case {"details": str(text)}:
-            return text
-        case _:
-            return ""
 
 
 def find_abilities(initialized: InitializeResponse) -> Abilities:

@@ -2,8 +2,9 @@
 
 from collections.abc import Collection
 
-from crow_core.acp.schema import RequestPermissionRequest, RequestPermissionResponse, SelectedOutcome
-from msgspec import UNSET, Struct
+from crow_core.acp.client import answer_permission
+from crow_core.acp.schema import RequestPermissionRequest, RequestPermissionResponse
+from msgspec import Struct
 
 from crow_terminal.dialogs import Row
 
@@ -46,5 +47,4 @@ def make_rows(request: RequestPermissionRequest, takes: Collection[str] = ()) ->
 
 def make_answer(answer: Answer, text: str) -> RequestPermissionResponse:
     """Make the response to a question for permission."""
-    meta = {"crow": {answer.key: text}} if answer.key and text.strip() else UNSET
-    return RequestPermissionResponse(outcome=SelectedOutcome(option_id=answer.id), meta=meta)
+    return answer_permission(answer.id, **({answer.key: text} if answer.key and text.strip() else {}))

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 from crow_core.text import escape_controls
+from crow_system.shortening import shorten_middle
 
 from crow_acp_tools.check.conversation import WireLine
 from crow_acp_tools.check.requirement import Level
@@ -49,9 +50,7 @@ def result_to_text(result: RequirementResult, *, repeated: bool) -> list[str]:
     if why and not remark:
         lines.append(indent + why)
     for line in result.lines:
-        lines.append(
-            f"{indent}{'→' if line.sender == 'client' else '←'} {shorten_line(escape_controls(line_text(line)))}"
-        )
+        lines.append(f"{indent}{'→' if line.sender == 'client' else '←'} {show_line(line_text(line))}")
     if result.stderr.strip():
         lines += [
             f"{indent}standard error: {escape_controls(text)}" for text in result.stderr.strip().splitlines()[-5:]
@@ -72,8 +71,8 @@ def line_text(line: WireLine) -> str:
     return line.raw.decode(errors="backslashreplace")
 
 
-def shorten_line(text: str) -> str:
-    return text if len(text) <= MAX_LINE_CHARACTERS else f"{text[: MAX_LINE_CHARACTERS - 100]} … {text[-80:]}"
+def show_line(text: str) -> str:
+    return shorten_middle(escape_controls(text), MAX_LINE_CHARACTERS)
 
 
 def to_json(report: CheckReport) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any, cast
 import msgspec
 from crow_core.acp.decoding import get_shape
 from crow_core.acp.schema import AGENT_METHODS, CLIENT_METHODS, PROTOCOL_METHODS
+from crow_system.shortening import shorten_line
 from msgspec import Struct, inspect
 
 AGENT_CALLS = {**CLIENT_METHODS, **PROTOCOL_METHODS}
@@ -150,4 +151,4 @@ def to_short_json(value: Any, width: int = 100) -> str:
         text = msgspec.json.encode(value).decode()
     except RecursionError:
         return "something nested too deeply"
-    return text if len(text) <= width else f"{text[: width - 2]} …"
+    return shorten_line(text, width)

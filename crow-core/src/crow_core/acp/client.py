@@ -14,6 +14,7 @@ from crow_core.acp.schema import (
     INVALID_REQUEST,
     PROTOCOL_VERSION,
     AuthMethod,
+    CancelledOutcome,
     CancelNotification,
     ClientCapabilities,
     ContentBlock,
@@ -25,6 +26,8 @@ from crow_core.acp.schema import (
     NewSessionResponse,
     PromptRequest,
     PromptResponse,
+    RequestPermissionResponse,
+    SelectedOutcome,
     SetSessionConfigOptionRequest,
     SetSessionConfigOptionResponse,
     SetSessionModeRequest,
@@ -36,12 +39,17 @@ OPTION_NAMES: dict[str, Any] = {"crow": {"optionNames": True}}
 """`_meta` of the capabilities of a client that shows the name of each option of a permission question."""
 
 
-def describe_login(error: RpcError, methods: Sequence[AuthMethod]) -> str:
-    """Make the sentences for an agent that wants a log-in first."""
-    offered = "; ".join(f"{one.id}: {one.description or one.name}" for one in methods)
-    return (
-        f"It wants a log-in first ({error.message.rstrip('.')}). Log in with its own command, then try again."
-        f"{f' Its methods: {offered}.' if offered else ''}"
+def answer_permission(
+    option_id: str | None = None, *, reason: str = "", command: str = ""
+) -> RequestPermissionResponse:
+    """Make the answer that chooses an option, with what crow also takes (`agentCapabilities._meta.crow`).
+
+    Without an option, the question is cancelled.
+    """
+    own = {name: text for name, text in (("reason", reason), ("command", command)) if text}
+    return RequestPermissionResponse(
+        outcome=SelectedOutcome(option_id=option_id) if option_id is not None else CancelledOutcome(),
+        meta={"crow": own} if own else UNSET,
     )
 
 
@@ -51,18 +59,28 @@ class AcpClient:
     The methods raise RpcError if the agent answers with an error, ConnectionClosed if it has closed the connection.
     """
 
+    initialized: InitializeResponse
+    """The agent's answer to `initialize`."""
+
     def __init__(self, transport: Transport, handlers: Mapping[str, Handler]) -> None:
         self.connection = Connection(transport, CLIENT_METHODS, AGENT_METHODS, handlers)
+        self._serving: asyncio.Task[None] | None = None
+        self._auth_methods: Sequence[AuthMethod] = ()
 
     @asynccontextmanager
     async def serving(self) -> AsyncGenerator[None]:
         """Serve the connection inside the block and close it at the end."""
-        task = asyncio.ensure_future(self.connection.serve())
+        self._serving = asyncio.ensure_future(self.connection.serve())
         try:
             yield
         finally:
             await self.connection.close()
-            await asyncio.wait([task])
+            await self.until_closed()
+
+    async def until_closed(self) -> None:
+        """Wait until the connection has ended."""
+        if self._serving:
+            await asyncio.wait([self._serving])
 
     async def initialize(self, name: str, capabilities: ClientCapabilities) -> InitializeResponse:
         """Agree on the protocol version and exchange capabilities. Raises RpcError also for another version."""
@@ -77,7 +95,16 @@ class AcpClient:
         if response.protocol_version != PROTOCOL_VERSION:
             sentence = f"It speaks version {response.protocol_version} of ACP, not {PROTOCOL_VERSION}."
             raise RpcError(INVALID_REQUEST, sentence)
+        self.initialized, self._auth_methods = response, response.auth_methods
         return response
+
+    def describe_login(self, error: RpcError) -> str:
+        """Make the sentences for an agent that wants a log-in first."""
+        offered = "; ".join(f"{one.id}: {one.description or one.name}" for one in self._auth_methods)
+        return (
+            f"It wants a log-in first ({error.message.rstrip('.')}). Log in with its own command, then try again."
+            f"{f' Its methods: {offered}.' if offered else ''}"
+        )
 
     async def new_session(
         self, cwd: str, servers: Sequence[McpServer] = (), roots: Sequence[str] = ()

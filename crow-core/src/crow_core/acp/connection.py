@@ -75,11 +75,15 @@ class RpcError(Exception):
         self.data: Any = {**(data or {}), "details": replace_surrogates(details)} if details else data
         """Data for programs, UNSET if there is none. Its `details` are for people; the message that is sent ends with
         them."""
+
+    @property
+    def details(self) -> str:
+        """The details of the data; "" if there are none."""
         match self.data:
-            case {"details": str(text)} if text:
-                self.add_note(text)
+            case {"details": str(text)}:
+                return text
             case _:
-                pass
+                return ""
 
     def to_sentence(self) -> str:
         """Return the message with its details, since most clients show the message alone."""

@@ -168,7 +168,7 @@ class PipeSink:
         """Make the file blocking again: asyncio changed that, and other processes may share the terminal."""
         pipe = cast("FileIO | None", self._writer.get_extra_info("pipe"))
         if pipe is not None and not pipe.closed:
-            system.restore_blocking(pipe.fileno())
+            system.set_blocking(pipe.fileno(), True)
 
 
 class ThreadReader(asyncio.ReadTransport):

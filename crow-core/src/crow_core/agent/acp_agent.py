@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import PurePath
 from typing import Any, Protocol, TypeAlias
 
+from crow_system.shortening import shorten_line
 from msgspec import UNSET, Struct, UnsetType
 
 from crow_core import __version__
@@ -561,7 +562,7 @@ class AcpAgent:
         crow, title = await self.crow(), to_line(" ".join(params.title.split()))
         if not title:
             raise RpcError(INVALID_PARAMS, "Unusable title", details="The title is empty.")
-        title = title if len(title) <= MAX_TITLE else f"{title[: MAX_TITLE - 1].rstrip()}…"
+        title = shorten_line(title, MAX_TITLE)
         await find_stored(params.session_id, crow.set_title(params.session_id, title))
         return SetSessionTitleResponse(title=title)
 

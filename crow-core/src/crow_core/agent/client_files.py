@@ -107,7 +107,7 @@ class ClientWorkspace:
         does not know the method. Where only a rule or the mode allows it, the refusal may be the user's own.
         """
         session, client = self.session.id, self.session.client
-        program, *args = system.make_terminal_command(command, script)
+        program, *args = system.make_terminal_command(system.find_shell(), command, script)
         create = CreateTerminalRequest(
             session_id=session,
             command=program,

@@ -19,6 +19,7 @@ import anyio
 import crow_system as system
 import msgspec
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from crow_system.shortening import describe_left_out
 from mcp import ClientSession
 from mcp.client.stdio import get_default_environment
 from mcp.shared.message import SessionMessage
@@ -290,7 +291,7 @@ class IncomingLine:
             self._file = None
             what = f"the first {written:,} bytes are" if written >= FILE_LIMIT else "the whole is"
             where = f"{what} in {self._path}, as JSON whose line breaks are real ones"
-        note = f"[{self.size - 2 * EDGE_LIMIT:,} of {self.size:,} bytes left out; {where}]".encode()
+        note = describe_left_out(self.size - 2 * EDGE_LIMIT, self.size, where, "bytes").encode()
         edges = [unescape_json(bytes(self.start[:EDGE_LIMIT])), note, unescape_json(self._end)]
         failed = re.search(rb'"isError"\s*:\s*true', self._end[-200:]) is not None
         content = [{"type": "text", "text": b"\n\n".join(edges).decode(errors="replace")}]

@@ -12,6 +12,7 @@ from itertools import groupby, zip_longest
 from typing import Any, Literal, TypedDict, cast
 
 import msgspec
+from crow_system.shortening import leave_out
 
 INTERRUPTED = "Interrupted before it finished; it may have had effects. Check before you repeat it."
 """The answer to a tool call whose result never arrived."""
@@ -318,10 +319,8 @@ def shorten_answer(answer: Message, limit: int, tool: str) -> Message:
     """Shorten a tool result to `limit` characters, with a line that says which tool reads all of it."""
     said = to_parts(answer.get("content"))
     whole = "\n\n".join(part["text"] if part.get("type") == "text" else "[image]" for part in said)
-    head, tail = whole[: limit // 2], whole[len(whole) - limit // 2 :]
-    left = len(whole) - len(head) - len(tail)
-    line = f"[{left:,} of {len(whole):,} characters left out; {tool} gives the whole of {answer.get('tool_call_id')!r}]"
-    short = f"{head}\n\n{line}\n\n{tail}"
+    hint = f"{tool} gives the whole of {answer.get('tool_call_id')!r}"
+    short = leave_out(whole, limit // 2 * 2, hint, tail=limit // 2)
     if len(short) < len(whole):
         return {**answer, "content": short}
     if any(part.get("type") != "text" for part in said):

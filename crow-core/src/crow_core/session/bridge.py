@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
 
 import msgspec
+from crow_system.shortening import leave_out
 from msgspec import UNSET, ValidationError
 
 from crow_core.acp.connection import ConnectionClosed
@@ -238,8 +239,7 @@ class Bridge:
         """Show the user what would be sent to the model, and ask whether it may be."""
         name = self.label(server)
         whole = self.tidy("\n\n".join(map(to_text, request["messages"])), lines=True)
-        more = f"\n[{len(whole) - TEXT_LIMIT:,} characters more]" if len(whole) > TEXT_LIMIT else ""
-        question = to_question(running, f"{name} wants to ask the model", fence(whole[:TEXT_LIMIT] + more))
+        question = to_question(running, f"{name} wants to ask the model", fence(leave_out(whole, TEXT_LIMIT)))
         try:
             answer = await self.session.user.ask_allowed(question, offer_for_session(name))
         except EndTurn:

@@ -10,6 +10,7 @@ from functools import cached_property, lru_cache
 from typing import Any, cast
 
 import msgspec
+from crow_system.shortening import shorten_middle
 
 from crow_core.mcp.schemas import DEPTH_LIMIT, SIZE_LIMIT, is_small, resolve_reference
 from crow_core.messages.message import decode_json, list_inner
@@ -136,7 +137,7 @@ def find_schema_fault(text: bytes) -> str:
     try:
         validator_for(schema, default=Draft202012Validator).check_schema(schema)
     except SchemaError as error:
-        return f"{shorten(error.message)} (at {describe_path(error.absolute_path)})"
+        return f"{shorten_middle(error.message, FAULT_LENGTH)} (at {describe_path(error.absolute_path)})"
     return ""
 
 
@@ -150,17 +151,11 @@ def list_faults(value: Any, schema: dict[str, Any]) -> list[str]:
     try:
         for found in validator_for(schema, default=Draft202012Validator)(schema).iter_errors(value):
             error = cast("ValidationError", best_match([found]) or found)  # of several choices the nearest
-            faults.append(f"{describe_path(error.absolute_path)}: {shorten(error.message)}")
+            faults.append(f"{describe_path(error.absolute_path)}: {shorten_middle(error.message, FAULT_LENGTH)}")
     except RecursionError:
         faults.append("the result: it is nested too deeply")
     more = len(faults) - FAULTS_LIMIT
     return [*faults[:FAULTS_LIMIT], *([f"and {more} more"] if more > 0 else [])]
-
-
-def shorten(text: str) -> str:
-    """Leave out the middle of a long fault: it begins with the value, and ends with what is wrong."""
-    half = FAULT_LENGTH // 2
-    return text if len(text) <= FAULT_LENGTH else f"{text[:half]} … {text[-half:]}"
 
 
 def describe_path(path: Any) -> str:

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from crow_core.acp.client import AcpClient
+from crow_core.acp.client import AcpClient, answer_permission
 from crow_core.acp.client_terminals import ClientTerminal, ClientTerminals
 from crow_core.acp.connection import Handler, RpcError
 from crow_core.acp.schema import (
@@ -15,7 +15,6 @@ from crow_core.acp.schema import (
     NOT_FOUND,
     AgentMessageChunk,
     AgentThoughtChunk,
-    CancelledOutcome,
     ClientCapabilities,
     CompleteElicitationNotification,
     CreateElicitationRequest,
@@ -27,7 +26,6 @@ from crow_core.acp.schema import (
     ReleaseTerminalRequest,
     RequestPermissionRequest,
     RequestPermissionResponse,
-    SelectedOutcome,
     SessionNotification,
     SessionUpdate,
     TerminalContent,
@@ -122,9 +120,9 @@ class Editor(AcpClient):
                 await self.waits.get("session/request_permission", asyncio.Event()).wait()
             except asyncio.CancelledError:
                 self.cancelled_questions += 1
-                return RequestPermissionResponse(outcome=CancelledOutcome())
+                return answer_permission()
         chosen = next(option for option in question.options if option.kind == self.permit)
-        return RequestPermissionResponse(outcome=SelectedOutcome(option_id=chosen.option_id))
+        return answer_permission(chosen.option_id)
 
     async def on_elicitation(self, form: CreateElicitationRequest) -> CreateElicitationResponse:
         self.forms.append(form)

@@ -9,8 +9,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 
+from crow_system import Folder, keep_owner, walk
+
 from crow_mcp_server.refusal import ToolRefusal
-from crow_mcp_server.system import Folder, keep_owner, walk
 from crow_mcp_server.workspace import Workspace
 
 MAX_FILE_BYTES = 10 * 1024 * 1024  # of a file that is read

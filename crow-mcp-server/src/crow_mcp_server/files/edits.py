@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from crow_system.shortening import leave_out
+
 from crow_mcp_server.files.document import Document
 from crow_mcp_server.files.fuzzy_match import TextMatch, find_fuzzy_matches, find_occurrences, find_separate
 from crow_mcp_server.refusal import ToolRefusal
@@ -50,14 +52,12 @@ class DocumentEdit:
 
 def number_lines(lines: list[str], first: int) -> str:
     """Return the lines with their numbers, counted from `first`."""
-    return "\n".join(f"{number:>6}\t{shorten_line(line)}" for number, line in enumerate(lines, first))
+    return "\n".join(f"{number:>6}\t{cut_line(line)}" for number, line in enumerate(lines, first))
 
 
-def shorten_line(line: str) -> str:
-    """Cut a line after MAX_LINE_CHARACTERS and note how much is missing."""
-    if len(line) <= MAX_LINE_CHARACTERS:
-        return line
-    return f"{line[:MAX_LINE_CHARACTERS]} [… {len(line) - MAX_LINE_CHARACTERS:,} more characters in this line]"
+def cut_line(line: str) -> str:
+    """Cut a line of a view after MAX_LINE_CHARACTERS and note how much is left out."""
+    return leave_out(line, MAX_LINE_CHARACTERS, space=" ")
 
 
 @dataclass(frozen=True)
@@ -174,11 +174,7 @@ def make_diff(before: Document | None, after: Document | None) -> str:
     diff = "".join(
         HUNK_START.sub(partial(_shift_hunk, skipped), line) if line.startswith("@@") else line for line in lines
     )
-    return (
-        diff
-        if len(diff) <= MAX_DIFF_CHARACTERS
-        else f"{diff[:MAX_DIFF_CHARACTERS]}\n[… {len(diff) - MAX_DIFF_CHARACTERS:,} more characters]"
-    )
+    return leave_out(diff, MAX_DIFF_CHARACTERS)
 
 
 def _count_equal_lines(old: list[str], new: list[str]) -> tuple[int, int]:

@@ -23,13 +23,13 @@ from crow_mcp_server.files.edit_history import EditHistories, EditHistory, UndoS
 from crow_mcp_server.files.edits import (
     DocumentEdit,
     TextReplacement,
+    cut_line,
     find_changed_lines,
     insert_after,
     make_diff,
     number_lines,
     replace_text,
     replace_texts,
-    shorten_line,
 )
 from crow_mcp_server.refusal import ToolRefusal
 from crow_mcp_server.tool_options import READ_ONLY, ToolOptions, is_dry_run, optional_field
@@ -510,7 +510,7 @@ def _number_page(lines: list[str], first: int) -> tuple[str, int]:
     """Number the lines, at most MAX_VIEW_CHARACTERS of them; return the text and the number of its last line."""
     size = 0
     for count, line in enumerate(lines):
-        size += len(shorten_line(line)) + 8
+        size += len(cut_line(line)) + 8
         if size > MAX_VIEW_CHARACTERS and count:
             return number_lines(lines[:count], first), first + count - 1
     return number_lines(lines, first), first + len(lines) - 1

@@ -13,9 +13,9 @@ from tempfile import TemporaryDirectory, TemporaryFile
 from threading import Event, Thread
 from typing import IO
 
+import crow_system as system
 from anyio import to_thread
 
-from crow_mcp_server import system
 from crow_mcp_server.files import disk
 from crow_mcp_server.files.disk import ResolvedPath
 from crow_mcp_server.refusal import ToolRefusal

@@ -4,6 +4,8 @@ import codecs
 import re
 from typing import BinaryIO
 
+from crow_system.shortening import describe_left_out
+
 MAX_END_BYTES = 512 * 1024  # kept in memory of each end of the output
 MAX_UNSAVED_BYTES = 30_000  # longer output is also written to a file
 MAX_FILE_BYTES = 64 * 1024 * 1024
@@ -20,7 +22,6 @@ CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 UNSHOWN = re.compile(r"[\x00-\x08\x0b\x0e-\x1f\x7f-\x9f]|\r(?!\r*\n)")
 """The control characters of a plain command's output that cannot be shown: all but line ends and form feeds."""
 UNSHOWN_NOTE = "[control characters such as NUL or a carriage return within a line are not shown; od -c shows them]"
-LEFT_OUT_NOTE = "\n[… {:,} characters left out here; {} …]\n"
 NARROW_HINT = "narrow the output with grep, head or tail, or write it to a file"
 
 
@@ -57,7 +58,9 @@ class OutputCapture:
     def get_text(self, limit: int) -> str:
         """Return the output, cleaned, in at most `limit` characters."""
         if not self._dropped:
-            return shorten(self._clean((self._head + self._tail).decode("utf-8", "replace")), limit, self._hint())
+            text = self._clean((self._head + self._tail).decode("utf-8", "replace"))
+            middle = len(text) // 2
+            return text if len(text) <= limit else _join(text[:middle], text[middle:], 0, limit, self._hint())
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         head = decoder.decode(self._head)
         cut = 1 if decoder.getstate()[0] else 0  # one more character is incomplete because its end was dropped
@@ -138,17 +141,11 @@ def clean(text: str, *, from_terminal: bool = True) -> str:
     return UNSHOWN.sub("", text)
 
 
-def shorten(text: str, limit: int, hint: str = NARROW_HINT) -> str:
-    """Return the beginning and the end of a text of more than `limit` characters, with a note that has the hint."""
-    return text if len(text) <= limit else _join(text, "", 0, limit, hint)
-
-
 def _join(head: str, tail: str, dropped: int, limit: int, hint: str) -> str:
-    half = (limit - len(LEFT_OUT_NOTE) - len(hint) - 10) // 2
-    if not dropped:
-        head, tail = head[: len(head) // 2], head[len(head) // 2 :]
+    whole = len(head) + dropped + len(tail)
+    half = (limit - len(describe_left_out(whole, whole, hint)) - 2) // 2
     left_out = dropped + max(len(head) - half, 0) + max(len(tail) - half, 0)
-    return head[:half] + LEFT_OUT_NOTE.format(left_out, hint) + tail[-half:]
+    return f"{head[:half]}\n{describe_left_out(left_out, whole, hint)}\n{tail[-half:]}"
 
 
 def _overtype(text: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from threading import Lock
 
-from crow_mcp_server import system
+from crow_system.watchdog import start_watchdog
 
 MARK_VARIABLE = "CROW_COMMAND"
 """An environment variable that is set for all processes of a command, to find those that leave its group, and to tell
@@ -19,17 +19,7 @@ class CommandWatchdog:
 
     def __init__(self, *folders: str) -> None:
         """`folders` are removed when this process ends."""
-        command, env = system.make_watchdog_command(*folders)
-        process = subprocess.Popen(
-            command,
-            env=env,
-            cwd=os.path.abspath(os.sep),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-            creationflags=system.NEW_GROUP,
-        )
+        process = start_watchdog(*folders)
         assert process.stdin
         weakref.finalize(self, _end, process)
         self._lock = Lock()

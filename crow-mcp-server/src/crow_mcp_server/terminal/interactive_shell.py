@@ -10,9 +10,9 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 
+import crow_system as system
 from anyio import CancelScope, to_thread
 
-from crow_mcp_server import system
 from crow_mcp_server.refusal import ToolRefusal
 from crow_mcp_server.terminal import processes
 from crow_mcp_server.terminal.command_output import OutputCapture
@@ -88,7 +88,7 @@ class Shell(ProcessTree):
     async def open(self, *, cwd: str, env: Mapping[str, str]) -> None:
         """Start the shell. Raises OSError."""
         arguments, setting = configure_shell(os.path.basename(processes.SHELL))
-        terminal, shell_side, name = system.open_terminal(ROWS, COLUMNS)
+        terminal, shell_side, name = system.open_pseudo_terminal(ROWS, COLUMNS)
         self._tty = shlex.quote(name)
         commands, self._commands = os.pipe()
         self._reports, reports = os.pipe()
@@ -109,7 +109,7 @@ class Shell(ProcessTree):
                 for descriptor in (commands, shell_side, reports):
                     os.close(descriptor)
 
-        system.set_nonblocking(self._reports)
+        system.set_blocking(self._reports, False)
         asyncio.get_running_loop().add_reader(self._reports, self._read_reports)
         try:
             await self.start(spawn, terminal)

@@ -12,9 +12,9 @@ from contextlib import ExitStack, suppress
 from threading import Thread
 
 import anyio
+import crow_system as system
 from anyio import to_thread
 
-from crow_mcp_server import system
 from crow_mcp_server.terminal.command_output import OutputCapture
 from crow_mcp_server.terminal.command_watchdog import CommandWatchdog
 from crow_mcp_server.workspace import CommandOutcome, Watch
@@ -80,7 +80,7 @@ class ProcessTree:
         self.output_fd = output
         loop = asyncio.get_running_loop()
         if self.polls_output:
-            system.set_nonblocking(output)
+            system.set_blocking(output, False)
             loop.add_reader(output, self.read_output)
         else:
             Thread(target=self._read_in_thread, args=(output, loop), name="output", daemon=True).start()
@@ -266,7 +266,7 @@ class PipedCommand(ProcessTree):
         def spawn() -> subprocess.Popen[bytes]:
             try:
                 return subprocess.Popen(
-                    [os.path.basename(SHELL), *system.shell_options(command)],
+                    system.make_terminal_command(SHELL, command),
                     executable=SHELL,
                     cwd=cwd,
                     env=env,
@@ -330,7 +330,11 @@ def inherit_environment(hidden: Collection[str]) -> dict[str, str]:
 
 def signal_members(group: int, mark: str, number: int) -> bool:
     """Send a signal to a process group and to the processes that left it; return whether there were any."""
-    system.signal_group(group, number)
+    if group > 0 and number == system.KILL:
+        system.kill_group(group)  # reaches processes that start meanwhile, too
+    elif group > 0:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(group, number)  # the leader first, so that a shell does not report the end of its children
     members = system.list_members(group, mark)
     for pid in members:
         if pid != group or number == system.KILL:

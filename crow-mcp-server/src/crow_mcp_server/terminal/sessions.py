@@ -12,9 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypedDict, TypeGuard
 
+import crow_system as system
 from anyio import to_thread
 
-from crow_mcp_server import system
 from crow_mcp_server.refusal import ToolRefusal
 from crow_mcp_server.terminal import processes
 from crow_mcp_server.terminal.command_watchdog import MARK_VARIABLE

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 
-from crow_mcp_server.system import count_processes, get_process_limit
+from crow_system import count_processes, get_process_limit
 
 SPARE_PROCESSES = 2_048  # that a command may start, where the system can limit that
 SHELL_VARIABLES = frozenset(("PWD", "SHLVL", "_", "BASH_ENV", "PS1", "PS2", "PROMPT_COMMAND"))

@@ -5,12 +5,12 @@ from dataclasses import replace
 from time import monotonic
 from typing import Annotated
 
+import crow_system as system
 from fastmcp import Context, FastMCP
 from fastmcp.tools.base import ToolResult
 from mcp_types import ToolAnnotations
 from pydantic.json_schema import SkipJsonSchema
 
-from crow_mcp_server import system
 from crow_mcp_server.definitions import POWERSHELL_DESCRIPTION, POWERSHELL_META
 from crow_mcp_server.refusal import ToolRefusal
 from crow_mcp_server.terminal.sessions import COMMAND_WAIT, OtherEnvironment, TerminalArguments, TerminalSessions

@@ -18,10 +18,11 @@ from tempfile import TemporaryFile
 from typing import Literal
 
 import anyio
+from crow_system import limit_memory
+from crow_system.shortening import leave_out
 
 from crow_mcp_server.charset import guess_encoding
 from crow_mcp_server.files import office
-from crow_mcp_server.system import limit_memory
 
 PageKind = Literal["html", "pdf", "feed", "json", "text", "image", "binary", "docx", "xlsx", "pptx"]
 
@@ -40,7 +41,6 @@ CONTROLS = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffe\uffff]")  # lxml
 DROPPED_LINKS = "//a[starts-with(@href, '#') or starts-with(@href, 'javascript:') or ancestor::pre or ancestor::code]"
 """Links that are replaced by their text: links to the page itself, and links in code."""
 NO_TEXT = "(no text: perhaps a scan)"
-LEFT_OUT = "\n[the rest is left out: it is too long]"
 XML_CHARSET = re.compile(rb"""<\?xml[^>]+encoding\s*=\s*["']([\w:.-]+)""")
 LARGER_ENCODINGS = {"shift_jis": "cp932", "euc-kr": "cp949", "gbk": "gb18030", "big5": "big5hkscs"}
 META_CHARSET = re.compile(rb"""<meta[^>]+charset\s*=\s*["']?\s*([\w:.-]+)""", re.IGNORECASE)
@@ -251,9 +251,7 @@ def main() -> None:
         sys.exit(str(error))
     except Exception as error:  # a library may raise anything for a malformed page
         sys.exit(f"it cannot be read ({type(error).__name__}: {error})")
-    if len(text) > MAX_CHARACTERS:
-        text = text[:MAX_CHARACTERS] + LEFT_OUT
-    sys.stdout.buffer.write(text.encode(errors="replace"))
+    sys.stdout.buffer.write(leave_out(text, MAX_CHARACTERS).encode(errors="replace"))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import anyio
 import httpx2
+from crow_system.shortening import shorten_line
 
 from crow_mcp_server.refusal import ToolRefusal
 from crow_mcp_server.web.search_results import WebSearchResult, WebSearchResults
@@ -216,7 +217,7 @@ def to_search_result(title: Any, url: Any, snippet: Any, date: Any) -> WebSearch
 def to_plain_text(text: Any) -> str:
     """Remove tags and line breaks from a snippet, and shorten it."""
     words = " ".join(unescape(TAG.sub("", text)).split()) if isinstance(text, str) else ""
-    return words if len(words) <= MAX_SNIPPET_CHARACTERS else words[: MAX_SNIPPET_CHARACTERS - 1] + "…"
+    return shorten_line(words, MAX_SNIPPET_CHARACTERS)
 
 
 def parse_retry_after(retry_after: str) -> float:

@@ -4,8 +4,9 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
+from typing import TypeAlias
 
-from crow_mcp_server.system.held import replace_file
+from crow_system.held import replace_file
 
 NAME_SURROGATE = 0x20000000
 """The bit in the tag of a reparse point that stands for another path: a link or a junction."""
@@ -72,6 +73,9 @@ class PathFolder:
         if is_link(path):
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
         return path
+
+
+Folder: TypeAlias = PathFolder
 
 
 def is_link(path: str) -> bool:
