@@ -1,14 +1,18 @@
 """The code and the settings in the documentation work."""
 
 import asyncio
+import importlib.util
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
+import msgspec
 import pytest
 import yaml
 
@@ -17,6 +21,8 @@ READMES = [
     f"{folder}README.md" for folder in ("", "crow-core/", "crow-cli/", "crow-compact/", "crow-skills/", "crow-agent/")
 ]
 """All but that of crow-mcp-server, whose own tests cover it."""
+MODEL = '[models.local]\nbase_url = "http://localhost:8080/v1"\nmodel = "qwen3-coder"\n'
+"""The model of examples that show a part of its settings."""
 
 
 def python_blocks(path: Path) -> list[str]:
@@ -51,16 +57,50 @@ def test_the_example_in_one_file_runs_and_stays_short():
     assert "  hello from a real shell" in done.stdout
 
 
-def test_the_settings_in_the_readme_are_valid(tmp_path: Path):
+def toml_blocks(name: str) -> list[str]:
+    return re.findall(r"^```toml\n(.*?)^```", (ROOT / name).read_text("utf-8"), re.M | re.S)
+
+
+def load_script(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    assert spec
+    assert spec.loader
+    spec.loader.exec_module(script := importlib.util.module_from_spec(spec))
+    return script
+
+
+@pytest.mark.parametrize(
+    "name", ["README.md", *(f"docs/{page}.md" for page in ("agents", "extensions", "models", "permissions", "settings"))]
+)
+def test_the_settings_in_a_page_are_valid(name: str, tmp_path: Path):
     from crow_agent.settings.config import Home, load_config
 
-    text = (ROOT / "README.md").read_text("utf-8")
-    blocks = re.findall(r"^```toml\n(.*?)^```", text, re.M | re.S)
-    assert blocks
-    (tmp_path / "config.toml").write_text(blocks[0])
+    variables = {"GITHUB_TOKEN": "a", "BIRDS_KEY": "b", "TICKETS_SECRET": "c"}
+    for number, block in enumerate(toml_blocks(name)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        model = "" if "[models.local]" in block or "[models.local." not in block else MODEL
+        (folder / "config.toml").write_text(model + block)
+        load_config(Home(folder, folder), variables)
+
+
+def test_the_example_in_the_page_on_settings_has_every_table(tmp_path: Path):
+    from crow_agent.settings.config import Config, Home, load_config
+
+    (example,) = toml_blocks("docs/settings.md")
+    (tmp_path / "config.toml").write_text(example)
     config = load_config(Home(tmp_path, tmp_path), {})
     assert config.models["local"].window == 32768
-    assert config.permissions.deny == ["terminal:rm *"]
+    assert tomllib.loads(example).keys() == {*Config.__struct_fields__}
+
+
+def test_the_page_on_settings_lists_every_key():
+    script = load_script("generate_settings")
+    text = script.TARGET.read_text("utf-8")
+    assert script.insert(text, script.render()) == text, "docs/settings.md is stale: run scripts/generate_settings.py"
+    for name, struct in script.iterate_tables():
+        named = {field.name for field in msgspec.structs.fields(struct) if f"### `[{field.name}]`" in text}
+        assert {*struct.__struct_fields__} <= {*script.find_docstrings(struct)} | (named if not name else set()), name
 
 
 def test_the_settings_in_the_page_on_mcp_are_valid(tmp_path: Path):
