@@ -16,13 +16,18 @@ from msgspec.structs import FieldInfo
 TARGET = Path(__file__).parent.parent / "docs/settings.md"
 BEGIN = "<!-- The tables: generated from the settings' structs by scripts/generate_settings.py. -->\n"
 END = "<!-- The end of the tables. -->"
-TYPES = {types.StrType: "text", types.IntType: "integer", types.FloatType: "number", types.BoolType: "true, false"}
+TYPES: dict[type[types.Type], str] = {
+    types.StrType: "text",
+    types.IntType: "integer",
+    types.FloatType: "number",
+    types.BoolType: "true, false",
+}
 QUIRKS = ModelSettings, "quirks"
 """The one field whose keys another struct describes."""
 
 
 def iterate_tables(struct: type[Any] = Config, *keys: str) -> Iterator[tuple[str, type[Any]]]:
-    """Iterate over the tables of config.toml, outer ones first: the name ("" for the top of the file) and the struct."""
+    """Iterate over the tables of config.toml, outer ones first: the name ("" for the file itself) and the struct."""
     yield ".".join(keys), struct
     for field in msgspec.structs.fields(struct):
         for inner in list_alternatives(types.type_info(field.type)):

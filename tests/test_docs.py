@@ -70,7 +70,8 @@ def load_script(name: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    "name", ["README.md", *(f"docs/{page}.md" for page in ("agents", "extensions", "models", "permissions", "settings"))]
+    "name",
+    ["README.md", *(f"docs/{page}.md" for page in ("agents", "extensions", "models", "permissions", "settings"))],
 )
 def test_the_settings_in_a_page_are_valid(name: str, tmp_path: Path):
     from crow_agent.settings.config import Home, load_config
@@ -114,6 +115,25 @@ def test_the_settings_in_the_page_on_mcp_are_valid(tmp_path: Path):
     assert config.mcp.servers["tickets"].oauth.client_secret == "c"
     assert [type(server) for server in config.mcp.servers.values()] == [ServerSettings] * 3
     assert config.extensions["tool_search"] == {"above": 60, "share": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("permissions", 1100), ("models", 800), ("sessions", 700), ("editors", 500), ("serve", 350), ("systems", 250)],
+)
+def test_pages_of_the_manual_stay_short(name: str, words: int):
+    assert len((ROOT / "docs" / f"{name}.md").read_text("utf-8").split()) <= words
+
+
+def test_links_between_pages_lead_to_files_and_headings():
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
+        for file, heading in re.findall(r"\]\((?!https?:)([^)#\s]*)(?:#([^)]*))?\)", page.read_text("utf-8")):
+            target = page.parent / file if file else page
+            assert target.exists(), f"{page.name}: {file}"
+            if heading:
+                text = (target / "README.md" if target.is_dir() else target).read_text("utf-8")
+                headings = [re.sub(r"[^\w\- ]", "", one.lower()) for one in re.findall(r"^#+ (.*)$", text, re.M)]
+                assert heading in [one.replace(" ", "-") for one in headings], f"{page.name}: {file}#{heading}"
 
 
 def test_agents_md_is_short_and_names_files_that_exist():

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import click
 from crow_agent.settings.config import Config, Home, get_database_url, load_config, load_environment
@@ -97,7 +97,7 @@ def list_rules(home: Home, env: Mapping[str, str], folder: Path, config: Config)
 
 def as_list(value: Any) -> list[Any]:
     """Return a list of rules as it is, and a setting that is true or false as the list of its text."""
-    return value if isinstance(value, list) else [str(value).lower()]
+    return cast("list[Any]", value) if isinstance(value, list) else [str(value).lower()]
 
 
 def list_servers(config: Config, home: Home, env: Mapping[str, str], folder: Path) -> list[dict[str, Any]]:
