@@ -69,12 +69,13 @@ bench:
     uv run benchmarks/idle.py
     uv run benchmarks/permissions.py
 
-# regenerate the ACP structs, the descriptions of the tools, the page on the command line and the table of hooks
+# regenerate the ACP structs, the tools, the pages on the command line and the settings, and the table of hooks
 generate:
     uv run scripts/generate_acp_schema.py
     uv run scripts/generate_tools.py
     uv run scripts/generate_cli_help.py
     uv run scripts/generate_hook_table.py
+    uv run scripts/generate_settings.py
 
 # record the terminal again: the images of the README
 record:

@@ -1,15 +1,18 @@
 """The code and the settings in the documentation work."""
 
 import asyncio
+import importlib.util
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import msgspec
 import pytest
 import yaml
 from crow_core import Crow, Server
@@ -21,6 +24,8 @@ READMES = [
     f"{folder}README.md" for folder in ("crow-core/", "crow-cli/", "crow-compact/", "crow-skills/", "crow-agent/")
 ]
 """Those whose code runs with a scripted model. The tests of crow-mcp-server cover its own."""
+MODEL = '[models.local]\nbase_url = "http://localhost:8080/v1"\nmodel = "qwen3-coder"\n'
+"""The model of examples that show a part of its settings."""
 
 
 def python_blocks(path: Path) -> list[str]:
@@ -94,17 +99,54 @@ def test_the_example_in_one_file_runs_and_stays_short():
     assert "  hello from a real shell" in done.stdout
 
 
-def test_the_settings_in_the_readme_are_valid(tmp_path: Path):
+def toml_blocks(name: str) -> list[str]:
+    return re.findall(r"^```toml\n(.*?)^```", (ROOT / name).read_text("utf-8"), re.M | re.S)
+
+
+def load_script(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    assert spec
+    assert spec.loader
+    spec.loader.exec_module(script := importlib.util.module_from_spec(spec))
+    return script
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["README.md", *(f"docs/{page}.md" for page in ("agents", "extensions", "models", "permissions", "settings"))],
+)
+def test_the_settings_in_a_page_are_valid(name: str, tmp_path: Path):
     from crow_agent.settings.config import load_config
     from crow_agent.settings.home import Home
 
-    text = (ROOT / "README.md").read_text("utf-8")
-    blocks = re.findall(r"^```toml\n(.*?)^```", text, re.M | re.S)
-    assert blocks
-    (tmp_path / "config.toml").write_text(blocks[0])
+    variables = {"GITHUB_TOKEN": "a", "BIRDS_KEY": "b", "TICKETS_SECRET": "c"}
+    for number, block in enumerate(toml_blocks(name)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        model = "" if "[models.local]" in block or "[models.local." not in block else MODEL
+        (folder / "config.toml").write_text(model + block)
+        load_config(Home(folder, folder), variables)
+
+
+def test_the_example_in_the_page_on_settings_has_every_table(tmp_path: Path):
+    from crow_agent.settings.config import load_config
+    from crow_agent.settings.home import Home
+    from crow_agent.settings.structs import Config
+
+    (example,) = toml_blocks("docs/settings.md")
+    (tmp_path / "config.toml").write_text(example)
     config = load_config(Home(tmp_path, tmp_path), {})
-    assert config.models["local"].model == "qwen3-coder"
-    assert config.permissions.deny == ["terminal:rm *", "*:.env"]
+    assert config.models["local"].window == 32768
+    assert tomllib.loads(example).keys() == {*Config.__struct_fields__}
+
+
+def test_the_page_on_settings_lists_every_key():
+    script = load_script("generate_settings")
+    text = script.TARGET.read_text("utf-8")
+    assert script.insert(text, script.render()) == text, "docs/settings.md is stale: run scripts/generate_settings.py"
+    for name, struct in script.iterate_tables():
+        named = {field.name for field in msgspec.structs.fields(struct) if f"### `[{field.name}]`" in text}
+        assert {*struct.__struct_fields__} <= {*script.find_docstrings(struct)} | (named if not name else set()), name
 
 
 def test_the_settings_in_the_page_on_mcp_are_valid(tmp_path: Path):
@@ -120,6 +162,25 @@ def test_the_settings_in_the_page_on_mcp_are_valid(tmp_path: Path):
     assert config.mcp.servers["tickets"].oauth.client_secret == "c"
     assert [type(server) for server in config.mcp.servers.values()] == [ServerSettings] * 3
     assert config.extensions["tool_search"] == {"above": 60, "share": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("permissions", 1100), ("models", 800), ("sessions", 700), ("editors", 500), ("serve", 350), ("systems", 250)],
+)
+def test_pages_of_the_manual_stay_short(name: str, words: int):
+    assert len((ROOT / "docs" / f"{name}.md").read_text("utf-8").split()) <= words
+
+
+def test_links_between_pages_lead_to_files_and_headings():
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
+        for file, heading in re.findall(r"\]\((?!https?:)([^)#\s]*)(?:#([^)]*))?\)", page.read_text("utf-8")):
+            target = page.parent / file if file else page
+            assert target.exists(), f"{page.name}: {file}"
+            if heading:
+                text = (target / "README.md" if target.is_dir() else target).read_text("utf-8")
+                headings = [re.sub(r"[^\w\- ]", "", one.lower()) for one in re.findall(r"^#+ (.*)$", text, re.M)]
+                assert heading in [one.replace(" ", "-") for one in headings], f"{page.name}: {file}#{heading}"
 
 
 def test_agents_md_is_short_and_names_files_that_exist():

@@ -339,6 +339,14 @@ async def test_status_without_a_model_says_what_to_do(machine: "Machine", no_loc
     assert "made with the first session" in done.out
 
 
+async def test_status_shows_permission_settings_that_are_no_list(machine: "Machine", no_local_model: None):
+    machine.configure('[permissions]\ntaint = false\ndeny = ["terminal:rm *"]\n')
+    done = await machine.crow("status")
+    assert (done.code, done.err) == (0, "")
+    assert re.search(r"^Taint +false +# .*config.toml:2$", done.out, re.M)
+    assert re.search(r"^Deny +terminal:rm \* +# .*config.toml:3$", done.out, re.M)
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 async def test_the_completion_script_is_valid_and_completes_commands(machine: "Machine", shell: str):
     done = await machine.crow("completion", shell)

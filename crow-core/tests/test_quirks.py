@@ -884,8 +884,8 @@ async def test_refused_schema_names_the_tool() -> None:
     assert "cannot read the schema of the tool 'weather'" in notice
 
 
-def test_quirks_in_the_readme_exist() -> None:
-    text = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
+def test_page_on_models_names_every_quirk() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "models.md").read_text("utf-8")
     (block,) = re.findall(r"^```toml\n(\[models\.local\.quirks\].*?)^```", text, re.M | re.S)
     shown = tomllib.loads(block)["models"]["local"]["quirks"]
     assert msgspec.convert(shown, Quirks) != Quirks()

@@ -26,15 +26,15 @@ pytestmark = pytest.mark.anyio
 DATA: dict[str, Any] = tomllib.loads((Path(__file__).parent / "permission_vectors.toml").read_text("utf-8"))
 """`[[group]]`: `about` says why; `rules` names a table of `[rules]`; `modes` lists modes; `ask`, `deny` and `allow`
 list the vectors with this verdict. A vector is a command, or a path after `write:` or `read:`."""
-README: dict[str, Any] = tomllib.loads(
-    next(
-        block
-        for block in re.findall(
-            r"```toml\n(.*?)```", (Path(__file__).parents[2] / "README.md").read_text("utf-8"), re.DOTALL
-        )
-        if "[permissions]" in block
-    )
-)["permissions"]
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "permissions.md").read_text("utf-8")
+EXAMPLES: list[dict[str, list[str]]] = [
+    {kind: table["permissions"].get(kind, []) for kind in ("allow", "ask", "deny")}
+    for name in ("README.md", "docs/permissions.md", "docs/settings.md")
+    for block in re.findall(r"```toml\n(.*?)```", (ROOT / name).read_text("utf-8"), re.DOTALL)
+    if "permissions" in (table := tomllib.loads(block))
+]
+"""The rules that the README and the manual print."""
 HOSTILE: dict[str, list[str]] = tomllib.loads((Path(__file__).parent / "hostile_commands.toml").read_text("utf-8"))
 ORDINARY: list[str] = tomllib.loads((Path(__file__).parent / "ordinary_commands.toml").read_text("utf-8"))["commands"]
 
@@ -151,10 +151,25 @@ async def test_day_of_ordinary_commands_asks_at_most_65_times_without_a_rule(pro
 
 
 @pytest.mark.parametrize("mode", ["ask", "accept-edits"])
-async def test_rules_of_the_readme_allow_no_hostile_command(mode: str, project: Path) -> None:
-    rules = {name: README[name] for name in ("allow", "deny")}
+async def test_rules_of_the_readme_and_the_manual_allow_no_hostile_command(mode: str, project: Path) -> None:
     assert len(HOSTILE["readme"]) >= 60
-    assert await list_unasked(project, rules, HOSTILE["readme"], mode) == []
+    assert len(EXAMPLES) >= 2
+    for rules in EXAMPLES:
+        assert await list_unasked(project, rules, HOSTILE["readme"], mode) == []
+
+
+async def test_page_on_permissions_says_what_is_decided(project: Path) -> None:
+    verdicts = {"denied": "deny", "asks": "ask", "runs": "allow"}
+    (example,) = re.findall(r"^```toml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    rules = tomllib.loads(example)["permissions"]
+    rows = re.findall(r"^\| (`[^|]+) \| (denied|asks|runs)\b[^|]* \|[^|]+\|$", PAGE, re.MULTILINE)
+    cases = [(command, verdicts[word]) for cell, word in rows for command in re.findall("`(.+?)`", cell)]
+    assert len(cases) >= 8
+    assert await decide(project, "ask", rules, [command for command, _ in cases]) == [verdict for _, verdict in cases]
+    rows = re.findall(r"^\| `(terminal:[^|]+)` \| `([^|]+)` \| (denied|asks|runs)", PAGE, re.MULTILINE)
+    assert len(rows) >= 4
+    for rule, command, word in rows:
+        assert await decide(project, "ask", {"allow": [rule]}, [command]) == [verdicts[word]], command
 
 
 @pytest.mark.parametrize("mode", ["ask", "accept-edits"])

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import click
 from crow_agent.settings.config import get_database_url, load_config, load_environment
@@ -87,7 +87,7 @@ def list_rules(home: Home, env: Mapping[str, str], folder: Path, config: Config)
     """List the permission mode and the rules, each with its place."""
     found = [one for one in list_settings(home, env, folder) if one.keys[0] == "permissions"]
     rules = [
-        {"kind": one.keys[1], "rules": one.value, "from": one.source, "remark": one.remark}
+        {"kind": one.keys[1], "rules": as_list(one.value), "from": one.source, "remark": one.remark}
         for one in found
         if one.source != DEFAULT and one.keys[1] != "mode"
     ]
@@ -95,6 +95,11 @@ def list_rules(home: Home, env: Mapping[str, str], folder: Path, config: Config)
     rules += [{"kind": "answer", "rules": [str(one)], "from": str(home.data), "remark": ""} for one in kept.list_all()]
     place = next((one.source for one in found if one.keys[1] == "mode" and not one.remark), DEFAULT)
     return {"mode": config.permissions.mode, "mode_from": place, "rules": rules}
+
+
+def as_list(value: Any) -> list[Any]:
+    """Return a list of rules as it is, and a setting that is true or false as the list of its text."""
+    return cast("list[Any]", value) if isinstance(value, list) else [str(value).lower()]
 
 
 def list_servers(config: Config, home: Home, env: Mapping[str, str], folder: Path) -> list[dict[str, Any]]:

@@ -9,7 +9,9 @@ class AgentSettings(Struct, kw_only=True, forbid_unknown_fields=True):
     """The settings of another agent: `[agents.NAME]`. Its command speaks the Agent Client Protocol."""
 
     command: str
+    """The program to start."""
     args: list[str] = field(default_factory=list[str])
+    """The command's arguments."""
     env: dict[str, str] = field(default_factory=dict[str, str])
     """Variables in addition to those that commands of the model get."""
     cwd: str = ""
@@ -19,3 +21,4 @@ class AgentSettings(Struct, kw_only=True, forbid_unknown_fields=True):
     timeout: Annotated[float, Meta(gt=0)] = 3600
     """Seconds that a task may take; then it is cancelled."""
     disabled: bool = False
+    """True if crow leaves the agent out."""

@@ -12,21 +12,23 @@ class ModelSettings(Struct, kw_only=True, forbid_unknown_fields=True):
     """The settings of a model: `[models.NAME]`."""
 
     base_url: str
+    """The endpoint's address, up to and including `/v1` where it has one."""
     model: str
     """The model's name at the endpoint."""
     api_key: str = ""
     """The endpoint's key; usually `"${SOME_KEY}"`, so that the key itself stays in the environment."""
     headers: dict[str, str] = field(default_factory=dict[str, str])
+    """HTTP headers that are added to every request."""
     parameters: dict[str, Any] = field(default_factory=dict[str, Any])
-    """Parameters added to every request, such as `temperature`."""
+    """Parameters that are added to every request, such as `temperature`."""
     window: Annotated[int, Meta(ge=1)] | None = None
-    """Tokens that fit into one request and its reply; None if unknown."""
+    """Tokens that fit into one request and its reply. crow never uses more, whatever the endpoint reports."""
     idle_timeout: Annotated[float, Meta(gt=0)] | None = None
-    """Seconds without a byte after which a request fails; None means the default."""
+    """Seconds without a byte after which a request fails. Default: 600 for an endpoint on this machine, else 120."""
     quirks: dict[str, Any] = field(default_factory=dict[str, Any])
-    """Fields of `Quirks` that override the rules of `quirks.toml`; `crow doctor` finds them."""
+    """Differences of the endpoint, which override those that crow knows. `crow doctor --save` writes them."""
     prices: Prices | None = None
-    """Prices for a million tokens."""
+    """Prices for a million tokens, for costs and budgets."""
 
 
 class OAuthSettings(Struct, kw_only=True):
@@ -38,11 +40,13 @@ class OAuthSettings(Struct, kw_only=True):
     client_id: str = ""
     """The id that the server's owner issued, or the https address of a document that describes the client."""
     client_secret: str = ""
+    """The secret that the server's owner issued with the id."""
     client_secret_file: str = ""
     """The absolute path of a file with the secret, which is read each time that the server starts."""
     issuer: str = ""
     """The address of the authorization server that issued the secret; client credentials are sent to no other."""
     scopes: list[str] = field(default_factory=list[str])
+    """The scopes to ask for."""
     callback_port: int = 0
     """The local port to which the browser is redirected after the login; 0 means any free one."""
 
@@ -51,12 +55,17 @@ class ServerSettings(Struct, kw_only=True):
     """The settings of a server: `[mcp.servers.NAME]`, or an entry of mcp.json. Unknown keys are ignored."""
 
     command: str = ""
+    """The program to start. A server has either a command or a URL."""
     args: list[str] = field(default_factory=list[str])
+    """The command's arguments."""
     env: dict[str, str] = field(default_factory=dict[str, str])
+    """Variables that are added to the command's environment."""
     cwd: str = ""
     """The command's working directory, relative to the session's folder, which is the default."""
     url: str = ""
+    """The address of a remote server."""
     headers: dict[str, str] = field(default_factory=dict[str, str])
+    """HTTP headers that are added to every request to the address."""
     type: Literal["", "stdio", "http", "streamable-http", "streamableHttp", "sse"] = ""
     """`sse` means the old transport; any other server with a URL uses streamable HTTP."""
     allow: list[str] = field(default_factory=list[str])
@@ -64,17 +73,21 @@ class ServerSettings(Struct, kw_only=True):
     deny: list[str] = field(default_factory=list[str])
     """Patterns of the names of the tools to leave out."""
     trust: bool = False
-    """Whether a tool that the server declares as read-only runs without permission. A project cannot set it."""
+    """True if tools that the server declares as read-only run without permission. A project cannot set it."""
     timeout: float | None = None
-    """Seconds that a tool call may be silent. From 10,000 on, milliseconds, which other programs write."""
+    """Seconds that a tool call may be silent. A value of 10,000 or more counts as milliseconds, which other programs
+    write. Default: 600."""
     start_timeout: float | None = None
-    """Seconds that the server may take to start; in milliseconds like `timeout`."""
+    """Seconds, or milliseconds as in `timeout`, that the server may take to start. Default: 30, or 330 with a login."""
     auth: Literal["", "oauth", "client_credentials"] = ""
+    """`oauth` logs the user in with a browser; `client_credentials` logs in with a secret alone."""
     oauth: OAuthSettings | None = None
+    """The settings of the login. A table without `auth` means `oauth`."""
     disabled: bool = False
+    """True if crow leaves the server out."""
     shared: bool = True
-    """Whether sessions in the same folder may use one connection. A server that keeps something for one conversation,
-    such as the page of a browser, should not be shared."""
+    """True if sessions in the same folder may use one connection. Set false for a server that keeps something for one
+    conversation, such as the page of a browser."""
 
     def __post_init__(self) -> None:
         self.timeout, self.start_timeout = to_seconds(self.timeout), to_seconds(self.start_timeout)
@@ -96,15 +109,19 @@ class PermissionSettings(Struct, kw_only=True, forbid_unknown_fields=True):
     """The permission mode and rules: `[permissions]`."""
 
     mode: Literal["ask", "accept-edits", "plan", "yolo"] = "ask"
+    """The mode of new sessions."""
     allow: list[str] = field(default_factory=list[str])
+    """Rules for tool calls that run without a question."""
     ask: list[str] = field(default_factory=list[str])
+    """Rules for tool calls that crow asks about. They beat `allow`."""
     deny: list[str] = field(default_factory=list[str])
+    """Rules for tool calls that crow refuses. They beat `ask` and `allow`."""
     protected: list[str] = field(default_factory=list[str])
-    """Patterns of files, such as `deploy/**`, whose changes are asked about, beside those that crow knows."""
+    """Patterns of files, such as `deploy/**`. crow asks before it changes them, as for the protected files it knows."""
     private: list[str] = field(default_factory=list[str])
-    """Patterns of files, such as `customers/**`, that hold private data, beside those that crow knows."""
+    """Patterns of files, such as `customers/**`, that hold private data, in addition to the files that crow knows."""
     taint: bool = True
-    """Whether a session that has read private data and untrusted content asks before data can leave."""
+    """True if a session that has read private data and untrusted content asks before data can leave."""
 
     def __post_init__(self) -> None:
         parse_rules(self.allow, allows=True)
@@ -115,6 +132,7 @@ class McpSettings(Struct, kw_only=True, forbid_unknown_fields=True):
     """The settings for MCP: `[mcp]`."""
 
     servers: dict[str, ServerSettings] = field(default_factory=dict[str, ServerSettings])
+    """MCP servers by name."""
 
 
 class PromptSettings(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -128,7 +146,7 @@ class FetchSettings(Struct, kw_only=True, forbid_unknown_fields=True):
     """The settings of the tool `fetch`: `[fetch]`."""
 
     allow_hosts: list[str] = field(default_factory=list[str])
-    """Each is a `HOST` or `HOST:PORT` that is not public and may be fetched from. A project cannot set it."""
+    """Private hosts to fetch from, as `HOST` (every port) or `HOST:PORT`. A project cannot set it."""
 
 
 class DatabaseSettings(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -137,29 +155,31 @@ class DatabaseSettings(Struct, kw_only=True, forbid_unknown_fields=True):
     url: str = ""
     """`postgresql+psycopg://…` or `sqlite:///…`; empty means the file `crow.db` in crow's data."""
     synchronous: Literal["normal", "full"] = "normal"
-    """`full` waits at each commit until the disk has it, so that a power failure loses nothing; for SQLite."""
+    """For SQLite. With `full`, each commit waits for the disk, so that a power failure loses nothing."""
 
 
 class Config(Struct, kw_only=True, forbid_unknown_fields=True):
     """The user's configuration: `config.toml`."""
 
     model: str = ""
-    """The name of the default model in `models`; empty means the first."""
+    """The name of the default model, one of `[models]`; empty means the first."""
     max_requests: Annotated[int, Meta(ge=1)] = 200
     """The most model calls that one turn may make."""
     servers_wait: float | None = None
-    """Seconds for which prompts wait for an MCP server, from its start; None means the app's default."""
+    """Seconds that prompts wait for an MCP server after it was started. Default: 5."""
     models: dict[str, ModelSettings] = field(default_factory=dict[str, ModelSettings])
+    """Models by the names that you choose."""
     permissions: PermissionSettings = field(default_factory=PermissionSettings)
     mcp: McpSettings = field(default_factory=McpSettings)
     agents: dict[str, AgentSettings] = field(default_factory=dict[str, AgentSettings])
+    """Other ACP agents by name, each a tool of the model."""
     fetch: FetchSettings = field(default_factory=FetchSettings)
     database: DatabaseSettings = field(default_factory=DatabaseSettings)
     prompts: PromptSettings = field(default_factory=PromptSettings)
     extensions: dict[str, dict[str, Any] | bool] = field(default_factory=dict[str, dict[str, Any] | bool])
-    """`[extensions.NAME]`: options of an extension, checked by `parse_options`; false leaves out one of crow's own."""
+    """`[extensions.NAME]` holds the options of an extension; `NAME = false` leaves out one of crow's own."""
     hooks: dict[str, Any] = field(default_factory=dict[str, Any])
-    """`[[hooks.MOMENT]]`: commands for the extension `shell_hooks`. A project cannot set them."""
+    """`[[hooks.MOMENT]]` runs a command at a moment of the session. A project cannot set it."""
 
 
 class ProjectPermissions(Struct, kw_only=True):

@@ -46,10 +46,13 @@ class Prices(msgspec.Struct, frozen=True):
     """The prices of a model's tokens, each for a million tokens."""
 
     input: float
+    """The price of input tokens."""
     output: float
+    """The price of output tokens."""
     cached: float | None = None
-    """The price of input tokens that the server had in its cache; None means the price of `input`."""
+    """The price of input tokens that the server had in its cache; by default the price of `input`."""
     currency: str = "USD"
+    """The currency of the prices."""
 
 
 @dataclass

@@ -27,31 +27,31 @@ class Quirks(Struct, frozen=True, forbid_unknown_fields=True):
     """The earlier reasoning that is sent back: none, that of replies with tool calls, all of it, or all of it inside
     `<think>` tags in the text."""
     think_tags: bool = True
-    """Whether `<think>…</think>` in the text is reasoning."""
+    """True if `<think>…</think>` in the text is reasoning."""
     max_tokens: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
     """The parameter that limits the length of a reply."""
     stream_usage: bool = True
-    """Whether the endpoint takes `stream_options.include_usage`."""
+    """True if the endpoint takes `stream_options.include_usage`."""
     parallel_calls: bool = True
-    """Whether a reply may hold several tool calls; false sends `parallel_tool_calls: false`."""
+    """True if a reply may hold several tool calls; false sends `parallel_tool_calls: false`."""
     schemas: Literal["full", "plain"] = "full"
     """The form of tool schemas; `plain` has no `$ref`, `$defs`, `anyOf`, `oneOf` and `allOf`."""
     content: Literal["text", "parts"] = "text"
     """The form of text-only content: a string, or a list of parts."""
     images: bool = True
-    """Whether the model takes images; if not, a note replaces each."""
+    """True if the model takes images; if not, a note replaces each."""
     audio: bool = False
-    """Whether the model takes audio; if not, a note replaces each."""
+    """True if the model takes audio; if not, a note replaces each."""
     system_role: Literal["system", "developer", "user"] = "system"
     """The role of the system prompt; `user` puts it at the beginning of the first user message."""
     temperature: bool = True
-    """Whether the endpoint takes `temperature` and `top_p`."""
+    """True if the endpoint takes `temperature` and `top_p`."""
     effort: str = ""
     """The parameter for the reasoning effort, `reasoning_effort` or `reasoning.effort`; empty if there is none."""
     efforts: tuple[str, ...] = ("low", "medium", "high")
     """The values of that parameter."""
     structured_output: Literal["off", "alone", "with_tools"] = "off"
-    """Whether a `response_format` with a JSON schema works: not, only in requests without tools, or in all."""
+    """The requests in which a `response_format` with a JSON schema works: none, those without tools, or all."""
     call_ids: Literal["any", "nine"] = "any"
     """The form of tool call ids; `nine` means exactly nine letters and digits."""
     window: int = 0

@@ -446,9 +446,9 @@ class Hooks:
         """)
 
     tools: Pipe[list[dict[str, Any]], [Session]] = Pipe("""
-        Receives the list of tools for a turn, at its start, as it will be sent; may return another.
+        Receives the tool list at the start of a turn, as it will be sent; may return another list.
 
-        Tools that were sent once should stay, since a changed list makes the server process the whole prompt again.
+        Keep tools that were sent once: a changed list makes the server process the whole prompt again.
 
             @crow.tools
             def leave_out(schemas: list[dict], session: Session) -> list[dict]:
@@ -464,7 +464,7 @@ class Hooks:
         """)
 
     before_prompt: Pipe[Message, [Session]] = Pipe("""
-        Receives the user's message before it is appended to the log; may return another, or raise EndTurn.
+        Receives the user's message before it enters the log; may return another message, or raise EndTurn.
 
         A message that joins a running turn has the note `steer` (`message["crow"]["steer"]`).
 
@@ -475,9 +475,9 @@ class Hooks:
         """)
 
     turn_resume: Observe[[Session, Sequence[Message]]] = Observe("""
-        Called instead of `before_prompt` when an interrupted turn goes on, with the entries of the turn so far.
+        Called instead of `before_prompt` when an interrupted turn goes on, with the turn's entries so far.
 
-        An extension derives from them what it counts in a turn, since another process may have begun it.
+        Another process may have begun the turn, so derive counts of the turn from the entries.
 
             @crow.turn_resume
             def count(session: Session, entries: list[Message]) -> None:
@@ -485,7 +485,7 @@ class Hooks:
         """)
 
     before_model: Pipe[ModelRequest, [Session]] = Pipe("""
-        Receives the request to the model before it is sent; may return another, or raise EndTurn.
+        Receives the request to the model before crow sends it; may return another request, or raise EndTurn.
 
             @crow.before_model
             def cool_down(request: ModelRequest, session: Session) -> ModelRequest:
@@ -493,7 +493,7 @@ class Hooks:
         """)
 
     after_model: Observe[[Session, ModelCall]] = Observe("""
-        Called when a reply is complete and its tool calls, if it has any, are answered. May raise EndTurn.
+        Called when a reply is complete and all its tool calls are answered. May raise EndTurn.
 
             @crow.after_model
             def count(session: Session, model_call: ModelCall) -> None:
@@ -503,7 +503,7 @@ class Hooks:
     before_announcement: Observe[[Session, ToolCall]] = Observe("""
         Called with each tool call of a complete reply, before the client is shown the call.
 
-        An entry that is appended to the log here is stored at once with the reply. The hook must not wait for anybody.
+        An entry that you append to the log here is stored together with the reply. Do not wait for anybody here.
 
             @crow.before_announcement
             def note(session: Session, tool_call: ToolCall) -> None:
@@ -573,7 +573,7 @@ class Hooks:
         """)
 
     before_end: First[[Session, StopReason], Message] = First("""
-        Called when the model is done; a user message that is returned here makes the turn go on.
+        Called when the model is done. Return a user message to make the turn go on.
 
             @crow.before_end
             def remind(session: Session, stop_reason: StopReason) -> Message | None:
@@ -589,7 +589,7 @@ class Hooks:
         """)
 
     commands: Collect[[Session], Sequence[Command]] = Collect("""
-        Returns slash commands of a session.
+        Returns the slash commands of a session.
 
             @crow.commands
             def hello(session: Session) -> list[Command]:
