@@ -5,7 +5,9 @@ import itertools
 import os
 import re
 import shutil
+import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +168,33 @@ async def test_continuing_command_can_be_interrupted_and_killed(tools, folder):
     assert await tools.poll("1", keys="C-c", wait=60) == "[killed by SIGINT]"
     assert await tools.poll("2", keys="kill") == "[killed]"
     await tools.wait_until_gone(family)
+
+
+@pytest.fixture
+def ignored_signals() -> Iterator[None]:
+    """Ignore the signals that a process started by `nohup` or `&` ignores."""
+    numbers = [signal.SIGINT, signal.SIGQUIT, signal.SIGHUP]
+    before = [signal.signal(number, signal.SIG_IGN) for number in numbers]
+    yield
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
+
+
+@pytest.mark.posix("signals that programs inherit as ignored")
+async def test_programs_get_signals_that_crow_itself_ignores(tools, ignored_signals):
+    sleeps = "sh -c 'echo $$ > {0}; mv {0} {0}.pid; exec sleep 999'"
+    await tools.run(f"exec {sleeps.format(1)}", wait=0)
+    await tools.run(sleeps.format(2), session="a", wait=0)
+    await tools.wait_for_pids(2)
+    assert await tools.poll("1", keys="C-c", wait=60) == "[killed by SIGINT]"
+    assert await tools.poll("a", keys="C-c", wait=60) == "^C\n[exit code 130]"
+    for name in ("INT", "QUIT", "HUP"):
+        command = f"sh -c 'ulimit -c 0; echo begun; kill -{name} $$; echo $((99 + 1))00'"
+        for place in ({}, {"session": "a"}):
+            text = await tools.run(command, **place)
+            assert "begun" in text
+            assert "10000" not in text
+    assert "bash: line 1: nonsense" in await tools.run("nonsense")  # the shell keeps its name
 
 
 async def test_timeout_applies_to_a_continuing_command(tools, later):
