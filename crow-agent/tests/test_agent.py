@@ -29,6 +29,7 @@ from crow_core.mcp.tool import ToolCall
 from crow_core.session.session import Session
 from crow_core.testing import Reply, ScriptedCall
 from crow_extensions.steering import get_steering
+from crow_testing.clock import advance_clock
 from pydantic import BaseModel, Field
 
 Make = Callable[..., Agent]
@@ -355,6 +356,7 @@ def test_prompt_that_takes_too_long_is_cancelled(make_agent: Make) -> None:
     @tool
     async def wait() -> str:
         """Wait for ever."""
+        advance_clock(300)
         await asyncio.Event().wait()
         return "never"
 
@@ -362,7 +364,7 @@ def test_prompt_that_takes_too_long_is_cancelled(make_agent: Make) -> None:
         async with make_agent(Reply(tool_calls=[call("wait", {})]), Reply("Next."), tools=[wait]) as agent:
             session = await agent.session()
             with pytest.raises(PromptTimeout) as raised:
-                await session.prompt("Wait.", timeout=3)
+                await session.prompt("Wait.", timeout=300)
             assert raised.value.result is not None
             assert [call.name for call in raised.value.result.tool_calls] == ["wait"]
             assert (await session.prompt("Go on.")).text == "Next."

@@ -148,8 +148,8 @@ async def test_new_server_starts_in_the_last_folder_and_tells_what_is_gone(folde
 
 async def test_long_command_continues_in_a_session(tools, folder, later):
     command = "echo one; touch ready; while [ ! -e go ]; do sleep 0.01; done; echo two; cd /; exit 4"
-    call = asyncio.create_task(tools.run(command, wait=300))
-    await tools.wait_until((folder / "ready").exists)
+    call = asyncio.create_task(tools.run(command, wait=300, timeout=900))
+    await tools.wait_until(lambda: (folder / "ready").exists() and later.has_timer(900))  # and so the wait has begun
     later(300)
     assert (await call).startswith(f'one\n{RUNNING} "1"')
     assert (await tools.poll("1", wait=0)).startswith(RUNNING)
