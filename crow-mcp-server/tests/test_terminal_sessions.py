@@ -502,7 +502,7 @@ async def test_timeout_ends_the_command_and_keeps_the_shell_if_possible(tools, f
     async def timed_out(command: str, grace: float) -> str:
         monkeypatch.setattr(processes, "TERM_GRACE", grace)
         call = asyncio.create_task(tools.run(command, session="a", timeout=300, wait=600))
-        await tools.wait_until((folder / "ready").exists)
+        await tools.wait_until(lambda: (folder / "ready").exists() and later.has_timer(300))
         (folder / "ready").unlink()
         later(300)
         return await call

@@ -70,12 +70,13 @@ from crow_system.files import is_inside
 from msgspec.json import encode as to_json
 
 from crow_agent.settings.config import (
+    PROJECT_MAY,
     TOKENS_FOLDER,
     Config,
     Home,
     ServerSettings,
     describe_missing_login,
-    find_ignored_permissions,
+    find_ignored_settings,
     get_database_url,
     load_config,
     load_environment,
@@ -92,6 +93,7 @@ Mode = Literal["ask", "accept-edits", "plan", "yolo"]
 Extension = Callable[..., None]
 
 TOOL_SERVER = "crow"
+MAX_IGNORED = 6  # settings that a notice names; the others are counted
 """The name of the server of the built-in tools."""
 
 REPLACED_TOOLS = ("plan", "ask_user")
@@ -489,9 +491,10 @@ def describe_left_out(trust: TrustedFolders, folder: Path) -> Iterator[str]:
     if left_out := trust.list_left_out(folder):
         more = f", and {len(left_out) - 1:,} more" if len(left_out) > 1 else ""
         yield f"Left out of the settings of {folder}: {left_out[0]}{more}."
-    if keys := find_ignored_permissions(folder):
-        where = f"{', '.join(keys)} of [permissions] in {folder / '.crow' / 'config.toml'}"
-        yield f"{where} ignored: a project sets ask and deny only, which tighten permissions"
+    if ignored := find_ignored_settings(folder):
+        more = f" and {len(ignored) - MAX_IGNORED:,} more" if len(ignored) > MAX_IGNORED else ""
+        where = folder / ".crow" / "config.toml"
+        yield f"{', '.join(ignored[:MAX_IGNORED])}{more} in {where} ignored: {PROJECT_MAY}"
 
 
 def find_agents(

@@ -234,7 +234,7 @@ class Config(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ProjectPermissions(Struct, kw_only=True):
-    """The rules of a project: `[permissions]`. Other keys are ignored, and named to the user."""
+    """The rules of a project: `[permissions]`."""
 
     ask: list[str] = field(default_factory=list[str])
     deny: list[str] = field(default_factory=list[str])
@@ -246,7 +246,7 @@ class ProjectPermissions(Struct, kw_only=True):
 class ProjectConfig(Struct, kw_only=True):
     """The configuration of a project: `.crow/config.toml`.
 
-    It may only add servers and agents, and tighten permissions.
+    It may only add servers and agents, and tighten permissions. Other settings are ignored, and named to the user.
     """
 
     permissions: ProjectPermissions = field(default_factory=ProjectPermissions)
@@ -364,15 +364,37 @@ def load_project_config(folder: Path, env: Mapping[str, str]) -> ProjectConfig:
     return config
 
 
-def find_ignored_permissions(folder: Path) -> list[str]:
-    """Find the keys of `[permissions]` in a folder's settings that a project cannot set."""
+PROJECT_MAY = "a project may only add servers and agents, and tighten permissions by ask and deny"
+"""Why other settings of a project are ignored."""
+
+
+def find_ignored_settings(folder: Path) -> list[str]:
+    """Find the settings in a folder's `.crow/config.toml` that a project cannot set."""
     try:
         with open_file(folder / ".crow" / "config.toml", folder) as file:
-            settings = tomllib.loads(file.read().decode("utf-8-sig"))
+            return list_ignored_settings(tomllib.loads(file.read().decode("utf-8-sig")))
     except (OSError, ValueError, UnusableFile):
         return []  # there are none, or `load_project_config` reports it
-    given: Any = settings.get("permissions")
-    return sorted(set(cast(dict[str, Any], given)) - {"ask", "deny"}) if isinstance(given, dict) else []
+
+
+def list_ignored_settings(settings: Mapping[str, Any]) -> list[str]:
+    """List the tables and keys of a project's settings that are ignored, such as `[hooks]`, `allow of [permissions]`."""
+    known = ProjectConfig.__struct_fields__
+    ignored = [
+        f"[{key}]" if isinstance(value, dict | list) else key for key, value in settings.items() if key not in known
+    ]
+    match settings.get("permissions"):
+        case {**keys}:
+            ignored += [f"{key} of [permissions]" for key in keys if key not in ProjectPermissions.__struct_fields__]
+        case _:
+            pass
+    match settings.get("mcp"):
+        case {"servers": {**servers}}:
+            trusted = [name for name, server in servers.items() if isinstance(server, dict) and "trust" in server]
+            ignored += [f"trust of [mcp.servers.{name}]" for name in trusted]
+        case _:
+            pass
+    return sorted(ignored)
 
 
 def to_server(name: str, settings: ServerSettings, cwd: str, *, tokens: Path, visit: "Visit") -> Server:
