@@ -378,11 +378,9 @@ def find_ignored_settings(folder: Path) -> list[str]:
 
 
 def list_ignored_settings(settings: Mapping[str, Any]) -> list[str]:
-    """List the tables and keys of a project's settings that are ignored, such as `[hooks]`, `allow of [permissions]`."""
-    known = ProjectConfig.__struct_fields__
-    ignored = [
-        f"[{key}]" if isinstance(value, dict | list) else key for key, value in settings.items() if key not in known
-    ]
+    """List the tables and keys of a project's settings that are ignored, such as `[hooks]`."""
+    others = {key: value for key, value in settings.items() if key not in ProjectConfig.__struct_fields__}
+    ignored = [f"[{key}]" if isinstance(value, dict | list) else key for key, value in others.items()]
     match settings.get("permissions"):
         case {**keys}:
             ignored += [f"{key} of [permissions]" for key in keys if key not in ProjectPermissions.__struct_fields__]
