@@ -81,9 +81,7 @@ async def test_the_extension_of_the_readme_refuses_what_does_more_than_read(tmp_
     model = ScriptedModel([Reply(tool_calls=[{"name": "tools_write", "arguments": {}}]), Reply("Refused.")])
     tools = FastMCP("tools")
     tools.tool(lambda: "written", name="write")
-    crow = Crow(model, servers=[Server("tools", lambda: tools, shared=True)]).use(
-        names["read_only"], reason="Not today."
-    )
+    crow = Crow(model, servers=[Server("tools", lambda: tools, shared=True)]).use(names["read_only"], reason="No.")
     async with connect(crow) as editor:
         session = await editor.new_session(str(tmp_path))
         await editor.prompt(session.session_id, "Write.")

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from base64 import b64encode
 from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -26,9 +27,12 @@ from crow_core.acp.schema import AgentMessageChunk, RequestPermissionRequest, Se
 from crow_core.app import Crow
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.tool import ToolCall
+from crow_core.messages.message import to_parts
 from crow_core.session.session import Session
 from crow_core.testing import Reply, ScriptedCall
 from crow_extensions.steering import get_steering
+from crow_testing.clock import advance_clock
+from fastmcp.utilities.types import Image
 from pydantic import BaseModel, Field
 
 Make = Callable[..., Agent]
@@ -355,6 +359,7 @@ def test_prompt_that_takes_too_long_is_cancelled(make_agent: Make) -> None:
     @tool
     async def wait() -> str:
         """Wait for ever."""
+        advance_clock(300)
         await asyncio.Event().wait()
         return "never"
 
@@ -362,7 +367,7 @@ def test_prompt_that_takes_too_long_is_cancelled(make_agent: Make) -> None:
         async with make_agent(Reply(tool_calls=[call("wait", {})]), Reply("Next."), tools=[wait]) as agent:
             session = await agent.session()
             with pytest.raises(PromptTimeout) as raised:
-                await session.prompt("Wait.", timeout=3)
+                await session.prompt("Wait.", timeout=300)
             assert raised.value.result is not None
             assert [call.name for call in raised.value.result.tool_calls] == ["wait"]
             assert (await session.prompt("Go on.")).text == "Next."
@@ -642,6 +647,25 @@ def test_image_and_file_are_sent_with_the_prompt(make_agent: Make, tmp_path: Pat
             assert "remember the milk" in parts[2]["text"]
             with pytest.raises(AgentError, match=r"gone\.txt cannot be read"):
                 await agent.prompt(tmp_path / "gone.txt")
+
+    asyncio.run(main())
+
+
+def test_image_of_a_tool_reaches_the_model(make_agent: Make) -> None:
+    pixels = b"\x89PNG\r\n\x1a\n" + bytes(20)
+
+    @tool
+    def look() -> list[Any]:
+        """Take a picture."""
+        return ["A crow.", Image(data=pixels, format="png")]
+
+    async def main() -> None:
+        async with make_agent(Reply(tool_calls=[call("look", {})]), Reply("Seen."), tools=[look]) as agent:
+            await agent.prompt("Look.")
+            sent = [part for message in agent.model.requests[-1]["messages"] for part in to_parts(message["content"])]
+        urls = [part["image_url"]["url"] for part in sent if part["type"] == "image_url"]
+        assert urls == [f"data:image/png;base64,{b64encode(pixels).decode()}"]
+        assert any("A crow." in part.get("text", "") for part in sent)
 
     asyncio.run(main())
 

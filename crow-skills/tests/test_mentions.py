@@ -106,6 +106,16 @@ async def test_editor_buffer_is_read_instead_of_the_disk(app: App, talk: "Talkin
         assert "not saved yet" in it.last_content
 
 
+async def test_new_file_that_only_the_editor_has_is_attached(app: App, talk: "Talking", files: Path):
+    reads = ClientCapabilities(fs=FileSystemCapabilities(read_text_file=True))
+    async with talk(app().use(mentions), capabilities=reads) as it:
+        it.editor.buffers[str(files / "src" / "new.py")] = "one\ntwo is not saved yet\n"
+        await it.say("Look at @src/new.py:2, and at @src/nowhere.py.")
+        assert "two is not saved yet" in it.last_content
+        assert "one\n" not in it.last_content
+        assert it.last_content.count("nowhere.py") == 1
+
+
 async def test_file_that_the_client_attached_is_not_attached_twice(app: App, talk: "Talking", files: Path):
     resource = ResourceContents(uri=f"file://{files}/src/a.py", text="from the client")
     async with talk(app().use(mentions)) as it:

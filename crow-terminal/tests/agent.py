@@ -113,7 +113,7 @@ class Agent:
                 await self.cancelled.wait()
                 return PromptResponse(stop_reason="cancelled")
             case "ask":
-                await self.ask()
+                await self.ask(rest or "rm -rf build")
             case "form":
                 await self.form()
             case "die":
@@ -143,9 +143,9 @@ class Agent:
         await self.send(UserMessageChunk(content=TextBlock(text=text), message_id=text))
         return {"taken": True}
 
-    async def ask(self) -> None:
-        call: Any = {"tool_call_id": "1", "title": "rm -rf build", "kind": "execute"}
-        call["raw_input"] = {"command": "rm -rf build"}
+    async def ask(self, command: str) -> None:
+        call: Any = {"tool_call_id": "1", "title": command, "kind": "execute"}
+        call["raw_input"] = {"command": command}
         await self.send(ToolCall(**call, status="pending"))
         options = [
             PermissionOption(option_id="yes", name="Allow", kind="allow_once"),

@@ -352,6 +352,14 @@ def test_a_flood_is_printed_whole_while_keys_are_heard(start: "Start"):
     assert "❯ typed meanwhile" in screen.text
 
 
+def test_characters_that_are_not_seen_are_shown_in_a_question(program: list[str]):
+    command = [*program[:3], "plain", *program[4:]]
+    prompt = "ask rm a\u200bb \u202ec\n3\n"
+    done = subprocess.run(command, input=prompt, capture_output=True, text=True, timeout=20, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "? rm a\\u200bb \\u202ec" in done.stdout
+
+
 def test_plain_lines_for_pipes_and_screen_readers(program: list[str]):
     command = [*program[:3], "plain", *program[4:]]
     done = subprocess.run(command, input="ask\n2\nhi\n", capture_output=True, text=True, timeout=20, check=False)

@@ -70,7 +70,8 @@ from msgspec.json import encode as to_json
 
 from crow_agent.prompt_files import find_prompt_files, load_system_prompt
 from crow_agent.settings.config import (
-    find_ignored_permissions,
+    PROJECT_MAY,
+    find_ignored_settings,
     get_database_url,
     load_config,
     load_environment,
@@ -88,6 +89,7 @@ Mode = Literal["ask", "accept-edits", "plan", "yolo"]
 Extension = Callable[..., None]
 
 TOOL_SERVER = "crow"
+MAX_IGNORED = 6  # settings that a notice names; the others are counted
 """The name of the server of the built-in tools."""
 
 REPLACED_TOOLS = ("plan", "ask_user")
@@ -461,9 +463,10 @@ def describe_left_out(trust: TrustedFolders, folder: Path) -> Iterator[str]:
     if left_out := trust.list_left_out(folder):
         more = f", and {len(left_out) - 1:,} more" if len(left_out) > 1 else ""
         yield f"Left out of the settings of {folder}: {left_out[0]}{more}."
-    if keys := find_ignored_permissions(folder):
-        where = f"{', '.join(keys)} of [permissions] in {folder / '.crow' / 'config.toml'}"
-        yield f"{where} ignored: a project sets ask and deny only, which tighten permissions"
+    if ignored := find_ignored_settings(folder):
+        more = f" and {len(ignored) - MAX_IGNORED:,} more" if len(ignored) > MAX_IGNORED else ""
+        where = folder / ".crow" / "config.toml"
+        yield f"{', '.join(ignored[:MAX_IGNORED])}{more} in {where} ignored: {PROJECT_MAY}"
 
 
 def find_agents(

@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import Any, cast
 
 import click
-from crow_agent.settings.config import get_database_url, load_config, load_environment
+from crow_agent.settings.config import (
+    PROJECT_MAY,
+    find_ignored_settings,
+    get_database_url,
+    load_config,
+    load_environment,
+)
 from crow_agent.settings.discovery import search_models
 from crow_agent.settings.home import Home
 from crow_agent.settings.project_files import list_settings as list_project_settings
@@ -50,6 +56,7 @@ async def collect(env: Mapping[str, str], folder: Path) -> dict[str, Any]:
         "extensions": list(config.extensions),
         "folders": {"config": str(home.config), "data": str(home.data)},
         "trusted": trust.is_trusted(folder),
+        "ignored": find_ignored_settings(folder) if trust.is_trusted(folder) else [],
         **await asyncio.to_thread(describe_database, config, home),
     }
 
@@ -154,6 +161,8 @@ def to_rows(status: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     for at, file in enumerate(status["files"]):
         state = "" if file["read"] else " (not used: run crow trust)" if file.get("of_project") else " (none)"
         yield "" if at else "Files", shorten_path(file["path"], 90) + state
+    if status["ignored"]:
+        yield "", f"ignored of .crow/config.toml, because {PROJECT_MAY}: {', '.join(status['ignored'])}"
     rules = status["permissions"]
     yield "Mode", f"{rules['mode']}, from {shorten_path(rules['mode_from'], 70)}"
     for rule in rules["rules"]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from crow_agent.settings.config import PROJECT_MAY, list_ignored_settings
 from crow_agent.settings.home import Home
 from crow_agent.settings.project_files import ProjectFile, Snapshot, UnusableFolder, show_path, take_snapshot
 from crow_agent.settings.trust import TrustedFolders, list_changes
@@ -236,6 +237,7 @@ def print_summary(snapshot: Snapshot, hide: Callable[[str], str]) -> None:
     print_items("Rules, which can only tighten yours:", (f"{kind} {rule}" for kind, rule in rules))
     if os.path.lexists(snapshot.folder / ".git"):
         click.secho("Runs with git commands that your rules allow: the repository's hooks and programs.", bold=True)
+    print_items(f"Ignored, because {PROJECT_MAY}:", list_ignored_settings(toml_file or {}))
     print_items("Not used:", snapshot.left_out)
     print_items("May change without a question:", list_uncovered(snapshot, servers, agents))
 

@@ -43,7 +43,7 @@ TRAILING_PUNCTUATION = ".,;:!?)]}>'\""
 
 @dataclass(frozen=True)
 class Mention:
-    """A mentioned file or folder that exists."""
+    """A mentioned file or folder that exists, or a new file that the client may have open."""
 
     path: str
     """The absolute path, links resolved, inside one of the session's roots."""
@@ -77,14 +77,16 @@ def mentions(crow: Crow) -> None:
         blocks: list[dict[str, Any]] = []
         room = MAX_TEXT
         for mention in new[:MAX_MENTIONS]:
-            block = await to_block(mention, session, room)
+            if (block := await to_block(mention, session, room)) is None:
+                continue
             room -= len(str(block.get("resource", {}).get("text", "")))
             blocks.append(block)
         return attach_blocks(message, convert_leniently(mask(blocks, session.secrets), list[ContentBlock]))
 
 
 def find_mentions(text: str, session: Session) -> Iterator[Mention]:
-    """Yield the mentions in a text that exist, in the order of the text."""
+    """Yield the mentions in a text that exist, in the order of the text, and those that the client may have open."""
+    reads = session.client.capabilities.fs.read_text_file
     roots = [os.path.realpath(root) for root in session.folders.roots]
     for match in MENTION.finditer(text):
         target = match[1] or match[2] or match[3]
@@ -92,37 +94,46 @@ def find_mentions(text: str, session: Session) -> Iterator[Mention]:
             if mention := resolve_mention(spelling, session.cwd, roots):
                 yield mention
                 break
+        else:
+            spelling = target.rstrip(TRAILING_PUNCTUATION)
+            if reads and (mention := resolve_mention(spelling, session.cwd, roots, may_be_new=True)):
+                yield mention
 
 
-def resolve_mention(target: str, cwd: str, roots: list[str]) -> Mention | None:
-    """Return the file or folder at a path, which may end with lines; None if it is not there or outside of `roots`."""
+def resolve_mention(target: str, cwd: str, roots: list[str], *, may_be_new: bool = False) -> Mention | None:
+    """Return the file or folder at a path, which may end with lines; None if it is outside of `roots`, or not there and
+    not a new file in a folder that is."""
     lines = LINE_RANGE.search(target)
     spellings = [(target, 0, 0)]
     if lines:
         first = int(lines[1] or lines[3])
         spellings.append((target[: lines.start()], first, int(lines[2] or lines[4] or first)))
-    for path, first, last in spellings:
+    for path, first, last in reversed(spellings) if may_be_new else spellings:
         try:
             real = os.path.realpath(os.path.join(cwd, os.path.expanduser(path)))
             is_inside = any(PurePath(real).is_relative_to(root) for root in roots)
-            if path and is_inside and os.path.exists(real) and first <= last:
+            if path and is_inside and os.path.exists(os.path.dirname(real) if may_be_new else real) and first <= last:
                 return Mention(real, first, last)
         except (OSError, ValueError):  # the name is too long or has a NUL character
             continue
     return None
 
 
-async def to_block(mention: Mention, session: Session, room: int) -> dict[str, Any]:
-    """Read a mention, from the client where it can, into a content block with at most `room` characters of text."""
+async def to_block(mention: Mention, session: Session, room: int) -> dict[str, Any] | None:
+    """Read a mention, from the client where it can, into a content block with at most `room` characters of text.
+
+    Returns None for a file that neither the disk nor the client has.
+    """
     workspace = ClientWorkspace(session, "")
-    if workspace.reads and await asyncio.to_thread(os.path.isfile, mention.path):
+    exists = await asyncio.to_thread(os.path.exists, mention.path)
+    if workspace.reads and (not exists or await asyncio.to_thread(os.path.isfile, mention.path)):
         try:
             text = await workspace.read_text(mention.path)
         except OSError:
             text = None
         if text is not None:
             return to_resource_block(mention, text, room)
-    return await asyncio.to_thread(read_from_disk, mention, room)
+    return await asyncio.to_thread(read_from_disk, mention, room) if exists else None
 
 
 def read_from_disk(mention: Mention, room: int) -> dict[str, Any]:

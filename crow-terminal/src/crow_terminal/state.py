@@ -23,6 +23,7 @@ from crow_core.acp.schema import (
     Usage,
     UsageUpdate,
 )
+from crow_core.text import show_invisible
 from msgspec import Struct
 
 from crow_terminal.blocks import KEPT_LINES, Block, BlockRecord, Call, CommandOutput, Note, UserPrompt
@@ -531,9 +532,11 @@ def find_call(request: RequestPermissionRequest | CreateElicitationRequest) -> s
 
 def describe_call(call: Any) -> tuple[str, list[str]]:
     """Return the title of a tool call that is asked about, and the lines that show what exactly it does."""
-    title = escape_line(str(call.title or call.name or "a tool call"))
+    title = show_invisible(escape_line(str(call.title or call.name or "a tool call")))
     match call.raw_input:
-        case {"command": str(command)} if call.kind == "execute" and command.strip() != title:
-            return title, command.strip().split("\n")
+        case {"command": str(command)} if (
+            call.kind == "execute" and (shown := show_invisible(command.strip())) != title
+        ):
+            return title, shown.split("\n")
         case _:
             return title, []

@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, cast, get_type_hints
+from typing import Any, get_type_hints
 
 import msgspec
 from crow_core.errors import ConfigError
@@ -19,7 +19,7 @@ from crow_system.files import UnusableFile, open_file
 from crow_agent.settings.faults import Fault, find_fault, to_config_error
 from crow_agent.settings.home import Home
 from crow_agent.settings.reading import parse_file, read_env, read_servers, read_toml
-from crow_agent.settings.structs import Config, ProjectConfig
+from crow_agent.settings.structs import Config, ProjectConfig, ProjectPermissions
 
 
 def load_environment(home: Home, env: Mapping[str, str]) -> dict[str, str]:
@@ -93,15 +93,35 @@ def load_project_config(folder: Path, env: Mapping[str, str]) -> ProjectConfig:
     return config
 
 
-def find_ignored_permissions(folder: Path) -> list[str]:
-    """Find the keys of `[permissions]` in a folder's settings that a project cannot set."""
+PROJECT_MAY = "a project may only add servers and agents, and tighten permissions by ask and deny"
+"""Why other settings of a project are ignored."""
+
+
+def find_ignored_settings(folder: Path) -> list[str]:
+    """Find the settings in a folder's `.crow/config.toml` that a project cannot set."""
     try:
         with open_file(folder / ".crow" / "config.toml", folder) as file:
-            settings = tomllib.loads(file.read().decode("utf-8-sig"))
+            return list_ignored_settings(tomllib.loads(file.read().decode("utf-8-sig")))
     except (OSError, ValueError, UnusableFile):
         return []  # there are none, or `load_project_config` reports it
-    given: Any = settings.get("permissions")
-    return sorted(set(cast(dict[str, Any], given)) - {"ask", "deny"}) if isinstance(given, dict) else []
+
+
+def list_ignored_settings(settings: Mapping[str, Any]) -> list[str]:
+    """List the tables and keys of a project's settings that are ignored, such as `[hooks]`."""
+    others = {key: value for key, value in settings.items() if key not in ProjectConfig.__struct_fields__}
+    ignored = [f"[{key}]" if isinstance(value, dict | list) else key for key, value in others.items()]
+    match settings.get("permissions"):
+        case {**keys}:
+            ignored += [f"{key} of [permissions]" for key in keys if key not in ProjectPermissions.__struct_fields__]
+        case _:
+            pass
+    match settings.get("mcp"):
+        case {"servers": {**servers}}:
+            trusted = [name for name, server in servers.items() if isinstance(server, dict) and "trust" in server]
+            ignored += [f"trust of [mcp.servers.{name}]" for name in trusted]
+        case _:
+            pass
+    return sorted(ignored)
 
 
 def parse_config(path: Path, text: str, env: Mapping[str, str]) -> Config:

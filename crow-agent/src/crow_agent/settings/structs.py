@@ -183,7 +183,7 @@ class Config(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ProjectPermissions(Struct, kw_only=True):
-    """The rules of a project: `[permissions]`. Other keys are ignored, and named to the user."""
+    """The rules of a project: `[permissions]`."""
 
     ask: list[str] = field(default_factory=list[str])
     deny: list[str] = field(default_factory=list[str])
@@ -195,7 +195,7 @@ class ProjectPermissions(Struct, kw_only=True):
 class ProjectConfig(Struct, kw_only=True):
     """The configuration of a project: `.crow/config.toml`.
 
-    It may only add servers and agents, and tighten permissions.
+    It may only add servers and agents, and tighten permissions. Other settings are ignored, and named to the user.
     """
 
     permissions: ProjectPermissions = field(default_factory=ProjectPermissions)

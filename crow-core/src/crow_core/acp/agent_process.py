@@ -4,7 +4,9 @@ import asyncio
 import shlex
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from subprocess import PIPE
+from typing import Any
 
 import crow_system as system
 
@@ -40,15 +42,22 @@ class AgentProcess:
         if self._closed:  # another process may have its id by now
             return
         self._closed = True
-        below = await asyncio.to_thread(system.find_descendants, self._transport.process.pid)
+        below: set[Any] = set()
+        async with AsyncExitStack() as stack:  # a cancel, after which the event loop may end, leaves out no step
+            stack.push_async_callback(self._stop_reading)
+            stack.callback(system.kill_all, below)
+            stack.push_async_callback(self._transport.close)
+            below |= await asyncio.to_thread(system.find_descendants, self._transport.process.pid)
+
+    async def _stop_reading(self) -> None:
+        """Stop reading standard error, after a moment for the last lines."""
         try:
-            await self._transport.close()
-        finally:
-            system.kill_all(below)
             await asyncio.wait({self._reading}, timeout=EXIT_WAIT)
+        finally:
             self._reading.cancel()
             if self._transport.errors:
                 self._transport.errors.close()
+            await asyncio.wait({self._reading})
 
     @property
     def stderr(self) -> str:

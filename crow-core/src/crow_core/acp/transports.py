@@ -17,7 +17,6 @@ import crow_system as system
 
 MAX_MESSAGE_BYTES = 50 * 1024 * 1024
 """Bytes that a line may have; longer lines are discarded as they arrive."""
-
 CHUNK_BYTES = 1024 * 1024
 """Bytes requested per read. At most three times as many are buffered; then the other side has to wait."""
 

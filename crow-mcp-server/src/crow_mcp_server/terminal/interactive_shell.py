@@ -26,12 +26,10 @@ PROMPT_SILENCE = 1.0  # seconds without output in the middle of a line after whi
 INPUT_SILENCE = 3.0  # seconds without output after which a program that has been given input seems to wait for more
 INPUT_TIMEOUT = 5.0  # seconds a program may take to read its input
 MAX_DRAINED_CHUNKS = 256  # of output that are read after a command has ended
-LAUNCHER = """
-import fcntl, os, signal, sys, termios
+LAUNCHER = f"""{processes.RESET_SIGNALS}
+import fcntl, termios
 fcntl.ioctl(1, termios.TIOCSCTTY, 0)
 os.dup2(int(sys.argv[1]), 8)
-signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
 os.execv(sys.argv[2], sys.argv[3:])
 """
 """A Python program that makes standard output the controlling terminal, which shells cannot do portably, and runs the

@@ -34,6 +34,13 @@ LINGER = 0.1  # seconds to wait for more output after the shell has ended
 CHUNK_BYTES = 65536
 WATCH_INTERVAL = 0.5  # seconds between calls of a watch
 MAX_WATCHED_CHARACTERS = 4_000  # of output passed to a watch
+RESET_SIGNALS = """
+import os, signal, sys
+for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ):
+    signal.signal(number, signal.SIG_DFL)
+"""
+"""The beginning of a Python program that starts another one. That one ignores no signal of these, although programs
+inherit that a signal is ignored: `nohup` and `&` start crow with some ignored, and Python ignores the last two."""
 
 
 class ProcessTree:
@@ -247,6 +254,12 @@ class ProcessTree:
         self._watchdog_entries.close()
 
 
+def ignores_terminal_signals() -> bool:
+    """Return whether this process ignores a signal by which a terminal interrupts or ends programs."""
+    signals = [getattr(signal, name, None) for name in ("SIGINT", "SIGQUIT", "SIGHUP")]
+    return system.HAS_TERMINALS and signal.SIG_IGN in [signal.getsignal(number) for number in signals if number]
+
+
 class PipedCommand(ProcessTree):
     """A shell command without input, whose output is a pipe."""
 
@@ -261,13 +274,17 @@ class PipedCommand(ProcessTree):
 
     async def run(self, command: str, *, cwd: str, env: Mapping[str, str]) -> None:
         """Start the shell with this command. Raises OSError and ValueError."""
+        program, arguments = SHELL, system.make_terminal_command(SHELL, command)
+        if ignores_terminal_signals():
+            launcher = f"{RESET_SIGNALS}os.execv(sys.argv[1], sys.argv[2:])"
+            program, arguments = sys.executable, [sys.executable, "-I", "-S", "-c", launcher, program, *arguments]
         output, shell_output = os.pipe()
 
         def spawn() -> subprocess.Popen[bytes]:
             try:
                 return subprocess.Popen(
-                    system.make_terminal_command(SHELL, command),
-                    executable=SHELL,
+                    arguments,
+                    executable=program,
                     cwd=cwd,
                     env=env,
                     stdin=subprocess.DEVNULL,
