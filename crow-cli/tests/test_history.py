@@ -313,7 +313,7 @@ async def test_task_of_a_session_starts_from_the_changes_that_were_recorded_with
 
 
 async def test_history_of_another_agent_is_imported_searched_and_asked_again(machine: "Machine"):
-    file = Path(__file__).parents[2] / "crow-persistence" / "tests" / "histories" / "pi.jsonl"
+    file = Path(__file__).parents[2] / "crow-eval" / "tests" / "histories" / "pi.jsonl"
     imported = await run_command(machine, "import", "pi", str(file))
     assert imported.out.splitlines()[0] == "Imported 4 messages of 1 sessions."
     (session,) = await read(machine, "sessions", "list", "--all")
