@@ -90,7 +90,8 @@ async def find_reason(task: Task, check: Check, work: Work, hidden: Collection[s
         case PythonCheck():
             file, _, name = check.function.rpartition(":")
             script = Path(__file__).with_name("call_function.py")
-            command = [sys.executable, str(script), str(task.folder / file), name, str(work.workspace)]
+            # -P: modules beside the script, such as inspect.py, hide none of the standard library
+            command = [sys.executable, "-P", str(script), str(task.folder / file), name, str(work.workspace)]
             return await run_process(task, command, work, 0, check.timeout, hidden, stdin=work.answer)
         case FileCheck():
             return find_file_reason(check, work.workspace / check.path)
