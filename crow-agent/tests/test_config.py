@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from crow_agent.settings.config import load_config, load_environment, load_project_config
+from crow_agent.settings.config import find_ignored_settings, load_config, load_environment, load_project_config
 from crow_agent.settings.home import Home
 from crow_agent.settings.mcp_servers import to_mcp_server, to_server
 from crow_agent.settings.structs import (
@@ -16,7 +16,6 @@ from crow_agent.settings.structs import (
     ProjectConfig,
     ProjectPermissions,
     ServerSettings,
-    find_ignored_settings,
 )
 from crow_core.acp.schema import EnvVariable, HttpHeader, McpServer
 from crow_core.errors import ConfigError
