@@ -2,7 +2,7 @@
 
 import os
 import shlex
-from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -22,6 +22,7 @@ from crow_core.messages.message import Message, drop_rewound, find_shell, list_e
 from crow_core.models.chat import Model
 from crow_core.session.prompts import Prompt
 from crow_core.session.session import Session
+from crow_core.state import StateKey
 from crow_core.text import to_line
 from crow_extensions.agent_settings import AgentSettings
 from crow_extensions.ask_user import ask_user
@@ -319,6 +320,9 @@ def make_tool_server(
     return share_server(definition, make)
 
 
+AT_END = StateKey("at_end", list[Callable[[], Awaitable[None]]])
+TRUST_NOTICES = StateKey("trust_notices", list[str])
+
 SESSIONS: WeakValueDictionary[str, Session] = WeakValueDictionary()
 """The open sessions of all apps of this process, by id."""
 
@@ -336,7 +340,7 @@ def make_workspace(meta: dict[str, Any]) -> Workspace:
         watch=editor.show_output,
         changes=lambda: list_changes(session.log),
         shell=lambda: find_shell(session.log),
-        at_end=session.state.setdefault("at_end", []).append,
+        at_end=session.state[AT_END].append,
     )
 
 
@@ -347,7 +351,7 @@ def list_changes(log: Sequence[Message]) -> list[dict[str, Any]]:
 
 async def end_terminals(session: Session) -> None:
     """End the processes that a session's commands left running."""
-    for end in session.state.pop("at_end", ()):
+    for end in session.state.pop(AT_END):
         await end()
 
 
@@ -458,7 +462,7 @@ def project_servers(crow: Crow, *, trust: TrustedFolders, env: Mapping[str, str]
         is_trusted = trust.is_trusted(folder)
         own = {folder, Path(env.get("HOME") or Path.home())}  # crow uses the skills of the user's home anyway
         above = [each for each in reversed(find_project_folders(folder)) if each not in own]
-        session.state["trust notices"] = [
+        session.state[TRUST_NOTICES] = [
             *(describe_left_out(trust, folder) if is_trusted else [describe_untrusted(trust, folder)]),
             *(describe_untrusted(trust, each, FOLDERS) for each in above if not trust.is_trusted(each)),
         ]
@@ -466,7 +470,7 @@ def project_servers(crow: Crow, *, trust: TrustedFolders, env: Mapping[str, str]
 
     @crow.before_prompt
     async def warn(message: Any, session: Session) -> None:
-        for text in filter(None, session.state.pop("trust notices", ())):
+        for text in filter(None, session.state.pop(TRUST_NOTICES)):
             await session.notice(to_line(show_path(text)), "warning")
 
 

@@ -16,6 +16,7 @@ from crow_core.models.usage import ASSUMED_WINDOW
 from crow_core.session.log import new_id
 from crow_core.session.prompts import Prompt
 from crow_core.session.session import Command, Session
+from crow_core.state import StateKey
 from msgspec import Meta
 
 from crow_compact.compaction import RETRY_GROWTH, Compaction, replace_messages
@@ -150,10 +151,13 @@ def view_since(log: Sequence[Message], id: str) -> list[Message]:
     return view(log[at:])
 
 
+ESTIMATORS = StateKey("compact", dict[str, TokenEstimator])
+"""The token estimators of a session, by the names of its models."""
+
+
 def get_estimator(session: Session) -> TokenEstimator:
     """Return the token estimator of a session and its current model."""
-    estimators: dict[str, TokenEstimator] = session.state.setdefault("compact", {})
-    return estimators.setdefault(session.model.name, TokenEstimator())
+    return session.state[ESTIMATORS].setdefault(session.model.name, TokenEstimator())
 
 
 async def compact_session(planned: Compaction, tokens: int) -> bool:

@@ -33,3 +33,4 @@ from crow_core.session.store import Page as Page
 from crow_core.session.store import Record as Record
 from crow_core.session.store import SessionChange as SessionChange
 from crow_core.session.store import Summary as Summary
+from crow_core.state import StateKey as StateKey

@@ -23,9 +23,11 @@ from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Server
 from crow_core.mcp.tool import ToolCall
 from crow_core.session.session import Session
+from crow_core.state import StateKey
 from msgspec import UNSET, Struct, ValidationError
 
 NAME = "ask_user"
+SERVER = StateKey[Server](NAME)
 DESCRIPTION = """\
 Ask the user, and wait for the answer. Only for what you cannot find out yourself and would be wrong to guess.
 Never ask for passwords, keys or other secrets."""
@@ -105,12 +107,12 @@ def ask_user(crow: Crow) -> None:
     def offer(session: Session) -> Sequence[Server]:
         schema = FORM_SCHEMA if can_ask(session.client.capabilities, "form") else CHOICE_SCHEMA
         definition = {"name": NAME, "description": DESCRIPTION, "inputSchema": schema, "_meta": META}
-        session.state["ask"] = Server("ask", None, definitions=[definition], built_in=True)
-        return [session.state["ask"]]
+        session.state[SERVER] = Server("ask", None, definitions=[definition], built_in=True)
+        return [session.state[SERVER]]
 
     @crow.before_tool
     async def answer(session: Session, tool_call: ToolCall) -> ToolResult | None:
-        if not tool_call.is_for(session.state["ask"]):
+        if not tool_call.is_for(session.state[SERVER]):
             return None
         try:
             question = convert_leniently(tool_call.arguments, UserQuestion)

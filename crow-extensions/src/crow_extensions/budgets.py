@@ -13,6 +13,7 @@ from crow_core.messages.message import Message, marker_kind
 from crow_core.models.chat import ModelRequest
 from crow_core.session.session import Session
 from crow_core.spending import Spending, count_calls, reserve_call
+from crow_core.state import StateKey
 from msgspec import Meta
 
 
@@ -27,6 +28,7 @@ class SessionBudget:
     """Held while the user is asked: once, whatever the number of sub-agents."""
 
 
+BUDGET = StateKey[SessionBudget]("budget")
 SETTING = "`money` of [extensions.budgets]"
 AboveZero = Annotated[float, Meta(gt=0)]
 
@@ -49,10 +51,10 @@ def budgets(
     def budget_of(session: Session) -> SessionBudget:
         while parent := session.parent:
             session = parent
-        if "budget" not in session.state:
+        if BUDGET not in session.state:
             spending = Spending(requests, tokens, money, minutes, find_spent(session.log), SETTING)
-            session.state["budget"] = SessionBudget(spending)
-        return session.state["budget"]
+            session.state[BUDGET] = SessionBudget(spending)
+        return session.state[BUDGET]
 
     @crow.before_prompt
     def begin(message: Message, session: Session) -> None:

@@ -42,6 +42,7 @@ from crow_core.mcp.tool import ToolCall
 from crow_core.messages.message import Delta, make_legal_name
 from crow_core.models.chat import ModelCall, ModelRequest
 from crow_core.session.session import Session
+from crow_core.state import StateKey
 from crow_core.text import to_line
 from msgspec import UNSET
 
@@ -85,6 +86,9 @@ class AgentTool(NamedTuple):
     settings: AgentSettings
 
 
+TOOLS = StateKey[tuple[Server | None, dict[str, AgentTool]]]("other_agents", lambda: (None, {}))
+
+
 class ForeignModel:
     """The model of another agent, which is known only by the agent's name and is never asked from here."""
 
@@ -123,12 +127,12 @@ def other_agents(
         definitions = [to_definition(name, tool) for name, tool in tools.items()]
         secrets = find_secrets(*(tool.settings for tool in tools.values()))
         server = Server(NAME, None, definitions=definitions, built_in=True, secrets=secrets)
-        session.state[NAME] = server, tools
+        session.state[TOOLS] = server, tools
         return [server]
 
     @crow.before_tool
     async def run(session: Session, tool_call: ToolCall) -> ToolResult | None:
-        server, tools = session.state.get(NAME, (None, {}))
+        server, tools = session.state[TOOLS]
         if server is None or tool_call.tool is None or not tool_call.is_for(server):
             return None
         prompt = tool_call.arguments.get("prompt")

@@ -22,6 +22,7 @@ from crow_core.mcp.server import Server
 from crow_core.mcp.tool import ToolCall
 from crow_core.messages.message import Message
 from crow_core.session.session import Session
+from crow_core.state import StateKey
 from crow_core.text import to_line
 from msgspec import Struct, ValidationError
 
@@ -73,17 +74,20 @@ class ResourceTool(Server):
         return []
 
 
+TOOL = StateKey[ResourceTool]("resources")
+
+
 def resources(crow: Crow) -> None:
     """Attach the resources that a prompt mentions, and add the tool for the model. Use it after `commands`."""
 
     @crow.mcp_servers
     def offer(session: Session) -> Sequence[Server]:
-        session.state["resources"] = ResourceTool("resources", None, built_in=True, session=session)
-        return [session.state["resources"]]
+        session.state[TOOL] = ResourceTool("resources", None, built_in=True, session=session)
+        return [session.state[TOOL]]
 
     @crow.before_tool
     async def answer(session: Session, tool_call: ToolCall) -> ToolResult | None:
-        if not tool_call.is_for(session.state["resources"]):
+        if not tool_call.is_for(session.state[TOOL]):
             return None
         try:
             arguments = convert_leniently(tool_call.arguments, ReadArguments)

@@ -15,10 +15,8 @@ from crow_core.errors import EndTurn, StoreError
 from crow_core.messages.message import Message
 from crow_core.models.chat import ModelRequest
 from crow_core.session.session import Session
+from crow_core.state import StateKey
 from msgspec import ValidationError
-
-STEERING = "steering"
-"""The key in `Session.state` of the session's `Steering`."""
 
 
 @dataclass(eq=False)
@@ -54,6 +52,10 @@ class Steering:
         for steer in withdrawn:
             steer.taken.set_result(False)
         return len(withdrawn)
+
+
+STEERING = StateKey("steering", Steering)
+"""The messages that join the turns of a session."""
 
 
 def steering(crow: Crow) -> None:
@@ -136,7 +138,7 @@ def steering(crow: Crow) -> None:
 
 def get_steering(session: Session) -> Steering:
     """Return the messages that join the turns of a session."""
-    return session.state.setdefault(STEERING, Steering())
+    return session.state[STEERING]
 
 
 async def show(box: Steering, session: Session, *, wait: bool = True) -> None:

@@ -21,6 +21,7 @@ from crow_core.messages.message import Message
 from crow_core.models.chat import ChatModel, ModelCall, ModelRequest
 from crow_core.session.output import TURN_NOTES, OutputSchema, is_strict
 from crow_core.session.session import Session
+from crow_core.state import StateKey
 from msgspec import UNSET
 
 NAME = "give_result"
@@ -37,8 +38,7 @@ NOT_ASKED = "No result is asked for by this tool now. Go on without it, and answ
 GIVEN = "The result was taken."
 AGAIN = "A result was given already."
 
-SERVER, REQUESTED = "structured_output", "requested_output"
-"""The keys of `Session.state`."""
+SERVER = StateKey[Server]("structured_output")
 
 
 @dataclass(eq=False)
@@ -79,6 +79,9 @@ class RequestedOutput:
         return self.value is not UNSET or len(self.faults) > self.retries
 
 
+REQUESTED = StateKey[RequestedOutput | None]("requested_output", lambda: None)
+
+
 def structured_output(crow: Crow) -> None:
     """Let a turn end with a result that fits the JSON schema of its prompt (ACP: `_meta.crow.outputSchema`).
 
@@ -88,7 +91,7 @@ def structured_output(crow: Crow) -> None:
 
     @crow.mcp_servers
     def serve(session: Session) -> Sequence[Server]:
-        session.state[SERVER] = Server(SERVER, None, definitions=[], built_in=True)
+        session.state[SERVER] = Server(SERVER.name, None, definitions=[], built_in=True)
         return [session.state[SERVER]]
 
     @crow.tools
@@ -189,7 +192,7 @@ def structured_output(crow: Crow) -> None:
 
     @crow.turn_end
     def answer(session: Session, outcome: StopReason | Exception) -> None:
-        requested, notes = session.state.pop(REQUESTED, None), TURN_NOTES.get()
+        requested, notes = session.state.pop(REQUESTED), TURN_NOTES.get()
         if requested is None or notes is None:
             return
         if requested.value is not UNSET and outcome == "end_turn":
@@ -201,7 +204,7 @@ def structured_output(crow: Crow) -> None:
 
 def get_requested(session: Session) -> RequestedOutput | None:
     """Return the result that the running turn is to end with, if its prompt asked for one."""
-    return session.state.get(REQUESTED)
+    return session.state[REQUESTED]
 
 
 def find_requested(session: Session, schemas: Sequence[dict[str, Any]]) -> RequestedOutput | None:

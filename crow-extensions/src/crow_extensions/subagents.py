@@ -13,6 +13,7 @@ from crow_core.mcp.tool import ToolCall
 from crow_core.messages.message import Message, marker_kind
 from crow_core.session.output import STOPPED, TURN_NOTES
 from crow_core.session.session import Session
+from crow_core.state import StateKey
 from crow_core.text import to_line
 from msgspec import Struct, ValidationError
 
@@ -33,6 +34,7 @@ REPORT = """
 Another agent gave you this task, and nobody else reads along. Your last message is your report to it, and all that it \
 gets: say what you found or did, with paths and lines, and what is left."""
 """Is appended to the task."""
+SERVER = StateKey[Server]("agent")
 
 
 def make_schema(models: Sequence[str]) -> dict[str, Any]:
@@ -76,8 +78,8 @@ def subagents(crow: Crow) -> None:
             "inputSchema": make_schema(list(session.models)),
             "_meta": {"crow/kind": "think"},
         }
-        session.state[NAME] = Server(NAME, None, definitions=[definition], built_in=True)
-        return [session.state[NAME]]
+        session.state[SERVER] = Server(NAME, None, definitions=[definition], built_in=True)
+        return [session.state[SERVER]]
 
     @crow.tools
     def share(schemas: list[dict[str, Any]], session: Session) -> list[dict[str, Any]] | None:
@@ -90,7 +92,7 @@ def subagents(crow: Crow) -> None:
 
     @crow.before_tool
     async def run(session: Session, tool_call: ToolCall) -> ToolResult | None:
-        if not tool_call.is_for(session.state[NAME]):
+        if not tool_call.is_for(session.state[SERVER]):
             return None
         if session.parent:
             return ToolResult.error(NO_OTHERS)

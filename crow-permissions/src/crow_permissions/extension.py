@@ -30,6 +30,7 @@ from crow_core.mcp.tool import ToolCall
 from crow_core.messages.message import Message, list_edits
 from crow_core.session.options import Option
 from crow_core.session.session import Session
+from crow_core.state import StateKey
 from crow_core.text import to_line
 from crow_system.git import find_foreign_settings, find_git_options, make_git_environment
 
@@ -50,6 +51,9 @@ from crow_permissions.subjects import find_subject
 
 COMMAND_SHOWN = 1_000
 """Characters of a command that the user has changed, in the record of the decision."""
+RULES_ARE_CHECKED = StateKey("rules_are_checked", bool)
+ANSWERS_FAULT = StateKey("answers_fault", str)
+"""The last fault of the kept answers that the user was told."""
 
 
 def permissions(
@@ -90,9 +94,9 @@ def permissions(
 
     @crow.before_prompt
     async def warn_of_misspelt_rules(message: Message, session: Session) -> None:
-        if session.parent or session.state.setdefault("rules_are_checked", False):
+        if session.parent or session.state[RULES_ARE_CHECKED]:
             return
-        session.state["rules_are_checked"] = True
+        session.state[RULES_ARE_CHECKED] = True
         tools = {str(each["name"]) for server in session.toolbox.servers for each in server.definitions or ()}
         rules = get_permissions(session).rules
         for rule in (*rules.allow, *rules.ask, *rules.deny):
@@ -195,8 +199,8 @@ def permissions(
         """Say once that kept answers cannot be read."""
         if answers and not session.parent:
             answers.list_all()
-            if answers.fault and session.state.get("answers_fault") != answers.fault:
-                session.state["answers_fault"] = answers.fault
+            if answers.fault and session.state[ANSWERS_FAULT] != answers.fault:
+                session.state[ANSWERS_FAULT] = answers.fault
                 await session.notice(answers.fault, "warning")
 
 

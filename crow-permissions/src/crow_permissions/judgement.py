@@ -9,6 +9,7 @@ from typing import Literal
 from crow_core.mcp.tool import ToolCall
 from crow_core.session.options import Choice
 from crow_core.session.session import Session
+from crow_core.state import StateKey
 from crow_core.text import to_line
 
 from crow_permissions.command_files import (
@@ -111,16 +112,19 @@ class SessionPermissions:
         return find_answer([*self.answers, *(self.kept.list_all() if self.kept else ())], rules, folder)
 
 
+PERMISSIONS = StateKey[SessionPermissions | None]("permissions", lambda: None)
+
+
 def find_permissions(session: Session) -> SessionPermissions | None:
     """Find the permissions of a session, which its sub-agents share; None before they are set."""
     while session.parent:
         session = session.parent
-    return session.state.get("permissions")
+    return session.state[PERMISSIONS]
 
 
 def set_permissions(session: Session, permissions: SessionPermissions) -> None:
     """Set the permissions of a session."""
-    session.state["permissions"] = permissions
+    session.state[PERMISSIONS] = permissions
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,7 @@ from crow_core.mcp.tool import ToolCall
 from crow_core.messages.message import Message, marker_kind, to_parts
 from crow_core.models.chat import ModelRequest
 from crow_core.session.session import Session
+from crow_core.state import StateKey
 from crow_core.text import to_line
 
 from crow_permissions.exits import find_exit
@@ -114,6 +115,9 @@ class Taint:
     """The rules whose paths are private."""
 
 
+TAINT = StateKey[Taint | None]("taint", lambda: None)
+
+
 def taint(
     crow: Crow,
     *,
@@ -135,10 +139,10 @@ def taint(
     def get_taint(session: Session) -> Taint:
         if session.parent:
             return get_taint(session.parent)
-        known: Taint | None = session.state.get("taint")
+        known = session.state[TAINT]
         if known is None:
             more = [rule for rules in project(session.cwd) for rule in rules] if project else []
-            known = session.state["taint"] = Taint()
+            known = session.state[TAINT] = Taint()
             known.rules = [rule for rule in (*known_rules, *parse_rules(more)) if names_files(rule)]
             for entry in session.log:
                 if (kind := to_kind(entry)) and len(known.sources[kind]) < SOURCES_LIMIT:
@@ -227,7 +231,7 @@ def taint(
     @crow.session_end
     def forget(session: Session) -> None:
         """Forget what is known of a session's last reply."""
-        if (found := (session.parent or session).state.get("taint")) is None:
+        if (found := (session.parent or session).state[TAINT]) is None:
             return
         for old in [old for old in found.readings if old.startswith(session.id)]:
             del found.readings[old]

@@ -47,6 +47,7 @@ from crow_core.session.options import Option, SessionOptions
 from crow_core.session.prompts import Prompt, SessionPrompts
 from crow_core.session.store import ArchiveFilter, Page, Record, SessionChange, Summary
 from crow_core.session.user import Client, User
+from crow_core.state import State
 from crow_core.trace import TRACE
 
 LONG_ARGUMENTS = 400
@@ -165,8 +166,8 @@ class Session:
         self.turns = Turns(max_requests)
         self.begun: set[str] = set()
         """The ids of the last reply's tool calls that may have had effects."""
-        self.state: dict[str, Any] = {}
-        """Values of extensions for this session. An extension uses only its own keys; a store adds `Record.state`."""
+        self.state = State()
+        """Values of extensions for this session. A store adds `Record.state`."""
         self.parent = parent
         """The session that this one works for, if it is a sub-agent's."""
         self._models = models
@@ -358,7 +359,7 @@ class Session:
         self.log.title, self.log.damage = record.title, record.damage
         self.prompts.system = record.system
         self.toolbox.restore(record.tools)
-        self.state |= record.state
+        self.state.update(record.state)
         self.folders.current = find_shell(record.log).get("folder", "")
         self.stream.used_ids |= {use["id"] for entry in record.log for use in entry.get("tool_calls", ())}
 
@@ -459,7 +460,7 @@ class Hooks:
 
             @crow.session_start
             def begin(session: Session) -> None:
-                session.state["turns"] = 0
+                session.state[TURNS] = 0
         """)
 
     session_end: Unwind[[Session]] = Unwind("""
@@ -467,7 +468,7 @@ class Hooks:
 
             @crow.session_end
             async def finish(session: Session) -> None:
-                session.state.pop("turns")
+                session.state.pop(TURNS)
         """)
 
     app_end: Unwind[[]] = Unwind("""
@@ -521,7 +522,7 @@ class Hooks:
 
             @crow.turn_resume
             def count(session: Session, entries: list[Message]) -> None:
-                session.state["replies"] = sum(entry.get("role") == "assistant" for entry in entries)
+                session.state[REPLIES] = sum(entry.get("role") == "assistant" for entry in entries)
         """)
 
     before_model: Pipe[ModelRequest, [Session]] = Pipe("""
@@ -647,7 +648,7 @@ class Hooks:
 
             @crow.before_end
             def remind(session: Session, stop_reason: StopReason) -> Message | None:
-                return {"role": "user", "content": "Run the tests."} if not session.state.pop("tested", True) else None
+                return {"role": "user", "content": "Run the tests."} if not session.state.pop(TESTED) else None
         """)
 
     turn_end: Unwind[[Session, StopReason | Exception]] = Unwind("""
@@ -675,10 +676,10 @@ class Hooks:
             @crow.options
             def loudness(session: Session) -> Option:
                 def get() -> str:
-                    return session.state.get("loudness", "off")
+                    return session.state[LOUDNESS]
 
                 def choose(value: str) -> None:
-                    session.state["loudness"] = value
+                    session.state[LOUDNESS] = value
 
                 return Option("loud", "Loud", "_loud", ON_OFF, get, choose, is_switch=True)
         """)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from crow_core.messages.message import Message
+from crow_core.state import State
 
 ArchiveFilter = Literal["exclude", "include", "only"]
 """Whether archived sessions are left out of a list, or are in it, or alone in it."""
@@ -26,7 +27,7 @@ class Record:
     """The list of tools that was last sent, in the form of chat completions."""
     damage: str = ""
     """A sentence for the user about entries that could not be restored: "341 of 343 messages …". "" for none."""
-    state: dict[str, Any] = field(default_factory=dict[str, Any])
+    state: State = field(default_factory=State)
     """Values that the store adds to `session.state`."""
 
 

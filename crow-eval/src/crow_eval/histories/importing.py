@@ -17,7 +17,7 @@ from crow_persistence.entries import clean_text
 from crow_persistence.heads import read_secrets
 from crow_persistence.loader import decode_or, entry_id, load_with_progress, read_roots
 from crow_persistence.progress import Progress
-from crow_persistence.store import STATE_KEY, Store
+from crow_persistence.store import PROGRESS, Store
 from crow_persistence.tables import messages, sessions
 from crow_persistence.writes import SessionWrite
 from sqlalchemy import Connection, Row, select, update
@@ -156,7 +156,7 @@ def open_session(
     cwd = found.cwd or "/"
     folders = Folders(row.cwd, read_roots(row)) if row is not None else Folders(cwd, [cwd])
     session = Session(Hooks(), nobody, id, folders, {"": nobody}, {})
-    session.state[STATE_KEY] = progress
+    session.state[PROGRESS] = progress
     for entry in log:
         session.log.append(entry)
     return session
