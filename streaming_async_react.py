@@ -18,7 +18,8 @@ from crow_core.content import to_content
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Server
 from crow_core.mcp.toolbox import Toolbox
-from crow_core.messages.message import Message, ToolUse, answer_tool_call, settle, view
+from crow_core.messages.message import Message, ToolUse, answer_tool_call, settle
+from crow_core.messages.passes import view
 from crow_core.models.chat import ChatModel, Model
 from crow_core.models.reply import ReplyBuilder
 from crow_core.testing import Reply, ScriptedServer

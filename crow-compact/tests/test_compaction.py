@@ -22,7 +22,8 @@ from crow_core.acp.schema import (
 from crow_core.app import Crow
 from crow_core.errors import ModelError
 from crow_core.mcp.server import Server
-from crow_core.messages.message import SUMMARY_TEMPLATE, Message, marker_kind
+from crow_core.messages.message import Message, marker_kind
+from crow_core.messages.passes import SUMMARY_TEMPLATE
 from crow_core.models.chat import ChatModel
 from crow_core.models.usage import SESSION_TOTALS
 from crow_core.session.prompts import Prompt

@@ -10,25 +10,27 @@ import pytest
 from crow_core.messages import message as messages
 from crow_core.messages.message import (
     INTERRUPTED,
-    PASSES,
-    SUMMARY_TEMPLATE,
     Delta,
     Message,
     ToolUse,
     answer_tool_call,
+    find_unanswered,
+    parse_arguments,
+    settle,
+)
+from crow_core.messages.passes import (
+    PASSES,
+    SUMMARY_TEMPLATE,
     complete_answers,
     drop_markers,
     drop_notes,
     drop_rewound,
     drop_thoughts,
     find_markers,
-    find_unanswered,
     join_user_messages,
     move_images,
-    parse_arguments,
     repair_arguments,
     select_entries,
-    settle,
     view,
 )
 from crow_core.messages.view import View

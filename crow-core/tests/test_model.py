@@ -15,7 +15,8 @@ import openai
 import pytest
 import stamina
 from crow_core.errors import ModelError
-from crow_core.messages.message import Delta, Message, answer_tool_call, settle, view
+from crow_core.messages.message import Delta, Message, answer_tool_call, settle
+from crow_core.messages.passes import view
 from crow_core.models import chat as models
 from crow_core.models.chat import ChatModel, ModelCall, ModelRequest
 from crow_core.testing import Failure, Raw, Reply, ScriptedServer

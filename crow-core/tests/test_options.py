@@ -10,7 +10,7 @@ from crow_core.models.chat import ChatModel
 from crow_core.models.quirks import Quirks
 from crow_core.session.options import ON_OFF, Choice, Option
 from crow_core.session.session import Session
-from crow_core.state import StateKey
+from crow_core.session_state import StateKey
 from crow_core.testing import Reply, ScriptedModel, ScriptedServer
 from crow_core.testing.wire import RawClient, connect_raw
 from crow_extensions.commands import commands

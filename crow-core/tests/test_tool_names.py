@@ -9,7 +9,8 @@ from crow_core.acp.schema import LoadSessionRequest
 from crow_core.acp.schema import ToolCall as AcpToolCall
 from crow_core.app import Crow
 from crow_core.mcp.server import Server
-from crow_core.messages.message import Message, view
+from crow_core.messages.message import Message
+from crow_core.messages.passes import view
 from crow_core.messages.view import View
 from crow_core.models.chat import ChatModel
 from crow_core.session.store import Record

@@ -17,7 +17,8 @@ import msgspec
 from crow_agent.settings.config import Config, Home, load_config, load_environment
 from crow_agent.settings.discovery import find_models
 from crow_core.errors import ConfigError, ModelError
-from crow_core.messages.message import Delta, Message, answer_tool_call, decode_json, parse_arguments, settle, view
+from crow_core.messages.message import Delta, Message, answer_tool_call, decode_json, parse_arguments, settle
+from crow_core.messages.passes import view
 from crow_core.models.chat import TOOL_ADVICE, ChatModel, ModelCall, ModelRequest
 from crow_core.models.endpoint import CONNECT_TIMEOUT, create_http_client, join_url
 from crow_core.models.estimate import count_min_tokens

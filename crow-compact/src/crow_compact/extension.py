@@ -10,17 +10,17 @@ from crow_core.content import find_first_text
 from crow_core.errors import ModelError
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.tool import ToolCall
-from crow_core.messages.message import Message, view
+from crow_core.messages.message import Message, get_id
+from crow_core.messages.passes import view
 from crow_core.models.chat import ModelCall, ModelRequest, get_window
 from crow_core.models.usage import ASSUMED_WINDOW
 from crow_core.session.log import new_id
 from crow_core.session.prompts import Prompt
 from crow_core.session.session import Command, Session
-from crow_core.state import StateKey
+from crow_core.session_state import StateKey
 from msgspec import Meta
 
 from crow_compact.compaction import RETRY_GROWTH, Compaction, replace_messages
-from crow_compact.markers import get_id
 from crow_compact.read_output import TOOL, make_server, read_output
 from crow_compact.summary import CannotCompact
 from crow_compact.tokens import TokenEstimator

@@ -15,7 +15,7 @@ from crow_core.mcp.toolbox import Toolbox as Toolbox
 from crow_core.messages.message import Message as Message
 from crow_core.messages.message import ToolUse as ToolUse
 from crow_core.messages.message import to_parts as to_parts
-from crow_core.messages.message import view as view
+from crow_core.messages.passes import view as view
 from crow_core.models.chat import ChatModel as ChatModel
 from crow_core.models.chat import Model as Model
 from crow_core.models.chat import ModelCall as ModelCall
@@ -33,4 +33,4 @@ from crow_core.session.store import Page as Page
 from crow_core.session.store import Record as Record
 from crow_core.session.store import SessionChange as SessionChange
 from crow_core.session.store import Summary as Summary
-from crow_core.state import StateKey as StateKey
+from crow_core.session_state import StateKey as StateKey

@@ -21,6 +21,7 @@ from crow_core.keyed_turns import (
 )
 from crow_core.mcp.server import Server
 from crow_core.messages.message import Message, find_unanswered
+from crow_core.messages.notes import Notes
 from crow_core.models.chat import ChatModel, Model
 from crow_core.react import react
 from crow_core.session.bridge import Bridge
@@ -292,7 +293,7 @@ class Crow(Hooks):
             reporting: asyncio.Task[None] | None = None
             if (turn := find_turn(session.view.entries(), key, message)) and turn.end:
                 await show_ended(session, turn)
-                return turn.end["stop"]
+                return turn.end.get("stop", "end_turn")
             try:
                 turns.message, turns.key = turn.message if turn else message, key
                 turns.running = asyncio.current_task()
@@ -328,13 +329,13 @@ class Crow(Hooks):
     async def begin_turn(self, session: Session, message: Message) -> StopReason:
         """Run a turn from its start. A turn that was interrupted before, and has another key, is given up."""
         key = session.turns.key
-        notes = {"key": key, "prompt": digest_prompt(message)} if key else {}
+        notes: Notes = {"key": key, "prompt": digest_prompt(message)} if key else {}
         prompt = await self.before_prompt.run(message, session)
         if session.turns.has_keys and (left := find_open_turn(session.view.entries())):
             answer_unanswered(session)
             end_turn(session, "cancelled", key=left)
         session.turns.has_keys |= bool(key)
-        session.log.append({**prompt, "crow": {**prompt.get("crow", {}), **notes}} if notes else prompt)
+        session.log.append({**prompt, "crow": prompt.get("crow", Notes()) | notes} if notes else prompt)
         return await react(session)
 
     async def update_tools(self, session: Session) -> None:

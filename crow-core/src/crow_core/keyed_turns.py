@@ -5,17 +5,25 @@ turn. A marker `started` says that a tool call may have had effects. A completed
 one runs at most once unless its tool is declared idempotent.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any
 
 import msgspec
 
 from crow_core.acp.schema import StopReason
 from crow_core.content import replay, to_interruption
 from crow_core.errors import PromptError
-from crow_core.messages.message import Message, ToolUse, find_markers_of_call, find_unanswered, is_reply, marker_kind
+from crow_core.messages.message import (
+    Message,
+    ToolUse,
+    find_markers_of_call,
+    find_unanswered,
+    get_id,
+    is_reply,
+    marker_kind,
+)
+from crow_core.messages.notes import Notes
 from crow_core.models.usage import TURN_TOTALS
 from crow_core.react import STOP_REASONS, act, react
 from crow_core.session.output import STOPPED, TURN_NOTES
@@ -32,7 +40,7 @@ class KeyedTurn:
 
     entries: list[Message]
     """Its entries; the first is the user's message."""
-    end: dict[str, Any] | None = None
+    end: Notes | None = None
     """The notes of its marker `ended`; None if it has not ended."""
 
     @property
@@ -81,7 +89,7 @@ def end_turn(session: Session, stop_reason: StopReason, text: str | None = None,
     """
     if not (key or (session.turns.key and stop_reason != "cancelled")):
         return
-    notes: dict[str, Any] = {"kind": "ended", "key": key or session.turns.key, "stop": stop_reason}
+    notes: Notes = {"kind": "ended", "key": key or session.turns.key, "stop": stop_reason}
     if not key:
         message = session.turns.message or Message()
         notes["prompt"] = message.get("crow", {}).get("prompt") or digest_prompt(message)
@@ -105,7 +113,7 @@ async def show_ended(session: Session, turn: KeyedTurn) -> None:
         await session.update(update)
     if (text := end.get("text", "")) and text != find_last_text(turn.entries):
         await session.say(text)
-    kept: dict[str, Any] = end.get("notes", {})
+    kept = end.get("notes", {})
     if stopped := kept.get(STOPPED):
         await session.say(stopped["reason"], is_answer=False)
     if (notes := TURN_NOTES.get()) is not None:
@@ -113,7 +121,7 @@ async def show_ended(session: Session, turn: KeyedTurn) -> None:
     add_spent(end.get("usage", {}))
 
 
-def add_spent(spent: dict[str, int]) -> None:
+def add_spent(spent: Mapping[str, float]) -> None:
     """Add tokens to those of the running turn."""
     if (totals := TURN_TOTALS.get()) is not None:
         for name in COUNTED:
@@ -153,9 +161,10 @@ def drop_cut_reply(session: Session, entries: Sequence[Message]) -> None:
     cut = entries[at].get("crow", {}).get("cut")
     if cut is None or entries[at].get("role") != "assistant" or cut in STOP_REASONS:
         return
-    markers = [{key: note for key, note in entry.get("crow", {}).items() if key != "id"} for entry in entries[at + 1 :]]
-    session.rewind(entries[at - 1].get("crow", {})["id"])
+    markers = [entry.get("crow", Notes()).copy() for entry in entries[at + 1 :]]
+    session.rewind(get_id(entries[at - 1]))
     for notes in markers:
+        notes.pop("id", None)
         session.log.append({"crow": notes})
 
 
@@ -181,7 +190,7 @@ def drop_later_turns(session: Session, origin: KeyedOrigin) -> Session:
     for at, entry in enumerate(entries):
         key = str(entry.get("crow", {}).get("key", ""))
         if key.startswith(origin.prefixes) and key not in origin.keys:
-            session.rewind(entries[at - 1].get("crow", {})["id"] if at else "")
+            session.rewind(get_id(entries[at - 1]) if at else "")
             break
     return session
 

@@ -15,7 +15,9 @@ from crow_core.acp.connection import RpcError
 from crow_core.acp.schema import INTERNAL_ERROR, ClientCapabilities
 from crow_core.app import Crow
 from crow_core.errors import ModelError, PromptError, StoreError
-from crow_core.messages.message import Message, ToolUse, answer_tool_call, marker_kind, parse_arguments, settle, view
+from crow_core.messages.message import Message, ToolUse, answer_tool_call, marker_kind, parse_arguments, settle
+from crow_core.messages.notes import ReaskNotes
+from crow_core.messages.passes import view
 from crow_core.models.chat import ChatModel, Model, ModelCall, ModelRequest
 from crow_core.session.prompts import Prompt
 from crow_core.session.session import Session
@@ -52,7 +54,7 @@ class Changes:
     start: int = 1
     """The number of the first request that is asked again; the replies before it are kept."""
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> ReaskNotes:
         """Return the changes as the marker in the log holds them."""
         where = self.model.display_url if isinstance(self.model, ChatModel) else ""
         return {
@@ -435,7 +437,7 @@ def read_outcome(
     outcome = Reasked(stored.id, stored.derive_id(changes), len(stored.requests), error=error)
     old: list[str] = []
     for entry in log:
-        notes: dict[str, Any] = entry.get("crow", {})
+        notes = entry.get("crow", {})
         number = int(notes.get("request", 0)) if entry.get("role") == "assistant" else 0
         if not number:
             continue

@@ -23,7 +23,7 @@ from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Server
 from crow_core.mcp.tool import ToolCall
 from crow_core.session.session import Session
-from crow_core.state import StateKey
+from crow_core.session_state import StateKey
 from msgspec import UNSET, Struct, ValidationError
 
 NAME = "ask_user"

@@ -5,7 +5,7 @@ from crow_core.app import Crow
 from crow_core.messages.message import Message
 from crow_core.models.chat import ModelCall
 from crow_core.session.session import Session
-from crow_core.state import StateKey
+from crow_core.session_state import StateKey
 
 REQUEST = (
     "The connection broke in the middle of your last reply; the user has seen what you said until then. "

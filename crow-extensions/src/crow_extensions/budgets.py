@@ -1,7 +1,7 @@
 """Limits of what a session may use before the user is asked whether it may use as much again."""
 
 import asyncio
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
@@ -12,8 +12,8 @@ from crow_core.errors import EndTurn
 from crow_core.messages.message import Message, marker_kind
 from crow_core.models.chat import ModelRequest
 from crow_core.session.session import Session
+from crow_core.session_state import StateKey
 from crow_core.spending import Spending, count_calls, reserve_call
-from crow_core.state import StateKey
 from msgspec import Meta
 
 
@@ -100,12 +100,14 @@ def budgets(
 
 def find_spent(log: Sequence[Message]) -> dict[str, float]:
     """Find the last budget marker of a log; return what had been used by then, and by later replies that say so."""
-    later = Counter[str]()
+    later = defaultdict[str, float](float)
     for entry in reversed(log):
-        notes = entry.get("crow", {})
-        if marker_kind(entry) == "budget":
-            later.update(notes["spent"])
+        is_marker, spent = marker_kind(entry) == "budget", entry.get("crow", {}).get("spent", {})
+        if spent and not is_marker:
+            tokens = spent["prompt"] + spent["completion"]
+            spent = {"requests": 1, "tokens": tokens, "money": spent["money"]}
+        for what, amount in spent.items():
+            later[what] += amount
+        if is_marker:
             break
-        if spent := notes.get("spent"):
-            later.update(requests=1, tokens=spent["prompt"] + spent["completion"], money=spent["money"])
     return dict(later)

@@ -9,7 +9,7 @@ from crow_core.models.chat import ChatModel, ModelCall, get_window
 from crow_core.models.estimate import count_min_tokens, count_text_characters
 from crow_core.models.usage import count_cached_tokens, to_count
 from crow_core.session.session import Session
-from crow_core.state import StateKey
+from crow_core.session_state import StateKey
 
 COMPARE_ABOVE = 8_000
 """Characters of text up to which a prompt is not compared."""

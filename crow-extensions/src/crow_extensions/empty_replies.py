@@ -6,7 +6,7 @@ from crow_core.errors import ModelError
 from crow_core.messages.message import Message
 from crow_core.models.chat import ModelCall
 from crow_core.session.session import Session
-from crow_core.state import StateKey
+from crow_core.session_state import StateKey
 
 REQUEST = "Your last reply was empty. Go on with the task, or say that you are done."
 

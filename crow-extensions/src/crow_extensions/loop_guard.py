@@ -16,7 +16,7 @@ from crow_core.mcp.tool import ToolCall
 from crow_core.messages.message import Message, to_parts
 from crow_core.models.chat import ModelCall
 from crow_core.session.session import Session
-from crow_core.state import StateKey
+from crow_core.session_state import StateKey
 
 REMARK = (
     "[You made this very call {} times, and it gave the same each time. Try something else, or say what is missing.]"

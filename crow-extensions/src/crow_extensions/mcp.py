@@ -20,7 +20,7 @@ from crow_core.masking import mask
 from crow_core.mcp.server import Server, describe_error
 from crow_core.messages.message import Message, make_unique
 from crow_core.session.session import Command, Session
-from crow_core.state import StateKey
+from crow_core.session_state import StateKey
 from crow_core.text import to_line
 from msgspec import UNSET
 

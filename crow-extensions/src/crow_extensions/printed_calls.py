@@ -4,7 +4,7 @@ from crow_core.app import Crow
 from crow_core.models.chat import TOOL_ADVICE, ModelCall
 from crow_core.models.printed import is_printed_call
 from crow_core.session.session import Session
-from crow_core.state import StateKey
+from crow_core.session_state import StateKey
 
 WARNED = StateKey("printed_calls", bool)
 

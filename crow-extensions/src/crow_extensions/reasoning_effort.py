@@ -4,7 +4,7 @@ from crow_core.app import Crow
 from crow_core.models.chat import ChatModel, ModelRequest
 from crow_core.session.options import Choice, Option
 from crow_core.session.session import Session
-from crow_core.state import StateKey
+from crow_core.session_state import StateKey
 
 DEFAULT = "default"
 """The choice that sends nothing: the endpoint decides."""

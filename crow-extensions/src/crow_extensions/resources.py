@@ -22,7 +22,7 @@ from crow_core.mcp.server import Server
 from crow_core.mcp.tool import ToolCall
 from crow_core.messages.message import Message
 from crow_core.session.session import Session
-from crow_core.state import StateKey
+from crow_core.session_state import StateKey
 from crow_core.text import to_line
 from msgspec import Struct, ValidationError
 

@@ -18,10 +18,11 @@ from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Server
 from crow_core.mcp.tool import Tool, ToolCall
 from crow_core.messages.message import Message
+from crow_core.messages.notes import Notes, OutputNotes
 from crow_core.models.chat import ChatModel, ModelCall, ModelRequest
 from crow_core.session.output import TURN_NOTES, OutputSchema, is_strict
 from crow_core.session.session import Session
-from crow_core.state import StateKey
+from crow_core.session_state import StateKey
 from msgspec import UNSET
 
 NAME = "give_result"
@@ -113,8 +114,8 @@ def structured_output(crow: Crow) -> None:
         if (requested := get_requested(session)) is None or message.get("crow", {}).get("steer"):
             return None
         asked = attach_blocks(message, [TextBlock(text=requested.instruction)])
-        note = {"schema": requested.schema.schema, "retries": requested.retries}
-        return {**asked, "crow": {**asked.get("crow", {}), "output": note}}
+        note: OutputNotes = {"schema": requested.schema.schema, "retries": requested.retries}
+        return {**asked, "crow": asked.get("crow", Notes()) | Notes(output=note)}
 
     @crow.turn_resume
     def resume(session: Session, entries: Sequence[Message]) -> None:

@@ -13,7 +13,7 @@ from crow_core.mcp.tool import ToolCall
 from crow_core.messages.message import Message, marker_kind
 from crow_core.session.output import STOPPED, TURN_NOTES
 from crow_core.session.session import Session
-from crow_core.state import StateKey
+from crow_core.session_state import StateKey
 from crow_core.text import to_line
 from msgspec import Struct, ValidationError
 
@@ -110,8 +110,9 @@ def share_system_prompt(parent: Session, child: Session) -> None:
     """Give a sub-agent the system prompt of its parent, and append the marker of its rendering to its log."""
     child.prompts.system = parent.prompts.system
     renders = [entry.get("crow", {}) for entry in parent.log if marker_kind(entry) == "render"]
-    for notes in [notes for notes in renders if notes["purpose"] == "system"][-1:]:
-        child.log.append({"crow": {key: value for key, value in notes.items() if key != "id"}})
+    for notes in [notes.copy() for notes in renders if notes.get("purpose") == "system"][-1:]:
+        notes.pop("id", None)
+        child.log.append({"crow": notes})
 
 
 def make_title(task: AgentTask) -> str:

@@ -15,7 +15,7 @@ from crow_core.mcp.tool import ToolCall
 from crow_core.messages.message import Message
 from crow_core.models.chat import ModelCall, ModelRequest
 from crow_core.session.session import Session
-from crow_core.state import StateKey
+from crow_core.session_state import StateKey
 from crow_core.trace import TRACE
 
 if TYPE_CHECKING:

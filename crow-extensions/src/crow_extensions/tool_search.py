@@ -13,7 +13,7 @@ from crow_core.mcp.server import Server
 from crow_core.mcp.tool import Tool, ToolCall
 from crow_core.messages.message import PROXY_TOOL
 from crow_core.session.session import Session
-from crow_core.state import StateKey
+from crow_core.session_state import StateKey
 from msgspec import Struct, ValidationError
 
 NAME = "tool_search"

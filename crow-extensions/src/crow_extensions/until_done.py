@@ -11,7 +11,7 @@ from crow_core.mcp.tool import ToolCall
 from crow_core.messages.message import Message
 from crow_core.session.options import ON_OFF, Option
 from crow_core.session.session import Session
-from crow_core.state import StateKey
+from crow_core.session_state import StateKey
 from crow_core.text import to_line
 from msgspec import Meta
 

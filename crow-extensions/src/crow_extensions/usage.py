@@ -5,11 +5,12 @@ from typing import Any
 
 from crow_core.acp.schema import Cost, UsageUpdate
 from crow_core.app import Crow
-from crow_core.messages.message import SELECTING_MARKERS, Message, marker_kind
+from crow_core.messages.message import Message, marker_kind
+from crow_core.messages.passes import SELECTING_MARKERS
 from crow_core.models.chat import ModelCall, ModelRequest, encode_json, get_window
 from crow_core.models.usage import ASSUMED_WINDOW, SESSION_TOTALS, TURN_TOTALS, TokenTotals, count_tokens, find_price
 from crow_core.session.session import Command, Session
-from crow_core.state import StateKey
+from crow_core.session_state import StateKey
 from msgspec import UNSET
 
 

@@ -14,7 +14,7 @@ from crow_core.messages.message import Message
 from crow_core.messages.worktree import WorkTree, to_marker
 from crow_core.models.chat import ModelCall
 from crow_core.session.session import Session
-from crow_core.state import StateKey
+from crow_core.session_state import StateKey
 
 from crow_extensions.worktree import is_in_repository, read_worktree
 

@@ -28,9 +28,10 @@ from crow_core.errors import ConfigError
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.tool import ToolCall
 from crow_core.messages.message import Message, list_edits
+from crow_core.messages.notes import Notes
 from crow_core.session.options import Option
 from crow_core.session.session import Session
-from crow_core.state import StateKey
+from crow_core.session_state import StateKey
 from crow_core.text import to_line
 from crow_system.git import find_foreign_settings, find_git_options, make_git_environment
 
@@ -219,8 +220,10 @@ def keep_start(session: Session, tool_call: ToolCall) -> None:
 def record(session: Session, tool_call: ToolCall, judgement: Judgement) -> None:
     """Append a decision to the log, unless the last one on this call since the reply is the same."""
     scope = to_scope(judgement.answer) if judgement.answer else "once"
-    named = {"kind": "decision", "is": judgement.verdict, "by": judgement.reason, "scope": scope}
-    decision = {**named, **identify(tool_call), **({"writes": True} if judgement.writes else {})}
+    decision: Notes = {"kind": "decision", "is": judgement.verdict, "by": judgement.reason, "scope": scope}
+    decision |= identify(tool_call)
+    if judgement.writes:
+        decision["writes"] = True
     since_reply = takewhile(lambda entry: entry.get("role") != "assistant", reversed(session.log))
     notes = (entry.get("crow", {}) for entry in since_reply)
     last = next((note for note in notes if (note.get("kind"), note.get("call")) == ("decision", tool_call.id)), None)
@@ -321,7 +324,7 @@ async def preview(session: Session, tool_call: ToolCall) -> "list[ToolCallConten
     return msgspec.UNSET if result.is_error or content is None else content
 
 
-def identify(tool_call: ToolCall) -> dict[str, str]:
+def identify(tool_call: ToolCall) -> Notes:
     """Identify a tool call in a decision: its id, its tool, and a digest of its arguments, as they run."""
     use = tool_call.use
     name, arguments = use["function"]["name"], use["function"]["arguments"]

@@ -9,7 +9,7 @@ from typing import Literal
 from crow_core.mcp.tool import ToolCall
 from crow_core.session.options import Choice
 from crow_core.session.session import Session
-from crow_core.state import StateKey
+from crow_core.session_state import StateKey
 from crow_core.text import to_line
 
 from crow_permissions.command_files import (

@@ -49,9 +49,10 @@ from crow_core.content import to_announcement
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.tool import ToolCall
 from crow_core.messages.message import Message, marker_kind, to_parts
+from crow_core.messages.notes import Notes
 from crow_core.models.chat import ModelRequest
 from crow_core.session.session import Session
-from crow_core.state import StateKey
+from crow_core.session_state import StateKey
 from crow_core.text import to_line
 
 from crow_permissions.exits import find_exit
@@ -250,9 +251,12 @@ def taint(
         if source in known or len(known) >= SOURCES_LIMIT:
             return
         known.append(source)
+        notes: Notes = {"kind": kind, "source": source}
+        if call:
+            notes["call"] = call
         each: Session | None = session
         while each is not None:
-            each.log.append({"crow": {"kind": kind, "source": source, **({"call": call} if call else {})}})
+            each.log.append({"crow": notes.copy()})
             each = each.parent
 
     def mark_reading(session: Session, reading: Reading, call: str = "") -> None:
@@ -346,9 +350,10 @@ def taint(
     @crow.after_tool
     def look_at_result(result: ToolResult, session: Session, tool_call: ToolCall) -> None:
         """Mark what a result shows to be read: files that a search found, sessions that a search of sessions found."""
-        for kind in ("private", "untrusted"):
-            for source in result.meta.get(f"crow/{kind}", ()):
-                mark(session, kind, to_line(str(source))[:500], tool_call.id)
+        for source in result.meta.get("crow/private", ()):
+            mark(session, "private", to_line(str(source))[:500], tool_call.id)
+        for source in result.meta.get("crow/untrusted", ()):
+            mark(session, "untrusted", to_line(str(source))[:500], tool_call.id)
         if is_search(tool_call):
             for path in list_paths(result):
                 if is_private_path(path):

@@ -26,7 +26,7 @@ from crow_core.messages.message import Message, ToolUse, parse_arguments
 from sqlalchemy import Connection, Row, TextClause, select, text
 from sqlalchemy.exc import DatabaseError
 
-from crow_persistence.entries import clean_text, decode
+from crow_persistence.entries import StoredEntry, clean_text, decode
 from crow_persistence.tables import messages, sessions
 
 INDEXED_KINDS = ("user", "assistant", "tool")
@@ -359,7 +359,7 @@ def extract_input(tool_call: ToolUse) -> Iterator[str]:
 def read_entry(body: str) -> Message:
     """Return the entry in a row's body; an empty one if the body is damaged."""
     try:
-        return msgspec.convert(decode(body), Message)
+        return cast(Message, msgspec.convert(decode(body), StoredEntry))
     except (ValueError, RecursionError):
         return {}
 

@@ -11,7 +11,7 @@ from crow_core.errors import SessionBusy, StoreError
 from crow_core.models.usage import SESSION_TOTALS
 from crow_core.session.session import Session
 from crow_core.session.store import ArchiveFilter, Page, Record, SessionChange, Summary
-from crow_core.state import StateKey
+from crow_core.session_state import StateKey
 from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, InterfaceError, ProgrammingError
 

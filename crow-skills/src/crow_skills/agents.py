@@ -12,7 +12,7 @@ from crow_core.mcp.tool import ToolCall
 from crow_core.messages.message import Message
 from crow_core.session.prompts import Prompt
 from crow_core.session.session import Session
-from crow_core.state import StateKey
+from crow_core.session_state import StateKey
 from crow_core.text import to_line
 from crow_system.files import UnusableFile, is_inside
 

@@ -109,6 +109,7 @@ from crow_core.content import replay, to_user_message
 from crow_core.errors import ConfigError, ModelError, PromptError, SessionBusy, StoreError
 from crow_core.hooks import call_function
 from crow_core.mcp.server import from_acp
+from crow_core.messages.notes import OutputNotes
 from crow_core.models.chat import ChatModel, Model
 from crow_core.models.usage import TURN_TOTALS, TokenTotals
 from crow_core.session.options import Option
@@ -855,7 +856,7 @@ def to_own_capabilities(announced: Announced, *, keys: bool = False) -> dict[str
     return methods | ({"outputSchema": True} if announced.output_schema else {})
 
 
-def parse_output(meta: Mapping[str, Any], *, possible: bool) -> dict[str, Any] | None:
+def parse_output(meta: Mapping[str, Any], *, possible: bool) -> OutputNotes | None:
     """Parse `_meta.crow` of a prompt: the JSON schema of the result, and how often one that does not fit is asked for
     again. Raises RpcError."""
     match meta:

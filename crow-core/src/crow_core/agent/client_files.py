@@ -32,7 +32,7 @@ from crow_core.app import Crow
 from crow_core.masking import mask
 from crow_core.models.chat import ModelCall
 from crow_core.session.session import Session
-from crow_core.state import StateKey
+from crow_core.session_state import StateKey
 from crow_core.text import fence, to_line
 
 T = TypeVar("T")

@@ -15,6 +15,7 @@ from crow_core.acp.schema import ToolKind
 from crow_core.mcp.schemas import is_small
 from crow_core.mcp.server import Server
 from crow_core.messages.message import LEGAL_NAME, ToolUse, parse_arguments, rename, to_legal_name, unwrap_proxy_call
+from crow_core.messages.notes import DefinitionMeta
 from crow_core.text import clean_lines, to_line
 
 DESCRIPTION_LIMIT = 8_000
@@ -73,7 +74,7 @@ class Tool:
         return hashlib.sha256(msgspec.json.encode(self.definition, order="sorted")).hexdigest()
 
     @property
-    def own_meta(self) -> dict[str, Any]:
+    def own_meta(self) -> DefinitionMeta:
         """The `_meta` of a built-in server's definition; empty for any other, which is not believed."""
         return self.definition.get("_meta") or {} if self.server and self.server.built_in else {}
 
@@ -99,7 +100,7 @@ class Tool:
             return "read" if reads else "other"
         match self.own_meta.get("crow/kind", "other"):
             case str(kind):
-                return cast(ToolKind, kind)
+                return kind
             case kinds:
                 return kinds.get(str(arguments.get("command")), "other")
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from crow_core.models.chat import ModelCall, Prices, encode_json
-from crow_core.state import StateKey
+from crow_core.session_state import StateKey
 
 ASSUMED_WINDOW = 32_768
 """Tokens assumed to fit where neither the configuration nor the server tells. With too many, servers cut silently."""

@@ -37,7 +37,9 @@ from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Server
 from crow_core.mcp.tool import ToolCall
 from crow_core.mcp.toolbox import Toolbox
-from crow_core.messages.message import Delta, Message, find_markers_of_call, find_shell, settle
+from crow_core.messages.message import Delta, Message, find_markers_of_call, settle
+from crow_core.messages.notes import Notes
+from crow_core.messages.passes import find_shell
 from crow_core.messages.view import View
 from crow_core.models.chat import Model, ModelCall, ModelRequest
 from crow_core.models.reply import PartialCall
@@ -47,7 +49,7 @@ from crow_core.session.options import Option, SessionOptions
 from crow_core.session.prompts import Prompt, SessionPrompts
 from crow_core.session.store import ArchiveFilter, Page, Record, SessionChange, Summary
 from crow_core.session.user import Client, User
-from crow_core.state import State
+from crow_core.session_state import SessionState
 from crow_core.trace import TRACE
 
 LONG_ARGUMENTS = 400
@@ -166,7 +168,7 @@ class Session:
         self.turns = Turns(max_requests)
         self.begun: set[str] = set()
         """The ids of the last reply's tool calls that may have had effects."""
-        self.state = State()
+        self.state = SessionState()
         """Values of extensions for this session. A store adds `Record.state`."""
         self.parent = parent
         """The session that this one works for, if it is a sub-agent's."""
@@ -291,8 +293,12 @@ class Session:
         `last` is the id of the last entry that is dropped, if it may be restored later; `kept` are the files that were
         not restored.
         """
-        notes = {**({"undone": last} if last else {}), **({"kept": [*kept]} if kept else {})}
-        self.log.append({"crow": {"kind": "rewind", "to": to, **notes}})
+        notes: Notes = {"kind": "rewind", "to": to}
+        if last:
+            notes["undone"] = last
+        if kept:
+            notes["kept"] = [*kept]
+        self.log.append({"crow": notes})
         if not any(entry.get("crow", {}).get("purpose") == "system" for entry in self.view.entries()):
             self.prompts.system = None
 
@@ -434,7 +440,7 @@ class ReplyStream:
         """Append a reply to the log, unless it is empty. Its tool calls are kept only if it arrived `whole`."""
         log = self._session.log
         log.cancel_draft()
-        notes: dict[str, Any] = {"id": model_call.id}
+        notes: Notes = {"id": model_call.id}
         if not whole:
             notes["cut"] = model_call.error or model_call.finish_reason
         reply = settle(model_call.reply, used=self.used_ids, whole=whole)
@@ -444,7 +450,7 @@ class ReplyStream:
             price = find_price(model_call)
             notes["spent"] = {**count_tokens(model_call), "money": price[0] if price else 0}
         if any(reply.get(key) for key in ("content", "reasoning_content", "tool_calls")):
-            reply["crow"] = reply.get("crow", {}) | notes
+            reply["crow"] = reply.get("crow", Notes()) | notes
             log.append(reply)
         log.record(model_call)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from crow_core.messages.message import Message
-from crow_core.state import State
+from crow_core.session_state import SessionState
 
 ArchiveFilter = Literal["exclude", "include", "only"]
 """Whether archived sessions are left out of a list, or are in it, or alone in it."""
@@ -27,7 +27,7 @@ class Record:
     """The list of tools that was last sent, in the form of chat completions."""
     damage: str = ""
     """A sentence for the user about entries that could not be restored: "341 of 343 messages …". "" for none."""
-    state: State = field(default_factory=State)
+    state: SessionState = field(default_factory=SessionState)
     """Values that the store adds to `session.state`."""
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from crow_core.content import make_title
 from crow_core.errors import SessionBusy
 from crow_core.messages.message import Message
+from crow_core.messages.notes import ImportedNotes
 from crow_core.session.session import Folders, Hooks, Session
 from crow_persistence import forks, leases
 from crow_persistence.entries import clean_text
@@ -164,7 +165,7 @@ def open_session(
 
 def add_entries(session: Session, found: ForeignSession, ids: Sequence[str], start: int, *, has_title: bool) -> None:
     """Append the entries from a number on to the log, behind a marker."""
-    origin = {"agent": found.agent, "session": found.id, "file": str(found.source), "model": found.model}
+    origin: ImportedNotes = {"agent": found.agent, "session": found.id, "file": str(found.source), "model": found.model}
     session.log.append({"crow": {"kind": KIND, **origin, "last": ids[-1], "left_out": dict(found.left_out)}})
     if not has_title and (title := found.title or make_title(message for _, message in found.entries)):
         session.log.append({"crow": {"kind": "title", "title": clean_text(title)}})

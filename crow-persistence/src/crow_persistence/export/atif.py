@@ -81,7 +81,7 @@ def make_agent_step(reply: Message, model_call: Mapping[str, Any], images: dict[
         tool_calls=[to_tool_call(tool_call) for tool_call in reply.get("tool_calls", [])] or None,
         metrics=to_metrics(model_call) if model_call else None,
         llm_call_count=1,
-        extra={"interrupted": notes["cut"]} if notes.get("cut") else None,
+        extra={"interrupted": cut} if (cut := notes.get("cut")) else None,
     )
 
 

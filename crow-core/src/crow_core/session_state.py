@@ -18,7 +18,7 @@ class StateKey(Generic[T]):
 
 
 @dataclass
-class State:
+class SessionState:
     """The values of a session, by their keys."""
 
     _values: dict[StateKey[Any], Any] = field(default_factory=dict[StateKey[Any], Any])
@@ -44,6 +44,6 @@ class State:
         del self._values[key]
         return value
 
-    def update(self, other: "State") -> None:
+    def update(self, other: "SessionState") -> None:
         """Set the values of another state."""
         self._values |= other._values
