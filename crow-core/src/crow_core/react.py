@@ -5,6 +5,7 @@ import asyncio
 from crow_core.acp.schema import StopReason, ToolCallUpdate
 from crow_core.content import to_failure, to_interruption, to_tool_message, to_update
 from crow_core.errors import ModelError
+from crow_core.mcp.result import ToolResult
 from crow_core.messages.message import ToolUse, find_unanswered
 from crow_core.models.chat import ModelCall
 from crow_core.session.session import Session
@@ -82,8 +83,11 @@ async def use_tool(session: Session, use: ToolUse) -> None:
     await session.log.written()
     try:
         await session.stream.announce(tool_call)
-        result = session.toolbox.reject(tool_call) or await session.decide(tool_call)
-        if result is None:
+        decided = session.toolbox.reject(tool_call) or await session.decide(tool_call)
+        if isinstance(decided, ToolResult):
+            result = decided
+        else:
+            tool_call = decided
             await session.mark_started(tool_call)
             await session.update(ToolCallUpdate(tool_call_id=tool_call.id, status="in_progress"))
             result = await session.toolbox.call(tool_call, session.meta(tool_call))

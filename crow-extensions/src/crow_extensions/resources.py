@@ -187,7 +187,7 @@ async def read_for_model(session: Session, tool_call: ToolCall, arguments: ReadA
     if not fitting:
         return ToolResult.error(f"No MCP server lists {uri!r}. Call without a URI to see what there is.")
     server = fitting[0].server
-    if refusal := await session.hooks.permission.run(session, to_read_call(session.toolbox, tool_call, server, uri)):
+    if refusal := await session.permit(to_read_call(session.toolbox, tool_call, server, uri)):
         return refusal
     try:
         return ToolResult(await read_blocks(server, uri) or ToolResult.text("(empty)").content)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import cast
 
 import msgspec
-from crow_core.acp.schema import BlockContent, TextBlock, ToolCallContent, ToolCallFields, ToolCallUpdate
+from crow_core.acp.schema import BlockContent, TextBlock, ToolCallContent, ToolCallFields
 from crow_core.app import Crow
 from crow_core.content import to_announcement, to_update
 from crow_core.errors import ConfigError
@@ -124,10 +124,10 @@ def permissions(
 
     @crow.before_tool
     @crow.permission
-    async def decide(session: Session, tool_call: ToolCall) -> ToolResult | None:
+    async def decide(session: Session, tool_call: ToolCall) -> ToolResult | ToolCall | None:
         keep_start(session, tool_call)
         judgement = await judge_with_git(session, tool_call)
-        if tool_call.id in get_permissions(session).changed:
+        if is_changed_by_user(get_permissions(session), tool_call):
             judgement = to_changed(judgement, find_subject(session, tool_call))
         if judgement.verdict == "ask":
             async with get_permissions(session).queue:
@@ -138,8 +138,9 @@ def permissions(
                     judgement = await ask_user(session, get_permissions(session), tool_call, judgement)
                     if because and judgement.verdict == "deny":
                         judgement = replace(judgement, reason=f"{judgement.reason}. {because.rstrip('.')}")
-        if judgement.command:
-            return await decide_changed(session, tool_call, judgement.command)
+        if judgement.command:  # which is decided anew; the user is not asked again, but what denies still denies it
+            get_permissions(session).changed[tool_call.id] = judgement.command
+            return tool_call.change_arguments(command=judgement.command)
         record(session, tool_call, judgement)
         get_permissions(session).has_edits |= judgement.writes
         if judgement.verdict == "deny":
@@ -147,19 +148,6 @@ def permissions(
             refusal = f"This was not run: {judgement.reason.rstrip('.')}.{advice}"
             return replace(ToolResult.error(refusal), meta={"crow/denied": judgement.reason})
         return None
-
-    async def decide_changed(session: Session, tool_call: ToolCall, command: str) -> ToolResult | None:
-        """Give a tool call the command that the user wrote in place of the model's, and judge it anew.
-
-        The user is not asked again. What denies still denies it: a rule, the mode, a hook.
-        """
-        tool_call.change_arguments(command=command)
-        get_permissions(session).changed.add(tool_call.id)
-        update = ToolCallUpdate(tool_call_id=tool_call.id, title=tool_call.title, raw_input=tool_call.raw_input)
-        await session.update(update)
-        if tool_call.is_answered_by_hook:
-            return await session.hooks.permission.run(session, tool_call)
-        return await session.decide(tool_call)
 
     async def judge_with_git(session: Session, tool_call: ToolCall) -> Judgement:
         judgement = judge(session, get_permissions(session), tool_call)
@@ -189,8 +177,7 @@ def permissions(
             session.folders.current = folder
         if result.meta.get("crow/changes"):
             get_permissions(session).has_edits = True
-        if tool_call.id in get_permissions(session).changed:
-            get_permissions(session).changed.discard(tool_call.id)
+        if get_permissions(session).changed.pop(tool_call.id, None):
             note = ToolResult.text(f"The user changed the command. It was: {tool_call.arguments['command']}")
             return replace(result, content=[*note.content, *result.content])
         return None
@@ -203,6 +190,12 @@ def permissions(
             if answers.fault and session.state[ANSWERS_FAULT] != answers.fault:
                 session.state[ANSWERS_FAULT] = answers.fault
                 await session.notice(answers.fault, "warning")
+
+
+def is_changed_by_user(permissions: SessionPermissions, tool_call: ToolCall) -> bool:
+    """Return whether the command of a tool call is the one that the user wrote in place of the model's."""
+    command = permissions.changed.get(tool_call.id)
+    return command is not None and command == tool_call.arguments.get("command")
 
 
 def to_changed(judgement: Judgement, command: str) -> Judgement:

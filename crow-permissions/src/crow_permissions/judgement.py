@@ -100,8 +100,8 @@ class SessionPermissions:
     """Answers for the rest of the session."""
     kept: KeptAnswers | None = None
     """Answers for longer; None if there are none."""
-    changed: set[str] = field(default_factory=set[str])
-    """The ids of the tool calls whose command the user has changed and allowed."""
+    changed: dict[str, str] = field(default_factory=dict[str, str])
+    """The commands that the user has written in place of the model's, by the ids of the tool calls."""
     queue: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while a call is asked about: one at a time, in the order of the calls."""
 

@@ -119,7 +119,7 @@ def skills(
         skill = skills[name]
         if skill.server:
             read_call = to_read_call(session.toolbox, tool_call, skill.server, skill.source)
-            if refusal := await session.hooks.permission.run(session, read_call):
+            if refusal := await session.permit(read_call):
                 return refusal
         try:
             return ToolResult.text(await render_skill(session, skill, ""))

@@ -4,7 +4,7 @@ import hashlib
 import re
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, cast
 
@@ -159,14 +159,12 @@ class ToolCall:
     original: dict[str, Any] = field(default_factory=dict[str, Any])
     """The arguments as the reply has them."""
 
-    is_changed: bool = field(default=False, init=False)
-    """Whether the user has changed the arguments."""
+    is_changed: bool = False
+    """True if the arguments are not the model's any more."""
 
-    def change_arguments(self, **arguments: Any) -> None:
-        """Give the call other values of arguments, which the user wrote. `use` and `original` stay the model's."""
-        self.arguments.update(arguments)
-        object.__setattr__(self, "is_changed", True)
-        self.__dict__.pop("title", None)  # it is made of the arguments
+    def change_arguments(self, **arguments: Any) -> "ToolCall":
+        """Return the call with other values of these arguments. Its `use` and `original` stay the model's."""
+        return replace(self, arguments={**self.arguments, **arguments}, is_changed=True)
 
     @property
     def id(self) -> str:

@@ -209,9 +209,9 @@ def rename(call: ToolUse, name: str) -> ToolUse:
     return call if call["function"]["name"] == name else {**call, "function": {**call["function"], "name": name}}
 
 
-def answer_tool_call(call: ToolUse, content: "str | list[dict[str, Any]]", **notes: Unpack[Notes]) -> Message:
+def answer_tool_call(raw_call: ToolUse, content: "str | list[dict[str, Any]]", **notes: Unpack[Notes]) -> Message:
     """Make the tool message that answers a tool call."""
-    message: Message = {"role": "tool", "tool_call_id": call["id"], "content": content}
+    message: Message = {"role": "tool", "tool_call_id": raw_call["id"], "content": content}
     if notes:
         message["crow"] = notes
     return message

@@ -322,15 +322,19 @@ class Session:
             await self.mark_started(tool_call)
             self.begun.discard(tool_call.id)
 
-    async def decide(self, tool_call: ToolCall) -> ToolResult | None:
-        """Call the hooks that decide whether a tool call runs; a result that is returned stands in for the tool's.
+    async def decide(self, tool_call: ToolCall, *, only_judges: bool = False) -> ToolCall | ToolResult:
+        """Call the hooks that decide whether a tool call runs. Return the call that runs, or the result that stands in
+        for the tool's.
 
         Each function is called once, those that are in `permission`, too, before any that may do the work of the tool.
+        With `only_judges`, only those are called. A call that a function has changed is decided anew.
         """
         judges = self.hooks.permission.functions
         hook = self.hooks.before_tool
         functions = hook.functions
-        if tool_call.is_answered_by_hook:
+        if only_judges:
+            functions = judges
+        elif tool_call.is_answered_by_hook:
             functions = [*judges, *(function for function in functions if function not in judges)]
         elif self.hooks.asks_last:
             functions = sorted(functions, key=judges.__contains__)
@@ -340,10 +344,22 @@ class Session:
                 if self.turns.key and tool_call.is_answered_by_hook:
                     await self.mark_started(tool_call)
                     await self.log.written()
-            if (result := await hook.ask(function, self, tool_call)) is not None:
-                return result
+            answer = await hook.ask(function, self, tool_call)
+            if isinstance(answer, ToolResult):
+                return answer
             self.begun.discard(tool_call.id)
-        return None
+            if answer is not None:
+                shown = ToolCallUpdate(tool_call_id=answer.id, title=answer.title, raw_input=answer.raw_input)
+                await self.update(shown)
+                return await self.decide(answer, only_judges=only_judges)
+        return tool_call
+
+    async def permit(self, tool_call: ToolCall) -> ToolResult | None:
+        """Decide whether a tool of crow's own may make this call of another server's tool. Return the refusal."""
+        decided = await self.decide(tool_call, only_judges=True)
+        if decided is tool_call:
+            return None
+        return decided if isinstance(decided, ToolResult) else ToolResult.error("This was not run: it was changed.")
 
     def meta(self, tool_call: ToolCall, **more: Any) -> dict[str, Any]:
         """Make the `_meta` of a request to a tool. Servers that are not built in are sent the trace context only."""
@@ -557,12 +573,15 @@ class Hooks:
                 session.log.append({"crow": {"kind": "note", "tool": tool_call.name}})
         """)
 
-    before_tool: First[[Session, ToolCall], ToolResult] = First("""
+    before_tool: First[[Session, ToolCall], ToolResult | ToolCall] = First("""
         Called before a tool runs; a result that is returned here stands in for the tool's.
+
+        `tool_call.change_arguments(…)` returns the call with other arguments. If a function returns such a call, the
+        user is shown it, and all functions are called again to decide about it.
 
         In an app of crow-agent, the user is asked for a permission afterwards: a call that is refused here is not asked
         about. A function that does itself what another server's tool does has to ask first; the refusal is what
-        `session.hooks.permission.run(session, tool_call)` returns. For a tool that has a definition and no server,
+        `session.permit(tool_call)` returns. For a tool that has a definition and no server,
         functions that are in `permission`, too, are called first.
 
             @crow.before_tool
@@ -570,7 +589,7 @@ class Hooks:
                 return ToolResult.error("Reading only.") if tool_call.kind != "read" else None
         """)
 
-    permission: First[[Session, ToolCall], ToolResult] = First("""
+    permission: First[[Session, ToolCall], ToolResult | ToolCall] = First("""
         Called before a tool of crow's own asks an MCP server for the model; a result that is returned refuses it.
 
         The tool call is the one that the server is asked: of its own tools, or of `SERVER_mcp_resources`. `before_tool`
