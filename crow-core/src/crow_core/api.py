@@ -13,7 +13,7 @@ from crow_core.mcp.server import Server as Server
 from crow_core.mcp.tool import ToolCall as ToolCall
 from crow_core.mcp.toolbox import Toolbox as Toolbox
 from crow_core.messages.message import Message as Message
-from crow_core.messages.message import ToolUse as ToolUse
+from crow_core.messages.message import RawToolCall as RawToolCall
 from crow_core.messages.message import to_parts as to_parts
 from crow_core.messages.passes import view as view
 from crow_core.models.chat import ChatModel as ChatModel

@@ -44,7 +44,7 @@ from crow_core.messages.message import (
     Message,
     answer_tool_call,
     join_content,
-    name_tool_uses,
+    name_raw_calls,
     parse_arguments,
     to_parts,
     unwrap_proxy_call,
@@ -318,7 +318,7 @@ def replay(log: Sequence[Message], cwd: str) -> Iterator[SessionUpdate]:
                     yield AgentMessageChunk(content=TextBlock(text=str(text)), message_id=id)
                 if notes.get("cut") == "interrupted":
                     yield AgentThoughtChunk(content=TextBlock(text="Interrupted here.\n"), message_id=f"{id}-cut")
-                for use in map(unwrap_proxy_call, name_tool_uses(entry)):
+                for use in map(unwrap_proxy_call, name_raw_calls(entry)):
                     message = answers.get(use["id"]) or answer_tool_call(use, INTERRUPTED, failed=True)
                     seen = message.get("crow", {}).get("shown", {})
                     arguments = seen.get("arguments", parse_arguments(use))

@@ -16,7 +16,7 @@ from crow_core.content import replay, to_interruption
 from crow_core.errors import PromptError
 from crow_core.messages.message import (
     Message,
-    ToolUse,
+    RawToolCall,
     find_markers_of_call,
     find_unanswered,
     get_id,
@@ -142,7 +142,7 @@ async def go_on(session: Session, turn: KeyedTurn) -> StopReason:
     places = (at for at, entry in enumerate(session.view.entries()) if entry.get("crow", {}).get("key"))
     entries = session.view.entries()[max(places) :]
     await session.hooks.turn_resume.run(session, entries)
-    for update in replay([drop_tool_uses(entry, uses) for entry in entries[1:]], session.cwd):
+    for update in replay([drop_raw_calls(entry, uses) for entry in entries[1:]], session.cwd):
         await session.update(update)
     last = next(entry for entry in reversed(entries) if "role" in entry)
     if uses:
@@ -168,9 +168,9 @@ def drop_cut_reply(session: Session, entries: Sequence[Message]) -> None:
         session.log.append({"crow": notes})
 
 
-def answer_interrupted(session: Session) -> list[ToolUse]:
+def answer_interrupted(session: Session) -> list[RawToolCall]:
     """Answer the tool calls that were started and must not run twice. Return the others that have no answer."""
-    others: list[ToolUse] = []
+    others: list[RawToolCall] = []
     unanswered = find_unanswered(session.log)
     for use in unanswered:
         tool_call = session.toolbox.parse(use)
@@ -195,7 +195,7 @@ def drop_later_turns(session: Session, origin: KeyedOrigin) -> Session:
     return session
 
 
-def drop_tool_uses(entry: Message, uses: Sequence[ToolUse]) -> Message:
+def drop_raw_calls(entry: Message, uses: Sequence[RawToolCall]) -> Message:
     """Return an entry without these tool calls."""
     if not (calls := entry.get("tool_calls")):
         return entry

@@ -15,7 +15,7 @@ from crow_core.acp.connection import RpcError
 from crow_core.acp.schema import INTERNAL_ERROR, ClientCapabilities
 from crow_core.app import Crow
 from crow_core.errors import ModelError, PromptError, StoreError
-from crow_core.messages.message import Message, ToolUse, answer_tool_call, marker_kind, parse_arguments, settle
+from crow_core.messages.message import Message, RawToolCall, answer_tool_call, marker_kind, parse_arguments, settle
 from crow_core.messages.notes import ReaskNotes
 from crow_core.messages.passes import view
 from crow_core.models.chat import ChatModel, Model, ModelCall, ModelRequest
@@ -251,7 +251,7 @@ def replace_reply(message: Mapping[str, Any], new: Message) -> dict[str, Any]:
     return replaced
 
 
-def match_calls(was: Message, now: Message) -> list[tuple[ToolUse, ToolUse]] | None:
+def match_calls(was: Message, now: Message) -> list[tuple[RawToolCall, RawToolCall]] | None:
     """Pair the tool calls of two replies that call the same tools with the same arguments, in any order; None if they
     do not."""
     left = sorted(was.get("tool_calls", []), key=to_comparable)
@@ -261,7 +261,7 @@ def match_calls(was: Message, now: Message) -> list[tuple[ToolUse, ToolUse]] | N
     return list(zip(left, right, strict=True))
 
 
-def to_comparable(use: ToolUse) -> tuple[str, bytes]:
+def to_comparable(use: RawToolCall) -> tuple[str, bytes]:
     """Return a tool call's name and canonical arguments: the JSON with sorted keys, or the text if it is none."""
     arguments = parse_arguments(use)
     text = use["function"]["arguments"]

@@ -30,7 +30,7 @@ from crow_core.messages.message import (
     find_turns,
     list_edits,
     marker_kind,
-    name_tool_uses,
+    name_raw_calls,
     parse_arguments,
 )
 from crow_core.messages.notes import FileEdit
@@ -370,7 +370,7 @@ def find_lasting(turn: Sequence[Message]) -> Iterator[str]:
             yield from entry.get("crow", {}).get("calls", ())
     answers = {entry.get("tool_call_id"): entry for entry in turn if entry.get("role") == "tool"}
     denied = {notes.get("call") for entry in turn if (notes := entry.get("crow", {})).get("is") == "deny"}
-    for use in [use for entry in turn for use in name_tool_uses(entry)]:
+    for use in [use for entry in turn for use in name_raw_calls(entry)]:
         answer = answers.get(use["id"], Message())
         notes = answer.get("crow", {})
         kind = notes.get("shown", {}).get("kind", "other")

@@ -14,7 +14,14 @@ from crow_system.arguments import fit_arguments, to_key
 from crow_core.acp.schema import ToolKind
 from crow_core.mcp.schemas import is_small
 from crow_core.mcp.server import Server
-from crow_core.messages.message import LEGAL_NAME, ToolUse, parse_arguments, rename, to_legal_name, unwrap_proxy_call
+from crow_core.messages.message import (
+    LEGAL_NAME,
+    RawToolCall,
+    parse_arguments,
+    rename,
+    to_legal_name,
+    unwrap_proxy_call,
+)
 from crow_core.messages.notes import DefinitionMeta
 from crow_core.text import clean_lines, to_line
 
@@ -143,7 +150,7 @@ class ToolCall:
     Hooks, the toolbox and the conversions to ACP all receive this value.
     """
 
-    use: ToolUse
+    use: RawToolCall
     """The call in the model's reply, under its tool's name; for a call of `call_tool`, the call that it asks for."""
     arguments: dict[str, Any]
     """As its tool takes them (`Tool.fit`), for hooks and the tool alike; empty where they are not a JSON object."""
@@ -196,9 +203,9 @@ class ToolCall:
         return self.tool is not None and self.tool.server is not None and self.tool.server.source is None
 
 
-def parse_tool_call(use: ToolUse, tools: Mapping[str, Tool]) -> ToolCall:
+def parse_tool_call(use: RawToolCall, tools: Mapping[str, Tool]) -> ToolCall:
     """Parse a tool call of a reply, look up its tool among `tools`, and convert its arguments for that."""
-    use = name_tool_use(unwrap_proxy_call(name_tool_use(use, tools)), tools)
+    use = name_raw_call(unwrap_proxy_call(name_raw_call(use, tools)), tools)
     arguments = parse_arguments(use)
     tool, fault = tools.get(use["function"]["name"]), ""
     given = arguments or {}
@@ -218,7 +225,7 @@ def parse_tool_call(use: ToolUse, tools: Mapping[str, Tool]) -> ToolCall:
     )
 
 
-def name_tool_use(use: ToolUse, tools: Mapping[str, Tool]) -> ToolUse:
+def name_raw_call(use: RawToolCall, tools: Mapping[str, Tool]) -> RawToolCall:
     """Return a tool call under the name of its tool; unchanged if no tool is meant by its name."""
     tool = find_tool(use["function"]["name"], tools)
     return rename(use, tool.name) if tool else use

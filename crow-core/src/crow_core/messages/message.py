@@ -33,12 +33,12 @@ JSON = msgspec.json.Decoder()
 
 class Function(TypedDict):
     name: str
-    """The name that the model wrote, which may not be a tool's; see `name_tool_uses`."""
+    """The name that the model wrote, which may not be a tool's; see `name_raw_calls`."""
     arguments: str
     """JSON text, exactly as the model wrote it."""
 
 
-class ToolUse(TypedDict):
+class RawToolCall(TypedDict):
     """A tool call of an assistant message."""
 
     id: str
@@ -52,7 +52,7 @@ class SentMessage(TypedDict, total=False):
     role: Literal["system", "user", "assistant", "tool"]
     content: "str | list[dict[str, Any]] | None"
     reasoning_content: str
-    tool_calls: list[ToolUse]
+    tool_calls: list[RawToolCall]
     tool_call_id: str
 
 
@@ -81,7 +81,7 @@ class Delta(TypedDict, total=False):
     """A sentence for the user, such as that the request is sent again; not part of the reply."""
 
 
-def parse_arguments(call: ToolUse) -> dict[str, Any] | None:
+def parse_arguments(call: RawToolCall) -> dict[str, Any] | None:
     """Parse the arguments of a tool call; None if their text is not a JSON object, or empty."""
     text = call["function"]["arguments"]
     if not text:
@@ -124,7 +124,7 @@ def list_inner(value: Any) -> Iterable[Any]:
             return ()
 
 
-def unwrap_proxy_call(call: ToolUse) -> ToolUse:
+def unwrap_proxy_call(call: RawToolCall) -> RawToolCall:
     """Convert a call of `call_tool` to the call that it asks for; return any other call unchanged."""
     if call["function"]["name"] != PROXY_TOOL:
         return call
@@ -161,9 +161,9 @@ def settle(reply: Message, *, used: set[str], whole: bool = True) -> Message:
     return reply
 
 
-def drop_echoes(calls: Sequence[ToolUse], indexes: Sequence[Any]) -> list[ToolUse]:
+def drop_echoes(calls: Sequence[RawToolCall], indexes: Sequence[Any]) -> list[RawToolCall]:
     """Drop the calls that are empty, or only repeat one: its name behind its arguments, or all of it with its index."""
-    kept: list[ToolUse] = []
+    kept: list[RawToolCall] = []
     seen: set[tuple[str, ...]] = set()
     for call, index in zip_longest(calls, indexes):
         name, arguments = call["function"]["name"], call["function"]["arguments"]
@@ -198,18 +198,18 @@ def make_legal_name(name: str) -> str:
     return f"{to_legal_name(name[:50])}_{digest}"
 
 
-def name_tool_uses(reply: Message) -> list[ToolUse]:
+def name_raw_calls(reply: Message) -> list[RawToolCall]:
     """Return the tool calls of a reply under the names of the tools that they call."""
     called = reply.get("crow", {}).get("called", {})
     return [rename(call, called.get(call["id"], call["function"]["name"])) for call in reply.get("tool_calls", [])]
 
 
-def rename(call: ToolUse, name: str) -> ToolUse:
+def rename(call: RawToolCall, name: str) -> RawToolCall:
     """Return a tool call under another name."""
     return call if call["function"]["name"] == name else {**call, "function": {**call["function"], "name": name}}
 
 
-def answer_tool_call(raw_call: ToolUse, content: "str | list[dict[str, Any]]", **notes: Unpack[Notes]) -> Message:
+def answer_tool_call(raw_call: RawToolCall, content: "str | list[dict[str, Any]]", **notes: Unpack[Notes]) -> Message:
     """Make the tool message that answers a tool call."""
     message: Message = {"role": "tool", "tool_call_id": raw_call["id"], "content": content}
     if notes:
@@ -251,7 +251,7 @@ def joins_turn(message: Message) -> bool:
     return bool(message.get("crow", {}).get("steer"))
 
 
-def find_unanswered(log: Sequence[Message]) -> list[ToolUse]:
+def find_unanswered(log: Sequence[Message]) -> list[RawToolCall]:
     """Find the tool calls of the last reply that have no answer yet."""
     answered: set[str] = set()
     for message in reversed(log):

@@ -11,13 +11,13 @@ from typing import Any
 from crow_core.messages.message import (
     INTERRUPTED,
     Message,
-    ToolUse,
+    RawToolCall,
     answer_tool_call,
     is_reply,
     join_content,
     make_legal_name,
     marker_kind,
-    name_tool_uses,
+    name_raw_calls,
     parse_arguments,
     rename,
     to_parts,
@@ -175,7 +175,7 @@ def make_names_legal(messages: list[Message]) -> list[Message]:
     """Replace the names of tool calls by the names of their tools; servers refuse a name with other characters."""
     kept: list[Message] = []
     for message in messages:
-        calls = [rename(call, make_legal_name(call["function"]["name"])) for call in name_tool_uses(message)]
+        calls = [rename(call, make_legal_name(call["function"]["name"])) for call in name_raw_calls(message)]
         kept.append({**message, "tool_calls": calls} if calls else message)
     return kept
 
@@ -192,7 +192,7 @@ def repair_message(message: Message) -> Message:
     return {**message, "tool_calls": [repair_tool_call(call) for call in calls]}
 
 
-def repair_tool_call(call: ToolUse) -> ToolUse:
+def repair_tool_call(call: RawToolCall) -> RawToolCall:
     if parse_arguments(call) is not None:
         return call
     raw = call["function"]["arguments"]

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import crow_core
-from crow_core.messages.message import Message, ToolUse, parse_arguments, to_parts
+from crow_core.messages.message import Message, RawToolCall, parse_arguments, to_parts
 
 from crow_persistence.export.transcript import Transcript, decode_media, describe_media, find_url
 
@@ -85,7 +85,7 @@ def make_agent_step(reply: Message, model_call: Mapping[str, Any], images: dict[
     )
 
 
-def to_tool_call(tool_call: ToolUse) -> Json:
+def to_tool_call(tool_call: RawToolCall) -> Json:
     """Convert a tool call to the format."""
     arguments = parse_arguments(tool_call)
     raw = tool_call["function"]["arguments"]
