@@ -19,7 +19,7 @@ from crow_core.errors import ConfigError, ElicitationError
 from crow_core.masking import find_secrets
 from crow_core.mcp.server import Server, share_server
 from crow_core.messages.message import Message, list_edits
-from crow_core.messages.notes import FileEdit
+from crow_core.messages.notes import EditNotes
 from crow_core.messages.passes import drop_rewound, find_shell
 from crow_core.models.chat import Model
 from crow_core.session.prompts import Prompt
@@ -346,7 +346,7 @@ def make_workspace(meta: dict[str, Any]) -> Workspace:
     )
 
 
-def list_changes(log: Sequence[Message]) -> list[FileEdit]:
+def list_changes(log: Sequence[Message]) -> list[EditNotes]:
     """List what the edits of a session changed, except for edits that were undone with their turns."""
     return [change for entry in drop_rewound(log) for change in list_edits(entry)]
 

@@ -33,12 +33,12 @@ from crow_core.messages.message import (
     name_raw_calls,
     parse_arguments,
 )
-from crow_core.messages.notes import FileEdit
+from crow_core.messages.notes import EditNotes
 from crow_core.messages.passes import drop_rewound, find_entry
 from crow_core.session.session import Command, Session
 from crow_core.text import to_line
 
-Change = FileEdit
+Change = EditNotes
 """An edit as the log has it: `path`; the texts `old` and `new`; their digests `before` and `after`; and, where they are
 not UTF-8 without a byte order mark, `encoding` and `mark`."""
 HARMLESS_KINDS = ("read", "search", "think")

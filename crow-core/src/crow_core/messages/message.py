@@ -12,7 +12,7 @@ from typing import Any, Literal, TypedDict, Unpack, cast
 
 import msgspec
 
-from crow_core.messages.notes import FileEdit, Notes
+from crow_core.messages.notes import EditNotes, Notes
 
 INTERRUPTED = "Interrupted before it finished; it may have had effects. Check before you repeat it."
 """The answer to a tool call whose result never arrived."""
@@ -227,7 +227,7 @@ def marker_kind(entry: Message) -> str:
     return "" if "role" in entry else str(entry.get("crow", {}).get("kind", ""))
 
 
-def list_edits(entry: Message) -> list[FileEdit]:
+def list_edits(entry: Message) -> list[EditNotes]:
     """List the edits of files that an entry records: the answer to a tool call, or a marker of kind `changes`. Other
     markers may have `changes` of another kind."""
     records = entry.get("role") == "tool" or marker_kind(entry) == "changes"

@@ -9,7 +9,7 @@ from typing import Any, NotRequired, TypedDict
 from crow_core.acp.schema import StopReason, ToolKind
 
 
-class FileEdit(TypedDict):
+class EditNotes(TypedDict):
     """A change to a file. The texts are missing if they were too long to keep."""
 
     path: str
@@ -121,7 +121,7 @@ class AnswerNotes(TypedDict, total=False):
     """What a client was shown of the call."""
     failed: bool
     """True if the result is an error."""
-    changes: list[FileEdit]
+    changes: list[EditNotes]
     """What the call changed."""
     shell: ShellNotes
     """The state in which a command left the shell."""
@@ -269,7 +269,7 @@ class ChangesNotes(TypedDict, total=False):
     """The id of the sub-agent's session."""
     call: str
     """The id of the tool call that runs the other agent."""
-    changes: list[FileEdit]
+    changes: list[EditNotes]
 
 
 class StaysNotes(TypedDict, total=False):
@@ -444,7 +444,7 @@ MARKERS: dict[str, type] = {
 ResultMeta = TypedDict(
     "ResultMeta",
     {
-        "crow/changes": list[FileEdit],  # what the call changed
+        "crow/changes": list[EditNotes],  # what the call changed
         "crow/locations": list[FilePlace],  # what it read or changed
         "crow/plan": list[dict[str, Any]],  # the plan's entries (ACP)
         "crow/shell": ShellNotes,  # the state in which the next command starts
