@@ -18,7 +18,8 @@ from crow_core.content import to_content
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Server
 from crow_core.mcp.toolbox import Toolbox
-from crow_core.messages.message import Message, ToolUse, answer_tool_call, settle, view
+from crow_core.messages.message import Message, RawToolCall, answer_tool_call, settle
+from crow_core.messages.passes import view
 from crow_core.models.chat_model import ChatModel
 from crow_core.models.model_call import Model
 from crow_core.models.reply import ReplyBuilder
@@ -32,10 +33,10 @@ async def react(model: Model, toolbox: Toolbox, log: list[Message], *, max_reque
     for _ in range(max_requests):
         reply = await ask(model, toolbox, log)
         log.append(reply)
-        tool_uses = reply.get("tool_calls", [])
-        if not tool_uses:
+        raw_calls = reply.get("tool_calls", [])
+        if not raw_calls:
             return str(reply.get("content") or "")
-        log += await act(toolbox, tool_uses)
+        log += await act(toolbox, raw_calls)
     return "stopped: too many requests"
 
 
@@ -51,14 +52,14 @@ async def ask(model: Model, toolbox: Toolbox, log: list[Message]) -> Message:
     return settle(reply.build(), used=used)
 
 
-async def act(toolbox: Toolbox, tool_uses: list[ToolUse]) -> list[Message]:
+async def act(toolbox: Toolbox, raw_calls: list[RawToolCall]) -> list[Message]:
     """Run the tool calls of a reply at the same time; return their answers in the order of the calls."""
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(use_tool(toolbox, use)) for use in tool_uses]
-    return [answer_tool_call(use, to_content(task.result())) for use, task in zip(tool_uses, tasks, strict=True)]
+        tasks = [group.create_task(use_tool(toolbox, use)) for use in raw_calls]
+    return [answer_tool_call(use, to_content(task.result())) for use, task in zip(raw_calls, tasks, strict=True)]
 
 
-async def use_tool(toolbox: Toolbox, use: ToolUse) -> ToolResult:
+async def use_tool(toolbox: Toolbox, use: RawToolCall) -> ToolResult:
     """Run one tool call. A failure is a result, too: the model reads it and tries something else."""
     tool_call = toolbox.parse(use)
     print(f"● {tool_call.name} {use['function']['arguments']}")

@@ -6,7 +6,8 @@ uv run benchmarks/view.py
 from statistics import median
 from time import perf_counter
 
-from crow_core.messages.message import Message, answer_tool_call, view
+from crow_core.messages.message import Message, answer_tool_call
+from crow_core.messages.passes import view
 from crow_core.messages.view import View
 
 

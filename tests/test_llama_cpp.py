@@ -23,7 +23,7 @@ from crow_cli.probes import ExaminedModel, probe_structured_output
 from crow_compact.compaction import LEFT_OUT
 from crow_core.acp.schema import ClientCapabilities
 from crow_core.acp.transports import spawn
-from crow_core.messages.message import SUMMARY_TEMPLATE
+from crow_core.messages.passes import SUMMARY_TEMPLATE
 from crow_core.testing import Editor
 from msgspec import Meta
 

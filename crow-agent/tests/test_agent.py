@@ -30,7 +30,7 @@ from crow_core.mcp.tool import ToolCall
 from crow_core.messages.message import to_parts
 from crow_core.session.session import Session
 from crow_core.testing import Reply, ScriptedCall
-from crow_extensions.steering import get_steering
+from crow_extensions.steering import STEERING, get_steering
 from crow_testing.clock import advance_clock
 from fastmcp.utilities.types import Image
 from pydantic import BaseModel, Field
@@ -603,7 +603,7 @@ def test_words_during_a_prompt_are_in_the_next_model_call(make_agent: Make) -> N
             @crow.before_tool
             async def wait_for_words(session: Session, tool_call: ToolCall) -> None:
                 joined.append(asyncio.ensure_future(opened.steer("Only the left side.")))
-                while "steering" not in session.state or not session.state["steering"].waiting:
+                while not session.state[STEERING].waiting:
                     await asyncio.sleep(0)
 
         @tool(reads=True)

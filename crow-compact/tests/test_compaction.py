@@ -22,15 +22,17 @@ from crow_core.acp.schema import (
 from crow_core.app import Crow
 from crow_core.errors import ModelError
 from crow_core.mcp.server import Server
-from crow_core.messages.message import SUMMARY_TEMPLATE, Message, marker_kind
+from crow_core.messages.message import Message, marker_kind
+from crow_core.messages.passes import SUMMARY_TEMPLATE
 from crow_core.models.chat_model import ChatModel
+from crow_core.models.token_usage import SESSION_TOTALS
 from crow_core.session.prompts import Prompt
 from crow_core.session.session import Session
 from crow_core.testing import Editor, Failure, Reply, ScriptedModel, ScriptedServer, connect
 from crow_core.testing.script import ScriptedCall as Use
 from crow_extensions.commands import commands
 from crow_extensions.steering import get_steering, steering
-from crow_extensions.usage import usage
+from crow_extensions.usage import LAST_REQUEST, usage
 from fastmcp import FastMCP
 from fastmcp.utilities.types import Image
 
@@ -146,7 +148,7 @@ async def test_past_the_threshold_the_model_summarizes_and_continues_from_its_su
         assert marker["after"] < marker["before"] <= WINDOW
         assert len([entry for entry in talk.session.log if entry.get("role") == "user"]) == 9, "the log has everything"
         assert f"from about {marker['before']:,} to {marker['after']:,} tokens" in talk.editor.thoughts
-        assert talk.session.state["usage"].calls == 10, "what it cost is counted"
+        assert talk.session.state[SESSION_TOTALS].calls == 10, "what it cost is counted"
 
 
 async def test_the_first_request_after_a_compaction_is_not_compared():
@@ -154,9 +156,9 @@ async def test_the_first_request_after_a_compaction_is_not_compared():
         while not talk.markers():
             await talk.say(LONG)
         await talk.say("On!")
-        assert talk.session.state["last_request"].describe() == ""
+        assert talk.session.state[LAST_REQUEST].describe() == ""
         await talk.say("On!")
-        assert "began like the one before" in talk.session.state["last_request"].describe()
+        assert "began like the one before" in talk.session.state[LAST_REQUEST].describe()
 
 
 async def test_long_turn_is_cut_where_tool_calls_are_answered_and_keeps_its_prompt():

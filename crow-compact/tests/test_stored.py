@@ -16,7 +16,8 @@ from crow_core.acp.connection import ConnectionClosed
 from crow_core.acp.schema import ClientCapabilities, LoadSessionRequest, TextBlock, UserMessageChunk
 from crow_core.acp.transports import ChildTransport, spawn
 from crow_core.app import Crow
-from crow_core.messages.message import SUMMARY_TEMPLATE, marker_kind
+from crow_core.messages.message import marker_kind
+from crow_core.messages.passes import SUMMARY_TEMPLATE
 from crow_core.testing import Editor, Raw, Reply, ScriptedModel, ScriptedServer, connect
 from crow_persistence.extension import persistence
 

@@ -42,6 +42,7 @@ from crow_core.mcp import server as servers
 from crow_core.mcp.server import RunningCall, Server
 from crow_core.messages.message import marker_kind
 from crow_core.models.model_call import ModelCall
+from crow_core.models.token_usage import SESSION_TOTALS
 from crow_core.session import bridge
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
 from crow_core.testing.script import ScriptedCall as Asked
@@ -508,7 +509,7 @@ async def test_model_answers_a_server_that_the_user_allows(birds: Birds):
     model = script(sample(systemPrompt="You are a bird.", temperature=0.5, stopSequences=["!"]))
     crow = crow_with(model, birds()).use(usage)
     crow.model_call(lambda session, call: calls.append(call))
-    crow.session_end(lambda session: counted.append(session.state["usage"].calls))
+    crow.session_end(lambda session: counted.append(session.state[SESSION_TOTALS].calls))
     editor = await turn(model, birds(), crow=crow)
     assert answered(model) == {
         "role": "assistant",

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 from anyio import CancelScope, sleep_forever, wait_all_tasks_blocked
+from crow_core.acp import schema
 from crow_core.acp.schema import (
     AgentMessageChunk,
     CancelRequestNotification,
@@ -17,9 +18,6 @@ from crow_core.acp.schema import (
     PromptResponse,
     SessionNotification,
     TextBlock,
-)
-from crow_core.acp.schema import (
-    ToolCall as AcpToolCall,
 )
 from crow_core.acp.transports import HIGH_WATER_BYTES, MemoryTransport, memory_pair
 from crow_core.agent.acp_agent import AcpAgent
@@ -232,7 +230,7 @@ async def test_cancelling_while_a_tool_call_streams_drops_the_call():
         async with start_turn(editor, id):
             await editor.until(lambda editor: editor.text == "I will")
             await editor.cancel(id)
-        assert editor.of(AcpToolCall) == []
+        assert editor.of(schema.ToolCall) == []
         assert "tool_calls" not in log_of(crow)[-1]
         await assert_usable(editor, model, id)
 

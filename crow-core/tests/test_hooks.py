@@ -10,9 +10,9 @@ import crow_core
 import pytest
 from anyio import wait_all_tasks_blocked
 from crow_core import api
+from crow_core.acp import schema
 from crow_core.acp.connection import RpcError
 from crow_core.acp.schema import AgentMessageChunk, StopReason, ToolCallUpdate
-from crow_core.acp.schema import ToolCall as AcpToolCall
 from crow_core.app import Crow
 from crow_core.errors import EndTurn, ModelError
 from crow_core.hooks import Collect, First, Hook, Observe, Pipe, Unwind
@@ -543,7 +543,7 @@ async def test_updates_wait_until_the_entries_before_them_are_written():
 
 def count_updates(editor: Editor) -> int:
     """Count the text fragments and the states of tool calls that were sent."""
-    return len([*editor.of(AgentMessageChunk), *editor.of(AcpToolCall), *editor.of(ToolCallUpdate)])
+    return len([*editor.of(AgentMessageChunk), *editor.of(schema.ToolCall), *editor.of(ToolCallUpdate)])
 
 
 async def test_a_turn_fails_if_an_entry_cannot_be_written_even_at_its_end():

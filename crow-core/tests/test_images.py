@@ -20,7 +20,8 @@ from crow_core.acp.schema import (
 )
 from crow_core.app import Crow
 from crow_core.content import find_image_type, to_part
-from crow_core.messages.message import to_digest, view
+from crow_core.messages.message import to_digest
+from crow_core.messages.passes import view
 from crow_core.messages.view import View
 from crow_core.models.chat_model import ChatModel
 from crow_core.models.refused_images import find_refused_images

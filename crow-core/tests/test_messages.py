@@ -10,25 +10,27 @@ import pytest
 from crow_core.messages import message as messages
 from crow_core.messages.message import (
     INTERRUPTED,
-    PASSES,
-    SUMMARY_TEMPLATE,
     Delta,
     Message,
-    ToolUse,
+    RawToolCall,
     answer_tool_call,
+    find_unanswered,
+    parse_arguments,
+    settle,
+)
+from crow_core.messages.passes import (
+    PASSES,
+    SUMMARY_TEMPLATE,
     complete_answers,
     drop_markers,
     drop_notes,
     drop_rewound,
     drop_thoughts,
     find_markers,
-    find_unanswered,
     join_user_messages,
     move_images,
-    parse_arguments,
     repair_arguments,
     select_entries,
-    settle,
     view,
 )
 from crow_core.messages.view import View
@@ -60,11 +62,11 @@ def settle_fragments(*fragments: Fragment, used: set[str] | None = None) -> list
     return [(call["id"], call["function"]["name"], call["function"]["arguments"]) for call in calls]
 
 
-def use(id: str, name: str = "f", arguments: str = "{}") -> ToolUse:
+def use(id: str, name: str = "f", arguments: str = "{}") -> RawToolCall:
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def assistant_with_calls(*calls: ToolUse, **more: Any) -> Message:
+def assistant_with_calls(*calls: RawToolCall, **more: Any) -> Message:
     return Message(role="assistant", tool_calls=list(calls), **more)
 
 
@@ -361,7 +363,7 @@ def test_any_legal_interleaving_of_fragments_gives_the_same_calls(
 
 def test_calls_in_a_flood_of_named_fragments_are_parsed_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some servers repeat the name with every fragment. Whether the call is complete is not parsed anew each time."""
-    parsed: list[ToolUse] = []
+    parsed: list[RawToolCall] = []
     monkeypatch.setattr(messages, "parse_arguments", lambda use: parsed.append(use) or parse_arguments(use))
     arguments = json.dumps({"text": "{}[] \\" * 500, "more": [{"a": [1]}] * 500})
     pieces = [fragment("f", piece, index=0) for piece in arguments]

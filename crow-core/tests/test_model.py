@@ -15,7 +15,8 @@ import openai
 import pytest
 import stamina
 from crow_core.errors import ModelError
-from crow_core.messages.message import Delta, Message, answer_tool_call, settle, view
+from crow_core.messages.message import Delta, Message, answer_tool_call, settle
+from crow_core.messages.passes import view
 from crow_core.models import chat_model as models
 from crow_core.models.chat_model import ChatModel
 from crow_core.models.model_call import ModelCall, ModelRequest

@@ -10,6 +10,7 @@ from crow_core.models.chat_model import ChatModel
 from crow_core.models.quirks import Quirks
 from crow_core.session.options import ON_OFF, Choice, Option
 from crow_core.session.session import Session
+from crow_core.session_state import StateKey
 from crow_core.testing import Reply, ScriptedModel, ScriptedServer
 from crow_core.testing.wire import RawClient, connect_raw
 from crow_extensions.commands import commands
@@ -25,20 +26,23 @@ def make_model() -> ScriptedModel:
     return ScriptedModel(lambda request: Reply("Well."))
 
 
+VERBOSE = StateKey("verbose", lambda: "off")
+
+
 def verbosity(crow: Crow) -> None:
     """An option that is on or off."""
 
     @crow.options
     def option(session: Session) -> Option:
         def choose(value: str) -> None:
-            session.state["verbose"] = value
+            session.state[VERBOSE] = value
 
         return Option(
             "verbose",
             "Verbose",
             "",
             ON_OFF,
-            lambda: session.state.get("verbose", "off"),
+            lambda: session.state[VERBOSE],
             choose,
             "Says more",
             is_switch=True,
@@ -144,10 +148,10 @@ async def test_an_option_that_changes_the_mode_is_announced_as_a_mode_too():
     @crow.options
     def mode(session: Session) -> Option:
         def current() -> str:
-            return "bold" if session.state.get("verbose") == "on" else "shy"
+            return "bold" if session.state[VERBOSE] == "on" else "shy"
 
         def choose(value: str) -> None:
-            session.state["verbose"] = {"bold": "on", "shy": "off"}[value]
+            session.state[VERBOSE] = {"bold": "on", "shy": "off"}[value]
 
         return Option("mode", "Mode", "mode", [Choice("shy", "Shy"), Choice("bold", "Bold")], current, choose)
 

@@ -5,12 +5,13 @@ import json
 from typing import Any
 
 import pytest
+from crow_core.acp import schema
 from crow_core.acp.connection import RpcError
 from crow_core.acp.schema import AgentMessageChunk, AgentThoughtChunk, ToolCallUpdate
-from crow_core.acp.schema import ToolCall as AcpToolCall
 from crow_core.app import Crow
 from crow_core.errors import ModelError
 from crow_core.mcp.server import Server
+from crow_core.mcp.tool import ToolCall
 from crow_core.messages.message import Message
 from crow_core.models.model_call import ModelCall
 from crow_core.session.session import Session
@@ -88,7 +89,7 @@ async def test_a_tool_result_is_sent_to_the_model_and_to_the_client():
         session = await editor.new_session("/")
         await editor.prompt(session.session_id, "2 + 3?")
         first = log_of(crow)[1]
-    (call,) = editor.of(AcpToolCall)
+    (call,) = editor.of(schema.ToolCall)
     assert (call.name, call.raw_input, call.status) == ("demo_add", {"a": 2, "b": 3}, "pending")
     assert editor.calls() == {call.tool_call_id: ["pending", "in_progress", "completed"]}
     # Text and call of one reply are one message, with one result behind it.
@@ -119,7 +120,7 @@ async def test_parallel_calls_run_together_and_are_answered_in_order():
         await editor.prompt(session.session_id, "go")
     assert results(model.requests[1]) == ["one", "two"]
     ended = [update.tool_call_id for update in editor.of(ToolCallUpdate) if update.status == "completed"]
-    begun = [call.tool_call_id for call in editor.of(AcpToolCall)]
+    begun = [call.tool_call_id for call in editor.of(schema.ToolCall)]
     assert ended == begun[::-1]
 
 
@@ -221,7 +222,7 @@ async def test_a_tool_call_of_a_truncated_reply_is_not_run(finish_reason: str, s
         session = await editor.new_session("/")
         answer = await editor.prompt(session.session_id, "add")
         assert answer.stop_reason == stop_reason
-        assert editor.of(AcpToolCall) == []
+        assert editor.of(schema.ToolCall) == []
         assert log_of(crow)[-1] == {"role": "assistant", "content": "So I"}
         answer = await editor.prompt(session.session_id, "go on")
         assert answer.stop_reason == "end_turn"
@@ -338,7 +339,7 @@ async def test_a_long_tool_call_is_shown_while_its_arguments_arrive():
     async with connect(crow_with(model)) as editor:
         session = await editor.new_session("/")
         await editor.prompt(session.session_id, "go")
-    (begun,) = editor.of(AcpToolCall)
+    (begun,) = editor.of(schema.ToolCall)
     assert (begun.title, begun.name, begun.raw_input) == ("Remember", "demo_remember", UNSET)
     whole, *_ = editor.of(ToolCallUpdate)
     assert whole.raw_input == LONG["arguments"]
@@ -355,7 +356,7 @@ async def test_a_long_tool_call_that_was_cut_fails_and_its_id_is_not_used_again(
     async with connect(crow) as editor:
         id = (await editor.new_session("/")).session_id
         turn = asyncio.ensure_future(editor.prompt(id, "go"))
-        await editor.until(lambda editor: editor.of(AcpToolCall))
+        await editor.until(lambda editor: editor.of(schema.ToolCall))
         if "hang" in cut:
             await editor.cancel(id)
         await asyncio.gather(turn, return_exceptions=True)
@@ -371,7 +372,7 @@ async def test_a_long_tool_call_without_a_unique_id_is_shown_when_it_is_whole():
     async with connect(crow_with(model)) as editor:
         session = await editor.new_session("/")
         await editor.prompt(session.session_id, "go")
-    assert [call.raw_input for call in editor.of(AcpToolCall)] == [UNSET, LONG["arguments"], LONG["arguments"]]
+    assert [call.raw_input for call in editor.of(schema.ToolCall)] == [UNSET, LONG["arguments"], LONG["arguments"]]
     assert list(editor.calls()) == ["call_0", "call_0_2", "call"]
     assert {states[-1] for states in editor.calls().values()} == {"completed"}
 
@@ -391,7 +392,7 @@ async def test_arguments_of_any_type_do_not_break_the_display_of_a_call():
         session = await editor.new_session("/")
         answer = await editor.prompt(session.session_id, "go")
     assert answer.stop_reason == "end_turn"
-    assert [call.kind for call in editor.of(AcpToolCall)] == ["other", "other", "other"]
+    assert [call.kind for call in editor.of(schema.ToolCall)] == ["other", "other", "other"]
 
 
 async def test_system_prompt_and_tools_stay_equal_to_the_byte():
@@ -471,6 +472,35 @@ async def test_tool_hooks_receive_the_session_of_the_call():
         session = await editor.new_session("/")
         await editor.prompt(session.session_id, "go")
         assert sessions == [crow.sessions[session.session_id]] * 2
+
+
+async def test_call_that_a_hook_changes_is_decided_anew_and_runs_as_changed():
+    model = ScriptedModel([Reply(tool_calls=[use("demo_add", {"a": 1, "b": 2})]), Reply("Done.")])
+    crow = crow_with(model)
+    judged: list[tuple[object, object]] = []
+
+    @crow.before_tool
+    def judge(session: Session, tool_call: ToolCall) -> None:
+        judged.append((tool_call.arguments["a"], tool_call.is_changed))
+
+    @crow.before_tool
+    def change(session: Session, tool_call: ToolCall) -> ToolCall | None:
+        return tool_call.change_arguments(a=40) if tool_call.arguments["a"] == 1 else None
+
+    async with connect(crow) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "add")
+        entries = [*crow.sessions[session.session_id].log]
+    assert judged == [(1, False), (40, True)]
+    assert results(model.requests[1]) == ["42"]
+    assert [update.raw_input for update in editor.updates if getattr(update, "raw_input", None)][-1] == {
+        "a": 40,
+        "b": 2,
+    }
+    (answer,) = (entry for entry in entries if entry.get("role") == "tool")
+    assert answer["crow"]["shown"]["arguments"] == {"a": 40, "b": 2}
+    (call,) = next(entry["tool_calls"] for entry in entries if entry.get("tool_calls"))
+    assert json.loads(call["function"]["arguments"]) == {"a": 1, "b": 2}, "the reply stays as it was"
 
 
 async def test_error_that_must_not_be_retried_ends_the_turn_after_the_reply_has_begun():

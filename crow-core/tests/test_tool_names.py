@@ -5,11 +5,12 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from crow_core.acp import schema
 from crow_core.acp.schema import LoadSessionRequest
-from crow_core.acp.schema import ToolCall as AcpToolCall
 from crow_core.app import Crow
 from crow_core.mcp.server import Server
-from crow_core.messages.message import Message, view
+from crow_core.messages.message import Message
+from crow_core.messages.passes import view
 from crow_core.messages.view import View
 from crow_core.models.chat_model import ChatModel
 from crow_core.session.store import Record
@@ -174,7 +175,7 @@ async def test_rules_are_applied_to_the_tool_that_is_called() -> None:
         await editor.prompt(session.session_id, "go")
     results = [message["content"] for message in model.requests[1]["messages"] if message["role"] == "tool"]
     assert ["the rule 'birds_caw' says deny" in result for result in results] == [True, True, False]
-    assert [call.name for call in editor.of(AcpToolCall)] == ["birds_caw", "birds_caw", "birds_sing"]
+    assert [call.name for call in editor.of(schema.ToolCall)] == ["birds_caw", "birds_caw", "birds_sing"]
 
 
 async def test_name_inside_a_call_of_the_proxy_tool_may_be_illegal_too() -> None:
@@ -202,12 +203,12 @@ async def test_loaded_session_shows_and_sends_the_same_names_as_before() -> None
         await editor.prompt(session.session_id, "go")
         (open_session,) = crow.sessions.values()
         log = open_session.log
-        live = [call.name for call in editor.of(AcpToolCall)]
+        live = [call.name for call in editor.of(schema.ToolCall)]
     later = Crow(model, servers=[make_server("caw")])
     later.store = MemoryStore(Record("stored", [*log]))
     async with connect(later) as editor:
         await editor.request("session/load", LoadSessionRequest(session_id="stored", cwd="/", mcp_servers=[]))
-        assert [call.name for call in editor.of(AcpToolCall)] == live == ["birds_caw", "fly.away", "birds_caw"]
+        assert [call.name for call in editor.of(schema.ToolCall)] == live == ["birds_caw", "fly.away", "birds_caw"]
         await editor.prompt("stored", "again")
     assert model.requests[2]["messages"][1 : len(model.requests[1]["messages"])] == model.requests[1]["messages"][1:]
 

@@ -18,7 +18,8 @@ from crow_core.acp.schema import (
 )
 from crow_core.app import Crow
 from crow_core.errors import StoreError
-from crow_core.messages.message import Message, drop_rewound, marker_kind, view
+from crow_core.messages.message import Message, marker_kind
+from crow_core.messages.passes import drop_rewound, view
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
 from crow_eval.histories import claude_code, codex, pi
 from crow_eval.histories.history import LEFT

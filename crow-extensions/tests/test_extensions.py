@@ -339,13 +339,3 @@ async def test_the_error_for_an_unreadable_template_names_its_file(tmp_path: Pat
         with pytest.raises(RpcError) as caught:
             await editor.new_session("/")
     assert str(file) in caught.value.data["details"]
-
-
-def test_each_key_of_the_session_state_belongs_to_one_module():
-    """Extensions do not read each other's values."""
-    modules: dict[str, set[str]] = {}
-    for path in Path(__file__).parents[2].glob("crow-*/src/**/*.py"):
-        code = "\n".join(line for line in path.read_text("utf-8").splitlines() if not line.startswith("    " * 4))
-        for key in re.findall(r"\.state(?:\[|\.(?:get|pop|setdefault)\()(\"[^\"]+\")", code):
-            modules.setdefault(key, set()).add(path.name)
-    assert {key: names for key, names in modules.items() if len(names) > 1} == {}

@@ -25,7 +25,7 @@ from crow_core.content import replay
 from crow_core.mcp.server import Server
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
 from crow_extensions.commands import commands
-from crow_extensions.mcp import mcp, parse_prompt_arguments
+from crow_extensions.mcp import PROMPTS, mcp, parse_prompt_arguments
 from fastmcp import Context, FastMCP
 from fastmcp.prompts import Message
 from hypothesis import HealthCheck, given, settings
@@ -261,7 +261,7 @@ async def test_dying_server_is_not_restarted_for_its_prompts(tmp_path: Path):
         session = await editor.new_session("/", [McpServer(name="frail", command=sys.executable, args=command, env=[])])
         await editor.prompt(session.session_id, "go")
         (opened,) = crow.sessions.values()
-        (prompts,) = opened.state["prompts"]
+        (prompts,) = opened.state[PROMPTS]
         for _ in range(5):
             await asyncio.wait([prompts.listing])
     assert (tmp_path / "log").read_text().split() == ["started"] * 2

@@ -21,7 +21,7 @@ from crow_core.testing import Editor, Reply, ScriptedModel, connect
 from crow_core.testing.script import ScriptedCall as Use
 from crow_extensions.commands import commands
 from crow_extensions.mask_secrets import mask_secrets
-from crow_extensions.steering import steering
+from crow_extensions.steering import STEERING, steering
 from crow_extensions.undo import undo
 from crow_extensions.until_done import until_done
 from crow_permissions.extension import permissions
@@ -65,7 +65,7 @@ def steer(editor: Editor, session: str, *words: str) -> "asyncio.Task[Any]":
 async def waiting(crow: Crow, count: int = 1) -> Session:
     """Wait until the only session has as many waiting messages."""
     (session,) = crow.sessions.values()
-    while "steering" not in session.state or len(session.state["steering"].waiting) < count:
+    while len(session.state[STEERING].waiting) < count:
         await asyncio.sleep(0)
     return session
 
@@ -224,7 +224,7 @@ async def test_a_client_takes_waiting_words_back_by_cancelling_its_request():
         asked = steer(editor, id, "rather")
         session = await waiting(crow)
         asked.cancel()
-        while session.state["steering"].waiting:
+        while session.state[STEERING].waiting:
             await asyncio.sleep(0)
         work.go_on.set()
         await turn

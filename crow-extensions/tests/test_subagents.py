@@ -8,8 +8,8 @@ from typing import Any
 
 import crow_mcp_server
 import pytest
+from crow_core.acp import schema
 from crow_core.acp.schema import McpServer, ToolCallUpdate
-from crow_core.acp.schema import ToolCall as AcpToolCall
 from crow_core.app import Crow
 from crow_core.content import replay
 from crow_core.errors import ModelError
@@ -158,7 +158,7 @@ async def test_its_tool_calls_appear_below_the_call_and_its_questions_come_from_
     async with connect(Crow(model, servers=[box()]).use(permissions).use(subagents)) as editor:
         session = await editor.new_session("/")
         await editor.prompt(session.session_id, "go")
-    assert [start.tool_call_id for start in editor.of(AcpToolCall)] == ["one", "one/one"]
+    assert [start.tool_call_id for start in editor.of(schema.ToolCall)] == ["one", "one/one"]
     assert [update.title for update in editor.of(ToolCallUpdate)[:2]] == [UNSET, "Look"]
     assert {id: states[-1] for id, states in editor.calls().items()} == {"one": "completed", "one/one": "completed"}
     (question,) = editor.questions

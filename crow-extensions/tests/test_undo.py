@@ -20,7 +20,8 @@ from crow_core.app import Crow
 from crow_core.errors import StoreError
 from crow_core.masking import MASK
 from crow_core.mcp.server import Server
-from crow_core.messages.message import Message, drop_rewound, view
+from crow_core.messages.message import Message
+from crow_core.messages.passes import drop_rewound, view
 from crow_core.session.session import Session
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
 from crow_core.testing.script import ScriptedCall as Use

@@ -55,6 +55,12 @@ def test_every_entry_is_unpacked_unchanged(entry: Any):
     assert "\0" not in row.body
 
 
+def test_notes_of_other_types_than_this_version_writes_are_unpacked_unchanged():
+    entry: Any = {"role": "user", "content": "hi", "crow": {"id": "a", "key": 5, "changes": {"by": "another"}}}
+    row = pack(entry)
+    assert unpack(row.kind, row.body, row.blobs) == entry
+
+
 def test_large_strings_other_than_text_become_blobs():
     image, old, base64 = (
         "data:image/png;base64," + "A" * MIN_BLOB_LENGTH,

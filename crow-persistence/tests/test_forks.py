@@ -9,7 +9,8 @@ from crow_core.acp.schema import ClientCapabilities, ImageBlock, TextBlock
 from crow_core.app import Crow
 from crow_core.content import to_user_message
 from crow_core.errors import SessionBusy, StoreError
-from crow_core.messages.message import Message, view
+from crow_core.messages.message import Message
+from crow_core.messages.passes import view
 from crow_core.session.session import Session
 from crow_core.session.store import Page
 from crow_core.testing import Reply, ScriptedModel

@@ -17,7 +17,7 @@ import pytest
 from crow_core.acp.schema import ClientCapabilities
 from crow_core.app import Crow
 from crow_core.errors import ModelError, SessionBusy, StoreError
-from crow_core.messages.message import view
+from crow_core.messages.passes import view
 from crow_core.session.session import Session
 from crow_core.testing import Reply, ScriptedModel
 from crow_persistence import commits, leases, loader

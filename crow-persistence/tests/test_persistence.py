@@ -23,7 +23,8 @@ from crow_core.acp.schema import (
 )
 from crow_core.app import Crow
 from crow_core.errors import StoreError
-from crow_core.messages.message import Message, view
+from crow_core.messages.message import Message
+from crow_core.messages.passes import view
 from crow_core.models.model_call import ModelCall
 from crow_core.session.log import new_id
 from crow_core.session.session import Session

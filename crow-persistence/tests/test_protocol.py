@@ -42,7 +42,7 @@ from crow_core.mcp.server import Server
 from crow_core.mcp.tool import ToolCall as ToolCallValue
 from crow_core.session.session import Session
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
-from crow_extensions.steering import steering
+from crow_extensions.steering import STEERING, steering
 from crow_extensions.titles import titles
 from crow_permissions.extension import permissions
 from crow_persistence.database import Database
@@ -456,7 +456,7 @@ async def test_words_that_joined_a_running_turn_are_shown_again_where_they_were(
         await streaming.wait()
         words = {"sessionId": session, "prompt": [{"type": "text", "text": "rather"}]}
         steer = asyncio.ensure_future(editor.request("_crow/steer", words))
-        while not any(one.state.get("steering") and one.state["steering"].waiting for one in crow.sessions.values()):
+        while not any(one.state[STEERING].waiting for one in crow.sessions.values()):
             await asyncio.sleep(0)
         finish.set()
         await turn

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from crow_core.errors import StoreError
 from crow_core.masking import mask
-from crow_core.messages.message import Message, ToolUse
+from crow_core.messages.message import Message, RawToolCall
 from crow_core.messages.view import View
 from crow_core.models.chat_model import ChatModel, encode_json
 from crow_core.models.model_call import Model, ModelCall, Prices
@@ -104,7 +104,7 @@ def user(text: str) -> Message:
     return {"role": "user", "content": text}
 
 
-def use(id: str, arguments: str = "{}") -> ToolUse:
+def use(id: str, arguments: str = "{}") -> RawToolCall:
     return {"id": id, "type": "function", "function": {"name": "look", "arguments": arguments}}
 
 

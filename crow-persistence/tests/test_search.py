@@ -7,7 +7,7 @@ from uuid import uuid4
 
 import pytest
 from crow_core.content import to_content
-from crow_core.messages.message import Message, ToolUse
+from crow_core.messages.message import Message, RawToolCall
 from crow_persistence import forks, search
 from crow_persistence.database import Database
 from crow_persistence.entries import clean_text, encode, entry_kind
@@ -24,7 +24,7 @@ def user(said: str) -> Message:
     return {"role": "user", "content": said}
 
 
-def use(tool: str, arguments: Any, id: str = "call") -> ToolUse:
+def use(tool: str, arguments: Any, id: str = "call") -> RawToolCall:
     given = arguments if isinstance(arguments, str) else json.dumps(arguments)
     return {"id": id, "type": "function", "function": {"name": tool, "arguments": given}}
 

@@ -16,7 +16,7 @@ from crow_core.testing.script import ScriptedCall as Use
 from crow_extensions.commands import commands
 from crow_permissions.extension import permissions
 from crow_skills.skill_file import parse_skill, validate_skill
-from crow_skills.skills import skills
+from crow_skills.skills import SKILLS, skills
 from crow_system.files import UnusableFile
 from fastmcp import FastMCP
 from fastmcp.server.providers.skills import SkillsDirectoryProvider
@@ -259,7 +259,7 @@ async def test_unusable_skill_is_left_out_without_harm_to_others(
         await it.say("/skills")
         assert "stolen/SKILL.md leads out of" in it.editor.text
         assert "broken/SKILL.md has frontmatter that is not YAML" in it.editor.text
-        assert sorted(it.session.state["skills"].skills) == ["bomb", "huge", "pdf"]
+        assert sorted(it.session.state[SKILLS].skills) == ["bomb", "huge", "pdf"]
         await it.say("Use /skill:huge")
         assert len(it.last_content) < 110_000
         assert "is left out here: it has more than 100,000 characters" in it.last_content

@@ -18,7 +18,7 @@ from crow_core.acp.schema import (
 )
 from crow_core.app import Crow
 from crow_core.mcp.toolbox import Server
-from crow_core.messages.message import view
+from crow_core.messages.passes import view
 from crow_core.models.chat_model import ChatModel
 from crow_core.testing import Editor, Failure, Raw, Reply, ScriptedServer, connect
 from crow_extensions.broken_replies import broken_replies

@@ -2,7 +2,7 @@
 
 import os
 import shlex
-from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -18,10 +18,13 @@ from crow_core.elicitation import can_ask
 from crow_core.errors import ConfigError, ElicitationError
 from crow_core.masking import find_secrets
 from crow_core.mcp.server import Server, share_server
-from crow_core.messages.message import Message, drop_rewound, find_shell, list_edits
+from crow_core.messages.message import Message, list_edits
+from crow_core.messages.notes import EditNotes
+from crow_core.messages.passes import drop_rewound, find_shell
 from crow_core.models.model_call import Model
 from crow_core.session.prompts import Prompt
 from crow_core.session.session import Session
+from crow_core.session_state import StateKey
 from crow_core.text import to_line
 from crow_extensions.agent_settings import AgentSettings
 from crow_extensions.ask_user import ask_user
@@ -323,6 +326,9 @@ def make_tool_server(
     return share_server(definition, make)
 
 
+AT_END = StateKey("at_end", list[Callable[[], Awaitable[None]]])
+TRUST_NOTICES = StateKey("trust_notices", list[str])
+
 SESSIONS: WeakValueDictionary[str, Session] = WeakValueDictionary()
 """The open sessions of all apps of this process, by id."""
 
@@ -340,18 +346,18 @@ def make_workspace(meta: dict[str, Any]) -> Workspace:
         watch=editor.show_output,
         changes=lambda: list_changes(session.log),
         shell=lambda: find_shell(session.log),
-        at_end=session.state.setdefault("at_end", []).append,
+        at_end=session.state[AT_END].append,
     )
 
 
-def list_changes(log: Sequence[Message]) -> list[dict[str, Any]]:
+def list_changes(log: Sequence[Message]) -> list[EditNotes]:
     """List what the edits of a session changed, except for edits that were undone with their turns."""
     return [change for entry in drop_rewound(log) for change in list_edits(entry)]
 
 
 async def end_terminals(session: Session) -> None:
     """End the processes that a session's commands left running."""
-    for end in session.state.pop("at_end", ()):
+    for end in session.state.pop(AT_END):
         await end()
 
 
@@ -434,7 +440,7 @@ def project_servers(crow: Crow, *, trust: TrustedFolders, env: Mapping[str, str]
         is_trusted = trust.is_trusted(folder)
         own = {folder, Path(env.get("HOME") or Path.home())}  # crow uses the skills of the user's home anyway
         above = [each for each in reversed(find_project_folders(folder)) if each not in own]
-        session.state["trust notices"] = [
+        session.state[TRUST_NOTICES] = [
             *(describe_left_out(trust, folder) if is_trusted else [describe_untrusted(trust, folder)]),
             *(describe_untrusted(trust, each, FOLDERS) for each in above if not trust.is_trusted(each)),
         ]
@@ -442,7 +448,7 @@ def project_servers(crow: Crow, *, trust: TrustedFolders, env: Mapping[str, str]
 
     @crow.before_prompt
     async def warn(message: Any, session: Session) -> None:
-        for text in filter(None, session.state.pop("trust notices", ())):
+        for text in filter(None, session.state.pop(TRUST_NOTICES)):
             await session.notice(to_line(show_path(text)), "warning")
 
 

@@ -8,7 +8,7 @@ from crow_core.acp.schema import NewSessionRequest, PromptRequest
 from crow_core.agent.acp_agent import AcpAgent, Announced, check_id
 from crow_core.app import Crow
 from crow_core.errors import StoreError
-from crow_core.messages.message import Message
+from crow_core.messages.message import Message, get_id
 from crow_core.session.session import Session
 from crow_core.session.user import Client
 
@@ -84,6 +84,6 @@ def drop_later_turns(session: Session, origin: Mapping[str, Any]) -> Session:
     for at, entry in enumerate(entries):
         key = str(entry.get("crow", {}).get("key", ""))
         if key.startswith(tuple(prefixes)) and key not in origin["keys"]:
-            session.rewind(entries[at - 1].get("crow", {})["id"] if at else "")
+            session.rewind(get_id(entries[at - 1]) if at else "")
             break
     return session

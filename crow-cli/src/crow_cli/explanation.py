@@ -17,7 +17,7 @@ from crow_agent.settings.home import Home
 from crow_agent.settings.trust import TrustedFolders
 from crow_core.mcp.server import Server
 from crow_core.mcp.tool import Tool, ToolCall
-from crow_core.messages.message import ToolUse
+from crow_core.messages.message import RawToolCall
 from crow_core.session.session import Folders, Hooks, Session
 from crow_permissions.exits import find_exit
 from crow_permissions.extension import judge_git
@@ -85,7 +85,7 @@ def parse_call(text: str, tools: Mapping[str, Tool], *, command: bool = False) -
 def make_call(name: str, arguments: dict[str, Any], tools: Mapping[str, Tool]) -> ToolCall:
     """Make a call of a tool; one that is not known is that of an MCP server."""
     tool = tools.get(name)
-    use: ToolUse = {"id": "", "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
+    use: RawToolCall = {"id": "", "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
     return ToolCall(use, arguments, kind=tool.kind(arguments) if tool else "other", tool=tool, original=arguments)
 
 

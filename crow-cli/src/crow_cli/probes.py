@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from crow_core.errors import ModelError
-from crow_core.messages.message import Delta, Message, answer_tool_call, decode_json, parse_arguments, settle, view
+from crow_core.messages.message import Delta, Message, answer_tool_call, decode_json, parse_arguments, settle
+from crow_core.messages.passes import view
 from crow_core.models.chat_model import TOOL_ADVICE, ChatModel
 from crow_core.models.endpoint import CONNECT_TIMEOUT, create_http_client, join_url
 from crow_core.models.estimate import count_min_tokens

@@ -104,8 +104,8 @@ def list_(everywhere: bool, agents: bool, limit: int, as_json: bool) -> None:
 @AS_JSON
 def show(session: str, view: bool, as_json: bool) -> None:
     """Show the messages and tool calls of a session. Secrets are not masked."""
-    from crow_core.messages.message import drop_markers
-    from crow_core.messages.message import view as view_of
+    from crow_core.messages.passes import drop_markers
+    from crow_core.messages.passes import view as view_of
     from crow_persistence.export.jsonl import to_records
     from crow_persistence.export.transcript import Transcript
     from crow_persistence.loader import find_session

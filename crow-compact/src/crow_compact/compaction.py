@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from crow_core.messages.message import Message, find_prompts
+from crow_core.messages.message import Message, find_prompts, get_id
 from crow_core.models.model_call import ModelRequest
 from crow_core.session.session import Session
 
@@ -18,7 +18,6 @@ from crow_compact.markers import (
     find_earlier_summary,
     find_pinned,
     find_start,
-    get_id,
     make_compaction_marker,
     make_shrink_marker,
 )

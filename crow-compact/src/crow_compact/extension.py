@@ -8,18 +8,19 @@ from crow_core.acp.schema import CompactionUpdate, ContentBlock, StopReason, Tex
 from crow_core.app import Crow
 from crow_core.content import find_first_text
 from crow_core.errors import ModelError
-from crow_core.messages.message import Message, view
+from crow_core.messages.message import Message, get_id
+from crow_core.messages.passes import view
 from crow_core.models.chat_model import get_window
 from crow_core.models.model_call import ModelCall, ModelRequest
 from crow_core.models.token_usage import ASSUMED_WINDOW
 from crow_core.session.log import new_id
 from crow_core.session.prompts import Prompt
 from crow_core.session.session import Command, Session
+from crow_core.session_state import StateKey
 from crow_system.shortening import shorten_line
 from msgspec import Meta
 
 from crow_compact.compaction import RETRY_GROWTH, Compaction, replace_messages
-from crow_compact.markers import get_id
 from crow_compact.read_output import TOOL, make_server
 from crow_compact.summary import CannotCompact
 from crow_compact.tokens import TokenEstimator
@@ -146,10 +147,13 @@ def view_since(log: Sequence[Message], id: str) -> list[Message]:
     return view(log[at:])
 
 
+ESTIMATORS = StateKey("compact", dict[str, TokenEstimator])
+"""The token estimators of a session, by the names of its models."""
+
+
 def get_estimator(session: Session) -> TokenEstimator:
     """Return the token estimator of a session and its current model."""
-    estimators: dict[str, TokenEstimator] = session.state.setdefault("compact", {})
-    return estimators.setdefault(session.model.name, TokenEstimator())
+    return session.state[ESTIMATORS].setdefault(session.model.name, TokenEstimator())
 
 
 async def compact_session(planned: Compaction, tokens: int) -> bool:

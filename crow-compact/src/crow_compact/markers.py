@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from crow_core.messages.message import Message
+from crow_core.messages.message import Message, get_id
 from crow_core.messages.view import View
 
 from crow_compact.read_output import TOOL
@@ -23,11 +23,6 @@ def make_shrink_marker(upto: str, pins: Sequence[str]) -> Message:
     """
     limit = SHRUNK_CHARACTERS
     return {"crow": {"kind": "shrink", "upto": upto, "limit": limit, "tool": TOOL, "pinned": list(pins)}}
-
-
-def get_id(entry: Message) -> str:
-    """Return the id of an entry, or "" if it has none."""
-    return str(entry.get("crow", {}).get("id", ""))
 
 
 def find_start(entries: Sequence[Message]) -> int:
@@ -51,7 +46,7 @@ def find_cuts(entries: Sequence[Message]) -> list[int]:
 
 def find_pinned(view: View) -> list[str]:
     """Return the ids of the pinned entries, and of the results of their tool calls."""
-    ids = {str(marker.get("crow", {}).get("entry")) for marker in view.find_kind("pin")}
+    ids = {marker.get("crow", {}).get("entry") for marker in view.find_kind("pin")}
     if not ids:
         return []
     entries = view.entries()
@@ -64,4 +59,4 @@ def find_pinned(view: View) -> list[str]:
 def find_earlier_summary(view: View) -> tuple[str, str]:
     """Return the summary of the last compaction and the id of the entry that follows it; two "" if there is none."""
     earlier = next(view.find_markers("compaction", "from"), None)
-    return (str(earlier[0]["summary"]), str(earlier[0]["from"])) if earlier else ("", "")
+    return (earlier[0].get("summary", ""), earlier[0].get("from", "")) if earlier else ("", "")

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from crow_core.errors import ModelError, PromptError
-from crow_core.messages.message import SHAPING_PASSES, Message, apply_passes, to_parts, view
+from crow_core.messages.message import Message, get_id, to_parts
+from crow_core.messages.passes import SHAPING_PASSES, apply_passes, view
 from crow_core.models.chat_model import ChatModel
 from crow_core.models.model_call import Model, ModelCall, ModelRequest
 from crow_core.models.printed import PRINTED
@@ -17,7 +18,7 @@ from crow_core.models.token_usage import to_count
 from crow_core.session.session import Session
 from crow_system.shortening import shorten_middle
 
-from crow_compact.markers import find_earlier_summary, get_id, make_compaction_marker, make_shrink_marker
+from crow_compact.markers import find_earlier_summary, make_compaction_marker, make_shrink_marker
 from crow_compact.tokens import TokenEstimator
 
 MESSAGES_SHARE = 0.95

@@ -13,9 +13,9 @@ from crow_core.mcp.server import Server as Server
 from crow_core.mcp.tool import ToolCall as ToolCall
 from crow_core.mcp.toolbox import Toolbox as Toolbox
 from crow_core.messages.message import Message as Message
-from crow_core.messages.message import ToolUse as ToolUse
+from crow_core.messages.message import RawToolCall as RawToolCall
 from crow_core.messages.message import to_parts as to_parts
-from crow_core.messages.message import view as view
+from crow_core.messages.passes import view as view
 from crow_core.models.chat_model import ChatModel as ChatModel
 from crow_core.models.model_call import Model as Model
 from crow_core.models.model_call import ModelCall as ModelCall
@@ -34,3 +34,4 @@ from crow_core.session.store import Record as Record
 from crow_core.session.store import SessionChange as SessionChange
 from crow_core.session.store import Store as Store
 from crow_core.session.store import Summary as Summary
+from crow_core.session_state import StateKey as StateKey

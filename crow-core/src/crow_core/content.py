@@ -46,13 +46,14 @@ from crow_core.messages.message import (
     NOT_RUN,
     Message,
     answer_tool_call,
-    drop_rewound,
     join_content,
-    name_tool_uses,
+    name_raw_calls,
     parse_arguments,
     to_parts,
     unwrap_proxy_call,
 )
+from crow_core.messages.notes import Notes, ResultMeta, ShownCall
+from crow_core.messages.passes import drop_rewound
 from crow_core.paths import from_uri
 from crow_core.text import clean_lines, fence, to_line
 
@@ -91,11 +92,11 @@ def attach_blocks(message: Message, blocks: Sequence[ContentBlock]) -> Message:
     """Add blocks behind what the user wrote; `replay` shows the user's own blocks only."""
     if not blocks:
         return message
-    notes = {"blocks": [to_note(block) for block in to_blocks(message)]} | message.get("crow", {})
+    notes: Notes = {"blocks": [to_note(block) for block in to_blocks(message)]}
     return {
         **message,
         "content": join_content(message.get("content"), to_plain_message(blocks).get("content")),
-        "crow": notes,
+        "crow": notes | message.get("crow", {}),
     }
 
 
@@ -294,19 +295,20 @@ def to_tool_message(result: ToolResult, tool_call: ToolCall) -> Message:
 
     The notes keep what `to_result` needs to show the call again. A terminal is left out: it will not exist then.
     """
-    notes: dict[str, Any] = {"shown": {"kind": tool_call.kind}}
+    shown: ShownCall = {"kind": tool_call.kind}
     if tool_call.tool_title:
-        notes["shown"]["title"] = tool_call.tool_title
+        shown["title"] = tool_call.tool_title
     if tool_call.arguments != tool_call.original:
-        notes["shown"]["arguments"] = tool_call.arguments
+        shown["arguments"] = tool_call.arguments
     if any(block.get("type") != "text" for block in result.content):
-        notes["shown"]["blocks"] = result.content
+        shown["blocks"] = result.content
     if title := result.meta.get("crow/title"):
-        notes["shown"]["call"] = title
+        shown["call"] = title
     if places := result.meta.get("crow/locations"):
-        notes["shown"]["locations"] = places
+        shown["locations"] = places
     if status := result.meta.get("crow/exit"):
-        notes["shown"]["exit"] = status
+        shown["exit"] = status
+    notes: Notes = {"shown": shown}
     if changes := result.meta.get("crow/changes"):
         notes["changes"] = changes
     if shell := result.meta.get("crow/shell"):
@@ -332,12 +334,12 @@ def to_failure(tool_call: ToolCall, *, begun: bool) -> ToolCallUpdate:
 def to_result(message: Message) -> ToolResult:
     """Convert a message that `to_tool_message` made back to a result."""
     notes = message.get("crow", {})
-    seen: dict[str, Any] = notes.get("shown", {})
+    seen = notes.get("shown", {})
     blocks = seen.get("blocks") or [to_text_part(part.get("text", "")) for part in to_parts(message.get("content"))]
-    meta: dict[str, Any] = {
+    meta: ResultMeta = {
         "crow/changes": notes.get("changes", []),
         "crow/locations": seen.get("locations", []),
-        "crow/exit": seen.get("exit"),
+        "crow/exit": seen.get("exit", {}),
     }
     if title := seen.get("call"):
         meta["crow/title"] = title
@@ -361,11 +363,11 @@ def replay(log: Sequence[Message], cwd: str) -> Iterator[SessionUpdate]:
                     yield AgentMessageChunk(content=TextBlock(text=str(text)), message_id=id)
                 if notes.get("cut") == "interrupted":
                     yield AgentThoughtChunk(content=TextBlock(text="Interrupted here.\n"), message_id=f"{id}-cut")
-                for use in map(unwrap_proxy_call, name_tool_uses(entry)):
+                for use in map(unwrap_proxy_call, name_raw_calls(entry)):
                     message = answers.get(use["id"]) or answer_tool_call(use, INTERRUPTED, failed=True)
-                    seen: dict[str, Any] = message.get("crow", {}).get("shown", {})
+                    seen = message.get("crow", {}).get("shown", {})
                     arguments = seen.get("arguments", parse_arguments(use))
-                    kind: ToolKind = seen.get("kind", "other")
+                    kind = seen.get("kind", "other")
                     title = seen.get("title", "")
                     tool_call = ToolCall(use, arguments or {}, arguments is not None, kind, title)
                     yield to_announcement(tool_call, cwd)

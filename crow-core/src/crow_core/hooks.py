@@ -8,6 +8,7 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from copy import copy
+from types import UnionType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast, get_args, get_origin, is_typeddict
 
 from crow_core.errors import ConfigError
@@ -83,6 +84,8 @@ class Hook(Generic[P, R]):
 def is_instance(value: Any, hint: Any) -> bool:
     """Test whether a value has the outer type of a type hint; True for a hint that no value can be compared with."""
     origin = get_origin(hint) or hint
+    if origin is UnionType:
+        return any(is_instance(value, each) for each in get_args(hint))
     if is_typeddict(origin):
         return isinstance(value, dict)
     if not isinstance(origin, type):
@@ -93,6 +96,8 @@ def is_instance(value: Any, hint: Any) -> bool:
 def describe_type(hint: Any) -> str:
     """Describe the type of an answer in words: `list of Server`, `ToolResult`."""
     origin, arguments = get_origin(hint) or hint, get_args(hint)
+    if origin is UnionType:
+        return " or ".join(map(describe_type, arguments))
     name = "a dict" if is_typeddict(origin) or origin is dict else f"{getattr(origin, '__name__', origin)}"
     named = {"Sequence": "a list", "list": "a list"}.get(name, name)
     of = getattr(get_origin(arguments[0]) or arguments[0], "__name__", "") if arguments and named == "a list" else ""

@@ -3,12 +3,12 @@
 A completed tool call is never repeated. An interrupted one runs at most once unless its tool is declared idempotent.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from crow_core.acp.schema import StopReason
 from crow_core.content import replay, to_interruption
-from crow_core.messages.message import Message, ToolUse, find_unanswered
+from crow_core.messages.message import Message, RawToolCall, find_unanswered, get_id
+from crow_core.messages.notes import Notes
 from crow_core.models.token_usage import TURN_TOTALS
 from crow_core.react import STOP_REASONS, act, react
 from crow_core.session.journal import COUNTED, KeyedTurn, find_last_text
@@ -16,22 +16,22 @@ from crow_core.session.output import STOPPED, TURN_NOTES
 from crow_core.session.session import Session
 
 
-async def show_ended(session: Session, turn: KeyedTurn, end: dict[str, Any]) -> StopReason:
+async def show_ended(session: Session, turn: KeyedTurn, end: Notes) -> StopReason:
     """Show the client a turn that has ended, and set its tokens and its notes for the answer to the prompt."""
     for update in replay(turn.entries[1:], session.cwd):
         await session.update(update)
     if (text := end.get("text", "")) and text != find_last_text(turn.entries):
         await session.say(text)
-    kept: dict[str, Any] = end.get("notes", {})
+    kept = end.get("notes", {})
     if stopped := kept.get(STOPPED):
         await session.say(stopped["reason"], is_answer=False)
     if (notes := TURN_NOTES.get()) is not None:
         notes |= kept
     add_spent(end.get("usage", {}))
-    return end["stop"]
+    return end.get("stop", "end_turn")
 
 
-def add_spent(spent: dict[str, int]) -> None:
+def add_spent(spent: Mapping[str, float]) -> None:
     """Add tokens to those of the running turn."""
     if (totals := TURN_TOTALS.get()) is not None:
         for name in COUNTED:
@@ -53,7 +53,7 @@ async def go_on(session: Session, turn: KeyedTurn) -> StopReason:
     places = (at for at, entry in enumerate(session.view.entries()) if entry.get("crow", {}).get("key"))
     entries = session.view.entries()[max(places) :]
     await session.hooks.turn_resume.run(session, entries)
-    for update in replay([drop_tool_uses(entry, uses) for entry in entries[1:]], session.cwd):
+    for update in replay([drop_raw_calls(entry, uses) for entry in entries[1:]], session.cwd):
         await session.update(update)
     last = next(entry for entry in reversed(entries) if "role" in entry)
     if uses:
@@ -72,15 +72,16 @@ def drop_cut_reply(session: Session, entries: Sequence[Message]) -> None:
     cut = entries[at].get("crow", {}).get("cut")
     if cut is None or entries[at].get("role") != "assistant" or cut in STOP_REASONS:
         return
-    markers = [{key: note for key, note in entry.get("crow", {}).items() if key != "id"} for entry in entries[at + 1 :]]
-    session.rewind(entries[at - 1].get("crow", {})["id"])
+    markers = [entry.get("crow", Notes()).copy() for entry in entries[at + 1 :]]
+    session.rewind(get_id(entries[at - 1]))
     for notes in markers:
+        notes.pop("id", None)
         session.log.append({"crow": notes})
 
 
-def answer_interrupted(session: Session) -> list[ToolUse]:
+def answer_interrupted(session: Session) -> list[RawToolCall]:
     """Answer the tool calls that were started and must not run twice. Return the others that have no answer."""
-    others: list[ToolUse] = []
+    others: list[RawToolCall] = []
     for use in find_unanswered(session.log):
         tool_call = session.toolbox.parse(use)
         may_repeat = tool_call.tool and tool_call.tool.may_repeat(tool_call.arguments)
@@ -91,7 +92,7 @@ def answer_interrupted(session: Session) -> list[ToolUse]:
     return others
 
 
-def drop_tool_uses(entry: Message, uses: Sequence[ToolUse]) -> Message:
+def drop_raw_calls(entry: Message, uses: Sequence[RawToolCall]) -> Message:
     """Return an entry without these tool calls."""
     if not (calls := entry.get("tool_calls")):
         return entry

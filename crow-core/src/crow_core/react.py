@@ -5,7 +5,7 @@ import asyncio
 from crow_core.acp.schema import StopReason, ToolCallUpdate
 from crow_core.content import to_failure, to_tool_message, to_update
 from crow_core.errors import ModelError
-from crow_core.messages.message import ToolUse
+from crow_core.messages.message import RawToolCall
 from crow_core.models.model_call import ModelCall
 from crow_core.session.session import Session
 
@@ -22,11 +22,11 @@ async def react(session: Session) -> StopReason:
             if await session.hooks.model_error.run(session, error):
                 continue
             raise
-        tool_uses = model_call.reply.get("tool_calls", [])
-        if tool_uses:
-            await act(session, tool_uses)
+        raw_calls = model_call.reply.get("tool_calls", [])
+        if raw_calls:
+            await act(session, raw_calls)
         await session.hooks.after_model.run(session, model_call)
-        if tool_uses:
+        if raw_calls:
             continue
         stop_reason = STOP_REASONS.get(model_call.finish_reason, "end_turn")
         more = await session.hooks.before_end.run(session, stop_reason)
@@ -57,11 +57,11 @@ async def ask(session: Session) -> ModelCall:
     return model_call
 
 
-async def act(session: Session, tool_uses: list[ToolUse]) -> None:
+async def act(session: Session, raw_calls: list[RawToolCall]) -> None:
     """Run tool calls at the same time. Each gets its answer when it ends, and none is left without one."""
     try:
         async with asyncio.TaskGroup() as group:
-            for use in tool_uses:
+            for use in raw_calls:
                 group.create_task(use_tool(session, use))
     except BaseExceptionGroup as errors:  # a tool that fails gives a result: here a hook failed, or ended the turn
         raise errors.exceptions[0] from None
@@ -69,7 +69,7 @@ async def act(session: Session, tool_uses: list[ToolUse]) -> None:
         session.journal.answer_interrupted(session.journal.begun)
 
 
-async def use_tool(session: Session, use: ToolUse) -> None:
+async def use_tool(session: Session, use: RawToolCall) -> None:
     """Run one tool call and append its answer. The client is told its end, whatever happens."""
     tool_call = session.toolbox.parse(use)
     end = None
@@ -77,7 +77,9 @@ async def use_tool(session: Session, use: ToolUse) -> None:
     await session.journal.write(tool_call)
     try:
         await session.stream.announce(tool_call)
-        result = session.toolbox.reject(tool_call) or await session.hooks.before_tool.run(session, tool_call)
+        result = session.toolbox.reject(tool_call)
+        if result is None:
+            tool_call, result = await session.decide(tool_call)
         if result is None:
             await session.journal.start(tool_call)
             await session.update(ToolCallUpdate(tool_call_id=tool_call.id, status="in_progress"))

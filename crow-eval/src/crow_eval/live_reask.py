@@ -24,6 +24,7 @@ from crow_core.content import to_blocks
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.tool import ToolCall
 from crow_core.messages.message import Message, find_prompts, marker_kind
+from crow_core.messages.notes import Notes
 from crow_core.messages.worktree import WorkTree, find_recorded
 from crow_core.models.chat_model import ChatModel
 from crow_core.session.prompts import Prompt
@@ -159,7 +160,7 @@ async def ask_in(
     cwd = await asyncio.to_thread(restore_worktree, tree, top)
     meter, opened = Meter(), dict[str, Session]()
     prompt, changes = find_prompt(stored, settings.changes), settings.changes
-    notes = {"kind": KIND, "origin": stored.id, **changes.describe(), "tools": "live"}
+    notes: Notes = {"kind": KIND, "origin": stored.id, **changes.describe(), "tools": "live"}
 
     def use(crow: Crow) -> None:
         if prompt:
@@ -172,7 +173,7 @@ async def ask_in(
         def begin(session: Session) -> None:
             if session.id == id:
                 opened[id] = session
-                session.log.append({"crow": dict(notes)})
+                session.log.append({"crow": notes.copy()})
                 session.log.title = f"Asked again: {stored.title}" if stored.title else ""
 
     to_copy = partial(replace_paths, find_paths(stored, tree), str(top))
@@ -186,7 +187,7 @@ async def ask_in(
                 denied += [call.title for call in result.denied]
                 if counts.reached:
                     break
-            end = {"kind": END_KIND, "stopped": counts.reached, "denied": denied}
+            end: Notes = {"kind": END_KIND, "stopped": counts.reached, "denied": denied}
             opened[id].log.append({"crow": end})
             await opened[id].log.written()
         finally:
@@ -290,7 +291,7 @@ def read_outcome(
     outcome.not_asked = max(0, outcome.requests - outcome.agreed - (outcome.departure is not None))
     for entry in log:
         if marker_kind(entry) == END_KIND:
-            notes: dict[str, Any] = entry.get("crow", {})
+            notes = entry.get("crow", {})
             outcome.stopped, outcome.denied = notes.get("stopped", ""), len(notes.get("denied", []))
     add_sums(database, outcome, [one.model_call for one in stored.requests if one.model_call])
     return outcome

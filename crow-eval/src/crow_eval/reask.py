@@ -15,7 +15,9 @@ from crow_core.acp.connection import RpcError
 from crow_core.acp.schema import INTERNAL_ERROR, ClientCapabilities
 from crow_core.app import Crow
 from crow_core.errors import ModelError, PromptError, StoreError
-from crow_core.messages.message import Message, ToolUse, answer_tool_call, marker_kind, parse_arguments, settle, view
+from crow_core.messages.message import Message, RawToolCall, answer_tool_call, marker_kind, parse_arguments, settle
+from crow_core.messages.notes import ReaskNotes
+from crow_core.messages.passes import view
 from crow_core.models.chat_model import ChatModel
 from crow_core.models.model_call import Model, ModelCall, ModelRequest
 from crow_core.session.prompts import Prompt
@@ -53,7 +55,7 @@ class Changes:
     start: int = 1
     """The number of the first request that is asked again; the replies before it are kept."""
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> ReaskNotes:
         """Return the changes as the marker in the log holds them."""
         where = self.model.display_url if isinstance(self.model, ChatModel) else ""
         return {
@@ -250,7 +252,7 @@ def replace_reply(message: Mapping[str, Any], new: Message) -> dict[str, Any]:
     return replaced
 
 
-def match_calls(was: Message, now: Message) -> list[tuple[ToolUse, ToolUse]] | None:
+def match_calls(was: Message, now: Message) -> list[tuple[RawToolCall, RawToolCall]] | None:
     """Pair the tool calls of two replies that call the same tools with the same arguments, in any order; None if they
     do not."""
     left = sorted(was.get("tool_calls", []), key=to_comparable)
@@ -260,7 +262,7 @@ def match_calls(was: Message, now: Message) -> list[tuple[ToolUse, ToolUse]] | N
     return list(zip(left, right, strict=True))
 
 
-def to_comparable(use: ToolUse) -> tuple[str, bytes]:
+def to_comparable(use: RawToolCall) -> tuple[str, bytes]:
     """Return a tool call's name and canonical arguments: the JSON with sorted keys, or the text if it is none."""
     arguments = parse_arguments(use)
     text = use["function"]["arguments"]
@@ -436,7 +438,7 @@ def read_outcome(
     outcome = Reasked(stored.id, stored.derive_id(changes), len(stored.requests), error=error)
     old: list[str] = []
     for entry in log:
-        notes: dict[str, Any] = entry.get("crow", {})
+        notes = entry.get("crow", {})
         number = int(notes.get("request", 0)) if entry.get("role") == "assistant" else 0
         if not number:
             continue

@@ -1,7 +1,7 @@
 """Limits of what a session may use before the user is asked whether it may use as much again."""
 
 import asyncio
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
@@ -12,6 +12,7 @@ from crow_core.errors import EndTurn
 from crow_core.messages.message import Message, marker_kind
 from crow_core.models.model_call import ModelRequest
 from crow_core.session.session import Session
+from crow_core.session_state import StateKey
 from crow_core.spending import Spending, count_calls, reserve_call
 from msgspec import Meta
 
@@ -27,6 +28,7 @@ class SessionBudget:
     """Held while the user is asked: once, whatever the number of sub-agents."""
 
 
+BUDGET = StateKey[SessionBudget]("budget")
 SETTING = "`money` of [extensions.budgets]"
 AboveZero = Annotated[float, Meta(gt=0)]
 
@@ -49,10 +51,10 @@ def budgets(
     def budget_of(session: Session) -> SessionBudget:
         while parent := session.parent:
             session = parent
-        if "budget" not in session.state:
+        if BUDGET not in session.state:
             spending = Spending(requests, tokens, money, minutes, find_spent(session.log), SETTING)
-            session.state["budget"] = SessionBudget(spending)
-        return session.state["budget"]
+            session.state[BUDGET] = SessionBudget(spending)
+        return session.state[BUDGET]
 
     @crow.before_prompt
     def begin(message: Message, session: Session) -> None:
@@ -98,12 +100,14 @@ def budgets(
 
 def find_spent(log: Sequence[Message]) -> dict[str, float]:
     """Find the last budget marker of a log; return what had been used by then, and by later replies that say so."""
-    later = Counter[str]()
+    later = defaultdict[str, float](float)
     for entry in reversed(log):
-        notes = entry.get("crow", {})
-        if marker_kind(entry) == "budget":
-            later.update(notes["spent"])
+        is_marker, spent = marker_kind(entry) == "budget", entry.get("crow", {}).get("spent", {})
+        if spent and not is_marker:
+            tokens = spent["prompt"] + spent["completion"]
+            spent = {"requests": 1, "tokens": tokens, "money": spent["money"]}
+        for what, amount in spent.items():
+            later[what] += amount
+        if is_marker:
             break
-        if spent := notes.get("spent"):
-            later.update(requests=1, tokens=spent["prompt"] + spent["completion"], money=spent["money"])
     return dict(later)

@@ -69,11 +69,11 @@ async def show_prompt(session: Session, words: str) -> str:
     size = len(msgspec.json.encode(tools))
     of_tools = f"Tools: {len(tools)}, {size:,} characters, about {size // 4:,} tokens."
     sent = [entry.get("crow", {}) for entry in session.view.find_kind("render")]
-    render = next((one for one in reversed(sent) if one["purpose"] == "system"), None)
+    render = next((one for one in reversed(sent) if one.get("purpose") == "system"), None)
     if render is None:
         prompt = session.prompts.templates["system"]
         return f"System prompt: {prompt.name}, version {prompt.version}; nothing has been sent yet.\n\n{of_tools}"
-    name, version, text = (render[key] for key in ("prompt", "version", "text"))
+    name, version, text = (render.get(key, "") for key in ("prompt", "version", "text"))
     about = f"{len(text):,} characters, about {len(text) // 4:,} tokens"
     return f"System prompt: {name}, version {version}, {about}.\n\n{of_tools}\n\n{to_code_block(text)}"
 

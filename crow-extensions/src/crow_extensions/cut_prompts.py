@@ -10,6 +10,7 @@ from crow_core.models.estimate import count_min_tokens, count_text_characters
 from crow_core.models.model_call import ModelCall
 from crow_core.models.token_usage import count_cached_tokens, to_count
 from crow_core.session.session import Session
+from crow_core.session_state import StateKey
 
 COMPARE_ABOVE = 8_000
 """Characters of text up to which a prompt is not compared."""
@@ -22,6 +23,10 @@ class PromptSize:
     messages: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     tokens: int = 0
     """The number of prompt tokens that the request has at least."""
+
+
+LAST_SIZE = StateKey("cut_prompts", PromptSize)
+WARNED = StateKey("cut_prompts_warned", bool)
 
 
 def cut_prompts(crow: Crow) -> None:
@@ -38,23 +43,23 @@ def cut_prompts(crow: Crow) -> None:
         counted += cached if cached > counted else 0  # some gateways count the new tokens only
         if not counted or model_call.purpose != "turn":
             return
-        before = session.state.setdefault("cut_prompts", PromptSize())
+        before = session.state[LAST_SIZE]
         messages: list[dict[str, Any]] = model_call.request["messages"]
         if continues(messages, before) and not sends_reasoning(model_call):
             expected = before.tokens + count_min_tokens(messages[len(before.messages) :])  # only the new messages
         else:
             expected = count_min_tokens(messages)
         if counted >= 0.8 * expected or count_text_characters(messages) <= COMPARE_ABOVE:
-            session.state["cut_prompts"] = PromptSize(
+            session.state[LAST_SIZE] = PromptSize(
                 messages, counted if sends_reasoning(model_call) else max(counted, expected)
             )
-        elif not session.state.get("cut_prompts_warned"):
-            session.state["cut_prompts_warned"] = True
+        elif not session.state[WARNED]:
+            session.state[WARNED] = True
             await session.notice(describe_cut(session, counted, expected), "error")
 
     @crow.turn_end
     def forget(session: Session, outcome: StopReason | Exception) -> None:
-        session.state.pop("cut_prompts_warned", None)
+        session.state[WARNED] = False
 
 
 def describe_cut(session: Session, counted: int, expected: int) -> str:

@@ -6,8 +6,12 @@ from crow_core.errors import ModelError
 from crow_core.messages.message import Message
 from crow_core.models.model_call import ModelCall
 from crow_core.session.session import Session
+from crow_core.session_state import StateKey
 
 REQUEST = "Your last reply was empty. Go on with the task, or say that you are done."
+
+EMPTY = StateKey("empty_replies", int)
+"""How many replies in a row were empty."""
 
 
 def empty_replies(crow: Crow) -> None:
@@ -16,16 +20,16 @@ def empty_replies(crow: Crow) -> None:
     @crow.after_model
     def count(session: Session, model_call: ModelCall) -> None:
         empty = not (model_call.reply.get("content") or model_call.reply.get("tool_calls") or model_call.interruption)
-        session.state["empty_replies"] = session.state.get("empty_replies", 0) + 1 if empty else 0
+        session.state[EMPTY] = session.state[EMPTY] + 1 if empty else 0
 
     @crow.before_end
     def go_on(session: Session, stop_reason: StopReason) -> Message | None:
-        if stop_reason != "end_turn" or not session.state.get("empty_replies"):
+        if stop_reason != "end_turn" or not session.state[EMPTY]:
             return None
-        if session.state["empty_replies"] > 1:
+        if session.state[EMPTY] > 1:
             raise ModelError(f"The model {session.model.name!r} answered nothing, twice.")
         return {"role": "user", "content": REQUEST, "crow": {"hidden": True}}
 
     @crow.turn_end
     def forget(session: Session, outcome: StopReason | Exception) -> None:
-        session.state.pop("empty_replies", None)
+        session.state.pop(EMPTY)

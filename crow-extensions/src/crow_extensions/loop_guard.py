@@ -16,6 +16,7 @@ from crow_core.mcp.tool import ToolCall
 from crow_core.messages.message import Message, to_parts
 from crow_core.models.model_call import ModelCall
 from crow_core.session.session import Session
+from crow_core.session_state import StateKey
 
 REMARK = (
     "[You made this very call {} times, and it gave the same each time. Try something else, or say what is missing.]"
@@ -27,6 +28,8 @@ STOPPED_BY = "repeated_calls"
 ADVICE = (
     "If the tool polls, declare it: @tool(repeats=True), crow/repeats in its _meta, [extensions.loop_guard] repeats."
 )
+COUNTS = StateKey("loop_guard", Counter[tuple[str, bytes]])
+"""How often each call gave the same result: (tool, digest of arguments and result) to a number."""
 
 
 def loop_guard(crow: Crow, *, tell: int = 3, ask: int = 5, repeats: Sequence[str] = ()) -> None:
@@ -98,4 +101,4 @@ def drop_remark(content: Any) -> Any:
 
 def get_counts(session: Session) -> "Counter[tuple[str, bytes]]":
     """Return how often each call gave the same result: (tool, digest of arguments and result) to a number."""
-    return session.state.setdefault("loop_guard", Counter())
+    return session.state[COUNTS]

@@ -20,6 +20,7 @@ from crow_core.masking import mask
 from crow_core.mcp.server import Server, describe_error
 from crow_core.messages.message import Message, make_unique
 from crow_core.session.session import Command, Session
+from crow_core.session_state import StateKey
 from crow_core.text import to_line
 from msgspec import UNSET
 
@@ -48,11 +49,11 @@ def mcp(crow: Crow) -> None:
 
     @crow.session_start
     def follow(session: Session) -> None:
-        session.state["prompts"] = [PromptCommands(session, server) for server in session.toolbox.external_servers()]
+        session.state[PROMPTS] = [PromptCommands(session, server) for server in session.toolbox.external_servers()]
 
     @crow.session_end
     async def leave(session: Session) -> None:
-        for prompts in session.state.pop("prompts", ()):
+        for prompts in session.state.pop(PROMPTS):
             await prompts.close()
 
 
@@ -70,7 +71,7 @@ def describe_state(server: Server, session: Session) -> str:
     if server.error:
         return server.error
     tools = sum(tool.server is server for tool in session.toolbox.tools.values())
-    prompts = sum(len(each.names) for each in session.state.get("prompts", ()) if each.server is server)
+    prompts = sum(len(each.names) for each in session.state[PROMPTS] if each.server is server)
     has = format_count(tools, "tool") + (f", {format_count(prompts, 'prompt')}" if prompts else "")
     if server.connected:
         return has
@@ -139,6 +140,10 @@ class PromptCommands:
         self.server.listeners.remove(self.handle_change)
         self.listing.cancel()
         await asyncio.wait([self.listing])
+
+
+PROMPTS = StateKey("prompts", list[PromptCommands])
+"""The commands of a session for the prompts of its servers."""
 
 
 def to_command(name: str, prompt: "Prompt", server: Server) -> Command:

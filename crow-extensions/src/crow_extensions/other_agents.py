@@ -50,11 +50,12 @@ from crow_core.masking import find_secrets, mask
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Handler, Server
 from crow_core.mcp.tool import Tool, ToolCall, make_title
-from crow_core.messages.message import Delta, ToolUse, make_legal_name
+from crow_core.messages.message import Delta, RawToolCall, make_legal_name
 from crow_core.models.model_call import ModelCall, ModelRequest
 from crow_core.paths import is_below
 from crow_core.session.bridge import to_form
 from crow_core.session.session import Session
+from crow_core.session_state import StateKey
 from crow_core.text import clean_lines, to_line
 from msgspec import UNSET, to_builtins
 from msgspec.structs import replace
@@ -128,6 +129,9 @@ class AgentTool(NamedTuple):
     agent: str
     """Its name in the configuration."""
     settings: AgentSettings
+
+
+TOOLS = StateKey[tuple[Server | None, dict[str, AgentTool]]]("other_agents", lambda: (None, {}))
 
 
 class ForeignModel:
@@ -395,7 +399,7 @@ class OtherAgentTask:
         Returns the call, of which the user may have changed the command. Raises RpcError if it is not allowed.
         """
         id = f"{self.client.to_parent_id('request')}-{next(self.counts)}"
-        use: ToolUse = {
+        use: RawToolCall = {
             "id": id,
             "type": "function",
             "function": {"name": name, "arguments": msgspec.json.encode(arguments).decode()},
@@ -405,7 +409,7 @@ class OtherAgentTask:
         kind, title = tool.kind(arguments), self.client.name
         tool_call = ToolCall(use, arguments, kind=kind, tool_title=title, tool=tool, original=dict(arguments))
         try:
-            refusal = await self.ask(self.session.hooks.before_tool.run(self.session, tool_call))
+            tool_call, refusal = await self.ask(self.session.decide(tool_call))
         except EndTurn:
             raise RpcError(REQUEST_CANCELLED, "The turn was cancelled") from None
         finally:

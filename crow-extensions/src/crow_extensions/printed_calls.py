@@ -5,6 +5,9 @@ from crow_core.models.chat_model import TOOL_ADVICE
 from crow_core.models.model_call import ModelCall
 from crow_core.models.printed import is_printed_call
 from crow_core.session.session import Session
+from crow_core.session_state import StateKey
+
+WARNED = StateKey("printed_calls", bool)
 
 
 def printed_calls(crow: Crow) -> None:
@@ -12,8 +15,8 @@ def printed_calls(crow: Crow) -> None:
 
     @crow.after_model
     async def warn(session: Session, model_call: ModelCall) -> None:
-        if is_printed_call(model_call) and not session.state.get("printed_calls"):
-            session.state["printed_calls"] = True
+        if is_printed_call(model_call) and not session.state[WARNED]:
+            session.state[WARNED] = True
             await session.notice(
                 f"The model called a tool, but its server printed the call as text, so it was not run. {TOOL_ADVICE}",
                 "error",

@@ -5,9 +5,11 @@ from crow_core.models.chat_model import ChatModel
 from crow_core.models.model_call import ModelRequest
 from crow_core.session.options import Choice, Option
 from crow_core.session.session import Session
+from crow_core.session_state import StateKey
 
 DEFAULT = "default"
 """The choice that sends nothing: the endpoint decides."""
+LEVEL = StateKey("reasoning_effort", lambda: DEFAULT)
 
 
 def reasoning_effort(crow: Crow) -> None:
@@ -25,7 +27,7 @@ def reasoning_effort(crow: Crow) -> None:
             return level if level in model.quirks.efforts else DEFAULT
 
         def choose(level: str) -> None:
-            session.state["reasoning_effort"] = level
+            session.state[LEVEL] = level
 
         return Option("thought_level", "Thinking", "thought_level", choices, current, choose)
 
@@ -40,7 +42,7 @@ def reasoning_effort(crow: Crow) -> None:
 
 def get_level(session: Session) -> str:
     """Return the chosen level; that of its parent for a sub-agent."""
-    return get_level(session.parent) if session.parent else session.state.get("reasoning_effort", DEFAULT)
+    return get_level(session.parent) if session.parent else session.state[LEVEL]
 
 
 def takes_effort(model: ChatModel) -> bool:

@@ -2,7 +2,7 @@
 
 from crow_core.acp.schema import StopReason
 from crow_core.app import Crow
-from crow_core.messages.message import find_prompts
+from crow_core.messages.message import find_prompts, get_id
 from crow_core.session.session import Session
 
 
@@ -13,4 +13,4 @@ def refused_prompts(crow: Crow) -> None:
     def forget(session: Session, outcome: StopReason | Exception) -> None:
         if outcome == "refusal" and (prompts := find_prompts(session.log)):
             before = session.log[: prompts[-1]]
-            session.rewind(before[-1].get("crow", {})["id"] if before else "")
+            session.rewind(get_id(before[-1]) if before else "")

@@ -22,6 +22,7 @@ from crow_core.mcp.server import Server
 from crow_core.mcp.tool import ToolCall
 from crow_core.messages.message import Message
 from crow_core.session.session import Session
+from crow_core.session_state import StateKey
 from crow_core.text import to_line
 from crow_system.shortening import leave_out
 from msgspec import Struct, ValidationError
@@ -72,6 +73,9 @@ class ResourceTool(Server):
             for task in tasks:
                 task.cancel()
         return []
+
+
+TOOL = StateKey[ResourceTool]("resources")
 
 
 def resources(crow: Crow) -> None:
@@ -181,7 +185,7 @@ async def read_for_model(session: Session, tool_call: ToolCall, arguments: ReadA
     if not fitting:
         return ToolResult.error(f"No MCP server lists {uri!r}. Call without a URI to see what there is.")
     server = fitting[0].server
-    if refusal := await session.hooks.before_tool.run(session, to_read_call(session.toolbox, tool_call, server, uri)):
+    if refusal := await session.permit(to_read_call(session.toolbox, tool_call, server, uri)):
         return refusal
     try:
         return ToolResult(await read_blocks(server, uri) or ToolResult.text("(empty)").content)

@@ -12,13 +12,11 @@ from crow_core.agent.acp_agent import announce, check_prompt
 from crow_core.app import Crow
 from crow_core.content import find_first_text, to_blocks, to_user_message
 from crow_core.errors import EndTurn, StoreError
-from crow_core.messages.message import Message
+from crow_core.messages.message import Message, get_id
 from crow_core.models.model_call import ModelRequest
 from crow_core.session.session import Session
+from crow_core.session_state import StateKey
 from msgspec import ValidationError
-
-STEERING = "steering"
-"""The key in `Session.state` of the session's `Steering`."""
 
 
 @dataclass(eq=False)
@@ -54,6 +52,10 @@ class Steering:
         for steer in withdrawn:
             steer.taken.set_result(False)
         return len(withdrawn)
+
+
+STEERING = StateKey("steering", Steering)
+"""The messages that join the turns of a session."""
 
 
 def steering(crow: Crow) -> None:
@@ -136,7 +138,7 @@ def steering(crow: Crow) -> None:
 
 def get_steering(session: Session) -> Steering:
     """Return the messages that join the turns of a session."""
-    return session.state.setdefault(STEERING, Steering())
+    return session.state[STEERING]
 
 
 async def show(box: Steering, session: Session, *, wait: bool = True) -> None:
@@ -146,7 +148,7 @@ async def show(box: Steering, session: Session, *, wait: bool = True) -> None:
         if wait:
             await session.log.written()
         box.entered.remove(steer)  # and nothing is awaited before it is sent whole, or it could be shown twice
-        id = steer.message.get("crow", {})["id"]
+        id = get_id(steer.message)
         for block in to_blocks(steer.message):
             await session.send(UserMessageChunk(content=block, message_id=id))
         steer.taken.set_result(True)

@@ -18,10 +18,12 @@ from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Server
 from crow_core.mcp.tool import Tool, ToolCall
 from crow_core.messages.message import Message
+from crow_core.messages.notes import Notes, OutputNotes
 from crow_core.models.chat_model import ChatModel
 from crow_core.models.model_call import ModelCall, ModelRequest
 from crow_core.session.output import TURN_NOTES, OutputSchema, is_strict
 from crow_core.session.session import Session
+from crow_core.session_state import StateKey
 from msgspec import UNSET
 
 NAME = "give_result"
@@ -38,8 +40,7 @@ NOT_ASKED = "No result is asked for by this tool now. Go on without it, and answ
 GIVEN = "The result was taken."
 AGAIN = "A result was given already."
 
-SERVER, REQUESTED = "structured_output", "requested_output"
-"""The keys of `Session.state`."""
+SERVER = StateKey[Server]("structured_output")
 
 
 @dataclass(eq=False)
@@ -80,6 +81,9 @@ class RequestedOutput:
         return self.value is not UNSET or len(self.faults) > self.retries
 
 
+REQUESTED = StateKey[RequestedOutput | None]("requested_output", lambda: None)
+
+
 def structured_output(crow: Crow) -> None:
     """Let a turn end with a result that fits the JSON schema of its prompt (ACP: `_meta.crow.outputSchema`).
 
@@ -89,7 +93,7 @@ def structured_output(crow: Crow) -> None:
 
     @crow.mcp_servers
     def serve(session: Session) -> Sequence[Server]:
-        session.state[SERVER] = Server(SERVER, definitions=[], handlers={NAME: take}, built_in=True)
+        session.state[SERVER] = Server(SERVER.name, definitions=[], handlers={NAME: take}, built_in=True)
         return [session.state[SERVER]]
 
     @crow.tools
@@ -112,8 +116,8 @@ def structured_output(crow: Crow) -> None:
         if (requested := get_requested(session)) is None or message.get("crow", {}).get("steer"):
             return None
         asked = attach_blocks(message, [TextBlock(text=requested.instruction)])
-        note = {"schema": requested.schema.schema, "retries": requested.retries}
-        return {**asked, "crow": {**asked.get("crow", {}), "output": note}}
+        note: OutputNotes = {"schema": requested.schema.schema, "retries": requested.retries}
+        return {**asked, "crow": asked.get("crow", Notes()) | Notes(output=note)}
 
     @crow.turn_resume
     def resume(session: Session, entries: Sequence[Message]) -> None:
@@ -188,7 +192,7 @@ def structured_output(crow: Crow) -> None:
 
     @crow.turn_end
     def answer(session: Session, outcome: StopReason | Exception) -> None:
-        requested, notes = session.state.pop(REQUESTED, None), TURN_NOTES.get()
+        requested, notes = session.state.pop(REQUESTED), TURN_NOTES.get()
         if requested is None or notes is None:
             return
         if requested.value is not UNSET and outcome == "end_turn":
@@ -200,7 +204,7 @@ def structured_output(crow: Crow) -> None:
 
 def get_requested(session: Session) -> RequestedOutput | None:
     """Return the result that the running turn is to end with, if its prompt asked for one."""
-    return session.state.get(REQUESTED)
+    return session.state[REQUESTED]
 
 
 def find_requested(session: Session, schemas: Sequence[dict[str, Any]]) -> RequestedOutput | None:

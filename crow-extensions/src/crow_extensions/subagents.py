@@ -13,6 +13,7 @@ from crow_core.mcp.tool import ToolCall
 from crow_core.messages.message import Message, marker_kind
 from crow_core.session.output import STOPPED, TURN_NOTES
 from crow_core.session.session import Session
+from crow_core.session_state import StateKey
 from crow_core.text import to_line
 from msgspec import Struct, ValidationError
 
@@ -33,6 +34,7 @@ REPORT = """
 Another agent gave you this task, and nobody else reads along. Your last message is your report to it, and all that it \
 gets: say what you found or did, with paths and lines, and what is left."""
 """Is appended to the task."""
+SERVER = StateKey[Server]("agent")
 
 
 def make_schema(models: Sequence[str]) -> dict[str, Any]:
@@ -104,8 +106,9 @@ def share_system_prompt(parent: Session, child: Session) -> None:
     """Give a sub-agent the system prompt of its parent, and append the marker of its rendering to its log."""
     child.prompts.system = parent.prompts.system
     renders = [entry.get("crow", {}) for entry in parent.log if marker_kind(entry) == "render"]
-    for notes in [notes for notes in renders if notes["purpose"] == "system"][-1:]:
-        child.log.append({"crow": {key: value for key, value in notes.items() if key != "id"}})
+    for notes in [notes.copy() for notes in renders if notes.get("purpose") == "system"][-1:]:
+        notes.pop("id", None)
+        child.log.append({"crow": notes})
 
 
 def make_title(task: AgentTask) -> str:

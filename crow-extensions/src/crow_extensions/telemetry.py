@@ -15,12 +15,16 @@ from crow_core.mcp.tool import ToolCall
 from crow_core.messages.message import Message
 from crow_core.models.model_call import ModelCall, ModelRequest
 from crow_core.session.session import Session
+from crow_core.session_state import StateKey
 from crow_core.trace import TRACE
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer
 
 TURN, CHAT = "turn", "chat"
+
+SPANS = StateKey("spans", dict[str, "Span"])
+"""The open spans of a session: TURN, CHAT, or the id of a tool call to its span."""
 
 
 def telemetry(crow: Crow, *, tracer: "Tracer | None" = None) -> None:
@@ -31,7 +35,7 @@ def telemetry(crow: Crow, *, tracer: "Tracer | None" = None) -> None:
 
     def get_spans(session: Session) -> "dict[str, Span]":
         """Return the open spans of a session: TURN, CHAT, or the id of a tool call to its span."""
-        return session.state.setdefault("spans", {})
+        return session.state[SPANS]
 
     def start(session: Session, key: str, name: str, operation: str, **more: Any) -> None:
         if tracer is None and "opentelemetry.trace" not in sys.modules:

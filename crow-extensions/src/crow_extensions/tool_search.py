@@ -13,9 +13,11 @@ from crow_core.mcp.server import Handler, Server
 from crow_core.mcp.tool import Tool, ToolCall
 from crow_core.messages.message import PROXY_TOOL
 from crow_core.session.session import Session
+from crow_core.session_state import StateKey
 from msgspec import Struct, ValidationError
 
 NAME = "tool_search"
+SERVER = StateKey[Server](NAME)
 RESULTS_LIMIT = 20
 """Tools that one search returns at most."""
 
@@ -66,18 +68,18 @@ def tool_search(crow: Crow, *, above: int = 60, share: float = 0.1) -> None:
     @crow.mcp_servers
     def offer(session: Session) -> Sequence[Server]:
         handlers: dict[str, Handler] = {NAME: search, PROXY_TOOL: refuse_proxy_call}
-        session.state[NAME] = Server(NAME, definitions=DEFINITIONS, handlers=handlers, built_in=True)
-        return [session.state[NAME]]
+        session.state[SERVER] = Server(NAME, definitions=DEFINITIONS, handlers=handlers, built_in=True)
+        return [session.state[SERVER]]
 
     @crow.tools
     def defer(schemas: list[dict[str, Any]], session: Session) -> list[dict[str, Any]]:
         tools, sent = session.toolbox.tools, {get_name(schema) for schema in session.toolbox.sent or ()}
-        rest = [schema for schema in schemas if tools[get_name(schema)].server is not session.state[NAME]]
+        rest = [schema for schema in schemas if tools[get_name(schema)].server is not session.state[SERVER]]
         searched = [schema for schema in rest if is_foreign(tools[get_name(schema)])]
         if NAME not in sent and len(searched) <= above and not is_large(searched, session, share):
             return rest
         hidden = {get_name(schema) for schema in searched} - sent
-        ours = [schema for schema in schemas if tools[get_name(schema)].server is session.state[NAME]]
+        ours = [schema for schema in schemas if tools[get_name(schema)].server is session.state[SERVER]]
         return [schema for schema in rest if get_name(schema) not in hidden] + ours
 
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from secrets import token_hex
-from typing import Any
+from typing import Any, cast
 
 import crow_system as system
 from crow_core.acp.connection import RpcError
@@ -27,19 +27,19 @@ from crow_core.mcp.tool import make_title
 from crow_core.messages.message import (
     INTERRUPTED,
     Message,
-    drop_rewound,
-    find_entry,
     find_turns,
     list_edits,
     marker_kind,
-    name_tool_uses,
+    name_raw_calls,
     parse_arguments,
 )
+from crow_core.messages.notes import EditNotes
+from crow_core.messages.passes import drop_rewound, find_entry
 from crow_core.session.session import Command, Session
 from crow_core.text import to_line
 from crow_system.shortening import shorten_line
 
-Change = dict[str, Any]
+Change = EditNotes
 """An edit as the log has it: `path`; the texts `old` and `new`; their digests `before` and `after`; and, where they are
 not UTF-8 without a byte order mark, `encoding` and `mark`."""
 HARMLESS_KINDS = ("read", "search", "think")
@@ -186,7 +186,7 @@ def find_undone(log: Sequence[Message]) -> tuple[str, Sequence[Message], Sequenc
 def invert(change: Change) -> Change:
     """Return the change that reverses another one."""
     swapped = {"old": "new", "new": "old", "before": "after", "after": "before"}
-    return {swapped.get(key, key): value for key, value in change.items()}
+    return cast(Change, {swapped.get(key, key): value for key, value in change.items()})
 
 
 async def answer_undo(session: Session, params: dict[str, Any]) -> dict[str, Any]:
@@ -368,10 +368,10 @@ def find_lasting(turn: Sequence[Message]) -> Iterator[str]:
     """Iterate over the titles of tool calls that may have had effects other than edits, also those of sub-agents."""
     for entry in turn:
         if marker_kind(entry) == "stays":
-            yield from entry.get("crow", {})["calls"]
+            yield from entry.get("crow", {}).get("calls", ())
     answers = {entry.get("tool_call_id"): entry for entry in turn if entry.get("role") == "tool"}
     denied = {notes.get("call") for entry in turn if (notes := entry.get("crow", {})).get("is") == "deny"}
-    for use in [use for entry in turn for use in name_tool_uses(entry)]:
+    for use in [use for entry in turn for use in name_raw_calls(entry)]:
         answer = answers.get(use["id"], Message())
         notes = answer.get("crow", {})
         kind = notes.get("shown", {}).get("kind", "other")

@@ -11,13 +11,15 @@ from crow_core.mcp.tool import ToolCall
 from crow_core.messages.message import Message
 from crow_core.session.options import ON_OFF, Option
 from crow_core.session.session import Session
+from crow_core.session_state import StateKey
 from crow_core.text import to_line
 from msgspec import Meta
 
 from crow_extensions.shell import run_command
 
-ROUNDS = "until_done_rounds"
-"""The key in `Session.state` of the number of times that the turn was continued; None before the first tool call."""
+WANTED = StateKey("until_done", lambda: "on")
+ROUNDS = StateKey[int | None]("until_done_rounds", lambda: None)
+"""How many times the turn was continued; None before the first tool call."""
 DONE = "DONE"
 QUESTION = (
     f"Compare what was asked with what you did and saw. If all of it is done and checked, answer only {DONE}. "
@@ -43,10 +45,10 @@ def until_done(
     @crow.options
     def option(session: Session) -> Option:
         def choose(value: str) -> None:
-            session.state["until_done"] = value
+            session.state[WANTED] = value
 
         def get() -> str:
-            return session.state.get("until_done", "on")
+            return session.state[WANTED]
 
         return Option("until_done", "Go on until done", "_until_done", ON_OFF, get, choose, is_switch=True)
 
@@ -63,12 +65,12 @@ def until_done(
 
     @crow.after_tool
     def work(result: ToolResult, session: Session, tool_call: ToolCall) -> None:
-        session.state[ROUNDS] = session.state.get(ROUNDS) or 0
+        session.state[ROUNDS] = session.state[ROUNDS] or 0
 
     @crow.before_end
     async def look(session: Session, stop_reason: StopReason) -> Message | None:
-        rounds: int | None = session.state.get(ROUNDS)
-        wanted = session.state.get("until_done", "on") == "on" and not session.parent
+        rounds = session.state[ROUNDS]
+        wanted = session.state[WANTED] == "on" and not session.parent
         if rounds is None or not wanted or stop_reason != "end_turn":
             return None
         if not (missing := await run_check(session) if check else make_question(session, rounds)):

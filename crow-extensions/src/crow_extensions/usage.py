@@ -5,7 +5,8 @@ from typing import Any
 
 from crow_core.acp.schema import Cost, UsageUpdate
 from crow_core.app import Crow
-from crow_core.messages.message import SELECTING_MARKERS, Message, marker_kind
+from crow_core.messages.message import Message, marker_kind
+from crow_core.messages.passes import SELECTING_MARKERS
 from crow_core.models.chat_model import encode_json, get_window
 from crow_core.models.model_call import ModelCall, ModelRequest
 from crow_core.models.token_usage import (
@@ -17,6 +18,7 @@ from crow_core.models.token_usage import (
     find_price,
 )
 from crow_core.session.session import Command, Session
+from crow_core.session_state import StateKey
 from msgspec import UNSET
 
 
@@ -81,6 +83,9 @@ def compare_requests(request: ModelRequest, before: LastRequest | None) -> LastR
     return last
 
 
+LAST_REQUEST = StateKey[LastRequest | None]("last_request", lambda: None)
+
+
 def usage(crow: Crow) -> None:
     """Report the tokens of each model call. A store supplies the totals of a session that is loaded.
 
@@ -90,7 +95,7 @@ def usage(crow: Crow) -> None:
     @crow.message
     def forget_request(session: Session, entry: Message) -> None:
         if marker_kind(entry) in SELECTING_MARKERS:  # it changes what is sent, so there is nothing to compare
-            session.state.pop("last_request", None)
+            session.state[LAST_REQUEST] = None
 
     @crow.model_call
     def count_aside(session: Session, model_call: ModelCall) -> None:
@@ -99,7 +104,7 @@ def usage(crow: Crow) -> None:
 
     @crow.after_model
     async def report(session: Session, model_call: ModelCall) -> None:
-        last = session.state["last_request"] = compare_requests(model_call.request, session.state.get("last_request"))
+        last = session.state[LAST_REQUEST] = compare_requests(model_call.request, session.state[LAST_REQUEST])
         totals, counted = add_usage(session, model_call), count_tokens(model_call)
         last.counted, last.estimated = counted, not model_call.usage
         totals.used, totals.estimated = counted["prompt"] + counted["completion"], not model_call.usage
@@ -133,12 +138,12 @@ def add_usage(session: Session, model_call: ModelCall) -> TokenTotals:
 
 def get_totals(session: Session) -> TokenTotals:
     """Return the totals of a session, which are zero at first."""
-    return session.state.setdefault(SESSION_TOTALS, TokenTotals())
+    return session.state[SESSION_TOTALS]
 
 
 def report_usage(session: Session, params: dict[str, Any]) -> dict[str, Any]:
     """Answer the method `_crow/usage` with the totals of a session."""
-    totals: TokenTotals = session.state.get(SESSION_TOTALS) or TokenTotals()
+    totals = session.state[SESSION_TOTALS]
     answer: dict[str, Any] = {
         "calls": totals.calls,
         "inputTokens": totals.prompt,
@@ -153,10 +158,10 @@ def report_usage(session: Session, params: dict[str, Any]) -> dict[str, Any]:
 
 async def show_usage(session: Session, words: str) -> str:
     """Answer the command /usage."""
-    totals: TokenTotals | None = session.state.get(SESSION_TOTALS)
-    if totals is None or not totals.calls:
+    totals = session.state[SESSION_TOTALS]
+    if not totals.calls:
         return "The model has not been asked in this session."
-    last: LastRequest | None = session.state.get("last_request")
+    last = session.state[LAST_REQUEST]
     size = get_window(session.model) or ASSUMED_WINDOW
     about = "about " if totals.estimated else ""
     share = f", {totals.cached / totals.prompt:.0%}" if totals.prompt else ""

@@ -14,6 +14,7 @@ from crow_core.messages.message import Message
 from crow_core.messages.worktree import WorkTree, to_marker
 from crow_core.models.model_call import ModelCall
 from crow_core.session.session import Session
+from crow_core.session_state import StateKey
 
 from crow_extensions.worktree_state import is_in_repository, read_worktree
 
@@ -30,8 +31,7 @@ READING_LIMIT = 10.0
 """Seconds that it may take while no tool changes anything."""
 READING_KINDS = ("read", "search", "think", "fetch")
 """The kinds of tool calls that change nothing in the folder."""
-WANTED = "work tree wanted"
-RECORDING = "work tree"
+WANTED = StateKey("work_tree_wanted", bool)
 
 
 class Recording:
@@ -70,6 +70,9 @@ class Recording:
             self.session.log.append(to_marker(tree))
 
 
+RECORDING = StateKey[Recording | None]("work_tree", lambda: None)
+
+
 def work_trees(crow: Crow) -> None:
     """Record the commit and the changes of a folder in a git work tree when a conversation begins in it.
 
@@ -84,9 +87,9 @@ def work_trees(crow: Crow) -> None:
 
     def begin(session: Session) -> Recording | None:
         """Return the recording of a session, which begins if it is wanted."""
-        if session.state.pop(WANTED, False) and is_in_repository(session.cwd):  # else a task would be too much
+        if session.state.pop(WANTED) and is_in_repository(session.cwd):  # else a task would be too much
             session.state[RECORDING] = Recording(session)
-        return session.state.get(RECORDING)
+        return session.state[RECORDING]
 
     @crow.model_call
     def begin_beside_request(session: Session, model_call: ModelCall) -> None:
@@ -103,6 +106,6 @@ def work_trees(crow: Crow) -> None:
     @crow.session_end
     async def end(session: Session) -> None:
         if not any("role" in entry for entry in session.log):
-            session.state.pop(WANTED, None)
+            session.state.pop(WANTED)
         if recording := begin(session):
             await recording.finish()

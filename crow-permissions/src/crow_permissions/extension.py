@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import cast
 
 import msgspec
-from crow_core.acp.schema import BlockContent, DiffContent, TextBlock, ToolCallContent, ToolCallFields, ToolCallUpdate
+from crow_core.acp.schema import BlockContent, DiffContent, TextBlock, ToolCallContent, ToolCallFields
 from crow_core.app import Crow
 from crow_core.content import to_announcement, to_update
 from crow_core.errors import ConfigError
@@ -30,8 +30,10 @@ from crow_core.masking import mask
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.tool import ToolCall
 from crow_core.messages.message import Message, list_edits
+from crow_core.messages.notes import Notes
 from crow_core.session.options import Option
 from crow_core.session.session import Session
+from crow_core.session_state import StateKey
 from crow_core.text import show_invisible, to_line
 from crow_system.git import (
     find_foreign_settings,
@@ -64,6 +66,9 @@ VARIABLES_SHOWN = 10
 """Names of variables in a question."""
 COMMAND_SHOWN = 1_000
 """Characters of a command that the user has changed, in the record of the decision."""
+RULES_ARE_CHECKED = StateKey("rules_are_checked", bool)
+ANSWERS_FAULT = StateKey("answers_fault", str)
+"""The last fault of the kept answers that the user was told."""
 
 
 def permissions(
@@ -105,9 +110,9 @@ def permissions(
 
     @crow.before_prompt
     async def warn_of_misspelt_rules(message: Message, session: Session) -> None:
-        if session.parent or session.state.setdefault("rules_are_checked", False):
+        if session.parent or session.state[RULES_ARE_CHECKED]:
             return
-        session.state["rules_are_checked"] = True
+        session.state[RULES_ARE_CHECKED] = True
         tools = {str(each["name"]) for server in session.toolbox.servers for each in server.definitions or ()}
         rules = get_permissions(session).rules
         for rule in (*rules.allow, *rules.ask, *rules.deny):
@@ -133,12 +138,12 @@ def permissions(
                 record(session, tool_call, judgement)
 
     @crow.before_tool.last
-    async def decide(session: Session, tool_call: ToolCall) -> ToolResult | None:
+    async def decide(session: Session, tool_call: ToolCall) -> ToolResult | ToolCall | None:
         keep_start(session, tool_call)
         keep_path(session, tool_call)
         environment = session.folders.environment
         judgement = await judge_with_git(session, tool_call)
-        if tool_call.id in get_permissions(session).changed:
+        if is_changed_by_user(get_permissions(session), tool_call):
             judgement = to_changed(judgement, find_subject(session, tool_call))
         if judgement.verdict == "ask":
             async with get_permissions(session).queue:
@@ -150,8 +155,9 @@ def permissions(
                     judgement = await ask_user(session, get_permissions(session), tool_call, judgement)
                     if because and judgement.verdict == "deny":
                         judgement = replace(judgement, reason=f"{judgement.reason}. {because.rstrip('.')}")
-        if judgement.command:
-            return await decide_changed(session, tool_call, judgement.command)
+        if judgement.command:  # which is decided anew; the user is not asked again, but what denies still denies it
+            get_permissions(session).changed[tool_call.id] = judgement.command
+            return tool_call.change_arguments(command=judgement.command)
         record(session, tool_call, judgement)
         get_permissions(session).has_edits |= judgement.writes
         if judgement.verdict == "allow" and (judgement.by_pattern or judgement.answer):
@@ -161,17 +167,6 @@ def permissions(
             refusal = f"This was not run: {judgement.reason.rstrip('.')}.{advice}"
             return replace(ToolResult.error(refusal), meta={"crow/denied": judgement.reason})
         return None
-
-    async def decide_changed(session: Session, tool_call: ToolCall, command: str) -> ToolResult | None:
-        """Give a tool call the command that the user wrote in place of the model's, and judge it anew.
-
-        The user is not asked again. What denies still denies it: a rule, the mode, a hook.
-        """
-        tool_call.change_arguments(command=command)
-        get_permissions(session).changed.add(tool_call.id)
-        update = ToolCallUpdate(tool_call_id=tool_call.id, title=tool_call.title, raw_input=tool_call.raw_input)
-        await session.update(update)
-        return await session.hooks.before_tool.run(session, tool_call)
 
     async def judge_with_git(session: Session, tool_call: ToolCall) -> Judgement:
         judgement = judge(session, get_permissions(session), tool_call)
@@ -209,9 +204,9 @@ def permissions(
             session.folders.current = folder
         if result.meta.get("crow/changes"):
             get_permissions(session).has_edits = True
-        if tool_call.id in get_permissions(session).changed:
-            get_permissions(session).changed.discard(tool_call.id)
-            note = ToolResult.text(f"The user changed the command. It was: {tool_call.arguments['command']}")
+        changed = get_permissions(session).changed.pop(tool_call.id, None)
+        if changed is not None and changed == tool_call.arguments.get("command"):
+            note = ToolResult.text(f"The user changed the command. It was: {changed}")
             return replace(result, content=[*note.content, *result.content])
         return None
 
@@ -220,9 +215,15 @@ def permissions(
         """Say once that kept answers cannot be read."""
         if answers and not session.parent:
             answers.list_all()
-            if answers.fault and session.state.get("answers_fault") != answers.fault:
-                session.state["answers_fault"] = answers.fault
+            if answers.fault and session.state[ANSWERS_FAULT] != answers.fault:
+                session.state[ANSWERS_FAULT] = answers.fault
                 await session.notice(answers.fault, "warning")
+
+
+def is_changed_by_user(permissions: SessionPermissions, tool_call: ToolCall) -> bool:
+    """Return whether the command of a tool call is the one that the user wrote in place of the model's."""
+    command = permissions.changed.get(tool_call.id)
+    return command is not None and command == tool_call.arguments.get("command")
 
 
 def to_changed(judgement: Judgement, command: str) -> Judgement:
@@ -247,8 +248,10 @@ def keep_path(session: Session, tool_call: ToolCall) -> None:
 def record(session: Session, tool_call: ToolCall, judgement: Judgement) -> None:
     """Append a decision to the log, unless the last one on this call since the reply is the same."""
     scope = to_scope(judgement.answer) if judgement.answer else "once"
-    named = {"kind": "decision", "is": judgement.verdict, "by": judgement.reason, "scope": scope}
-    decision = {**named, **identify(tool_call), **({"writes": True} if judgement.writes else {})}
+    decision: Notes = {"kind": "decision", "is": judgement.verdict, "by": judgement.reason, "scope": scope}
+    decision |= identify(tool_call)
+    if judgement.writes:
+        decision["writes"] = True
     since_reply = takewhile(lambda entry: entry.get("role") != "assistant", reversed(session.log))
     notes = (entry.get("crow", {}) for entry in since_reply)
     last = next((note for note in notes if (note.get("kind"), note.get("call")) == ("decision", tool_call.id)), None)
@@ -384,7 +387,7 @@ async def preview(session: Session, tool_call: ToolCall) -> "list[ToolCallConten
     return msgspec.UNSET if result.is_error or content is None else content
 
 
-def identify(tool_call: ToolCall) -> dict[str, str]:
+def identify(tool_call: ToolCall) -> Notes:
     """Identify a tool call in a decision: its id, its tool, and a digest of its arguments, as they run."""
     use = tool_call.use
     name, arguments = use["function"]["name"], use["function"]["arguments"]

@@ -9,6 +9,7 @@ from typing import Literal
 from crow_core.mcp.tool import ToolCall
 from crow_core.session.options import Choice
 from crow_core.session.session import Session
+from crow_core.session_state import StateKey
 from crow_core.text import to_line
 
 from crow_permissions.command_files import (
@@ -109,8 +110,8 @@ class SessionPermissions:
     """Answers for longer; None if there are none."""
     environments: set[str] = field(default_factory=lambda: {""})
     """The environments that commands have made in which the user has allowed a command."""
-    changed: set[str] = field(default_factory=set[str])
-    """The ids of the tool calls whose command the user has changed and allowed."""
+    changed: dict[str, str] = field(default_factory=dict[str, str])
+    """The commands that the user has written in place of the model's, by the ids of the tool calls."""
     queue: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while a call is asked about: one at a time, in the order of the calls."""
 
@@ -121,16 +122,19 @@ class SessionPermissions:
         return find_answer([*self.answers, *(self.kept.list_all() if self.kept else ())], rules, folder)
 
 
+PERMISSIONS = StateKey[SessionPermissions | None]("permissions", lambda: None)
+
+
 def find_permissions(session: Session) -> SessionPermissions | None:
     """Find the permissions of a session, which its sub-agents share; None before they are set."""
     while session.parent:
         session = session.parent
-    return session.state.get("permissions")
+    return session.state[PERMISSIONS]
 
 
 def set_permissions(session: Session, permissions: SessionPermissions) -> None:
     """Set the permissions of a session."""
-    session.state["permissions"] = permissions
+    session.state[PERMISSIONS] = permissions
 
 
 @dataclass(frozen=True)

@@ -50,9 +50,11 @@ from crow_core.content import to_announcement
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.tool import ToolCall
 from crow_core.messages.message import Message, marker_kind, to_parts
+from crow_core.messages.notes import Notes
 from crow_core.models.model_call import ModelRequest
 from crow_core.redaction import holds_secret
 from crow_core.session.session import Session
+from crow_core.session_state import StateKey
 from crow_core.text import show_invisible, to_line
 from crow_system.git import may_fetch_objects
 from crow_system.shortening import leave_out
@@ -121,6 +123,9 @@ class Taint:
     """The rules whose paths are private."""
 
 
+TAINT = StateKey[Taint | None]("taint", lambda: None)
+
+
 def taint(
     crow: Crow,
     *,
@@ -142,10 +147,10 @@ def taint(
     def get_taint(session: Session) -> Taint:
         if session.parent:
             return get_taint(session.parent)
-        known: Taint | None = session.state.get("taint")
+        known = session.state[TAINT]
         if known is None:
             more = [rule for rules in project(session.cwd) for rule in rules] if project else []
-            known = session.state["taint"] = Taint()
+            known = session.state[TAINT] = Taint()
             known.rules = [rule for rule in (*known_rules, *parse_rules(more)) if names_files(rule)]
             for entry in session.log:
                 if (kind := to_kind(entry)) and len(known.sources[kind]) < SOURCES_LIMIT:
@@ -234,7 +239,7 @@ def taint(
     @crow.session_end
     def forget(session: Session) -> None:
         """Forget what is known of a session's last reply."""
-        if (found := (session.parent or session).state.get("taint")) is None:
+        if (found := (session.parent or session).state[TAINT]) is None:
             return
         for old in [old for old in found.readings if old.startswith(session.id)]:
             del found.readings[old]
@@ -253,9 +258,12 @@ def taint(
         if source in known or len(known) >= SOURCES_LIMIT:
             return
         known.append(source)
+        notes: Notes = {"kind": kind, "source": source}
+        if call:
+            notes["call"] = call
         each: Session | None = session
         while each is not None:
-            each.log.append({"crow": {"kind": kind, "source": source, **({"call": call} if call else {})}})
+            each.log.append({"crow": notes.copy()})
             each = each.parent
 
     def mark_reading(session: Session, reading: Reading, call: str = "") -> None:
@@ -361,9 +369,10 @@ def taint(
     @crow.after_tool
     def look_at_result(result: ToolResult, session: Session, tool_call: ToolCall) -> None:
         """Mark what a result shows to be read: files that a search found, sessions that a search of sessions found."""
-        for kind in ("private", "untrusted"):
-            for source in result.meta.get(f"crow/{kind}", ()):
-                mark(session, kind, to_line(str(source))[:500], tool_call.id)
+        for source in result.meta.get("crow/private", ()):
+            mark(session, "private", to_line(str(source))[:500], tool_call.id)
+        for source in result.meta.get("crow/untrusted", ()):
+            mark(session, "untrusted", to_line(str(source))[:500], tool_call.id)
         texts = (str(block.get("text", "")) for block in result.content if block.get("type") == "text")
         is_page = tool_call.kind == "fetch"  # it holds examples, and no secrets of the user
         if not get_taint(session).sources["private"] and not is_page and any(map(holds_secret, texts)):

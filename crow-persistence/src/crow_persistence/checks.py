@@ -6,7 +6,6 @@ from typing import Any
 
 import msgspec
 from crow_core.errors import StoreError
-from crow_core.messages.message import Message
 from sqlalchemy import Column, Connection, Row, Select, exists, func, select, text
 from sqlalchemy.exc import DBAPIError
 
@@ -14,7 +13,15 @@ from crow_persistence import audit, search
 from crow_persistence.blobs import fetch as fetch_blobs
 from crow_persistence.blobs import split_batches
 from crow_persistence.database import Database, wal_file
-from crow_persistence.entries import BLOB_PREFIX, clean_text, decode, entry_kind, map_strings, replace_strings
+from crow_persistence.entries import (
+    BLOB_PREFIX,
+    StoredEntry,
+    clean_text,
+    decode,
+    entry_kind,
+    map_strings,
+    replace_strings,
+)
 from crow_persistence.prompt_versions import digest
 from crow_persistence.tables import (
     blobs,
@@ -153,7 +160,7 @@ def find_entry_blobs(body: Any) -> set[str] | None:
     found: set[str] = set()
     try:
         entry = decode(body)
-        msgspec.convert(entry, Message)
+        msgspec.convert(entry, StoredEntry)
         replace_strings(entry, lambda value: found.add(value) or value)
     except DAMAGE_ERRORS:
         return None

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import msgspec
-from crow_core.messages.message import Message
+from crow_core.messages.message import Message, SentMessage
 
 MIN_BLOB_LENGTH = 1_000
 """Length, in characters, from which a string is stored as a blob."""
@@ -36,6 +36,12 @@ class EntryRow:
     body: str
     blobs: dict[str, bytes]
     """The blobs that the body refers to, by hash."""
+
+
+class StoredEntry(SentMessage, total=False):
+    """An entry as the database has it: its notes may be of another version, or of an extension of somebody else."""
+
+    crow: dict[str, Any]
 
 
 def pack(entry: Message) -> EntryRow:
@@ -72,7 +78,7 @@ def unpack(kind: str, body: str, blobs: Mapping[str, bytes]) -> Message:
 
     try:
         entry: Any = decode(body)
-        msgspec.convert(entry, Message)  # raises ValidationError if it is not an entry
+        msgspec.convert(entry, StoredEntry)  # raises ValidationError if it is not an entry
         whole = replace_strings(entry, from_blob) if f'"{BLOB_PREFIX}' in body else entry
         if kind == "tools" and not missing and "schemas" in whole.get("crow", {}):
             whole["crow"]["schemas"] = decode(whole["crow"]["schemas"])

@@ -9,11 +9,12 @@ from typing import Any, cast
 import msgspec
 from crow_core.errors import StoreError
 from crow_core.messages.message import Message, settle
+from crow_core.messages.notes import Notes
 from crow_core.session.store import ArchiveFilter, Page, Record, Summary
 from sqlalchemy import Connection, Row, bindparam, func, not_, select, tuple_
 
 from crow_persistence import blobs, tables
-from crow_persistence.entries import DamagedEntry, clean_text, decode, encode, find_blobs, unpack
+from crow_persistence.entries import DamagedEntry, StoredEntry, clean_text, decode, encode, find_blobs, unpack
 from crow_persistence.progress import Progress
 from crow_persistence.tables import draft_parts, drafts, messages, prompts, renders, sessions
 
@@ -256,7 +257,7 @@ def restore_entry(
         return damage.rest, False
     if row.kind != "render":
         return entry, True
-    entry["crow"] = entry.get("crow", {}) | rendered.get(row.id, {})
+    entry["crow"] = cast(Notes, {**entry.get("crow", {}), **rendered.get(row.id, {})})
     return entry, row.id in rendered
 
 
@@ -282,7 +283,7 @@ def read_draft(connection: Connection, number: int) -> Message:
     parts = [get_texts(reply)]
     for part in connection.scalars(SELECT_PARTS, {"of": number}):
         with suppress(ValueError, TypeError, RecursionError):  # damaged
-            parts.append(get_texts(msgspec.convert(decode(part), Message)))
+            parts.append(get_texts(cast(Message, msgspec.convert(decode(part), StoredEntry))))
     joined = {key: text for key in parts[0] if (text := "".join(part[key] for part in parts))}
     return {**reply, **cast(Message, joined)}
 

@@ -57,15 +57,15 @@ def add_render(batch: Batch, row: int, number: int, marker: Message, at: int) ->
     """Add a render to a batch, and store the version of its prompt. Its marker is the `messages` row `row` of the
     session `number`."""
     notes = marker.get("crow", {})
-    text = notes["text"].encode("utf-8", "surrogatepass")
+    text = notes.get("text", "").encode("utf-8", "surrogatepass")
     hash = hashlib.sha256(text).hexdigest()
     batch.blobs[hash] = text
     render = {
         "message": row,
         "session": number,
-        "prompt": store_version(batch.connection, notes["prompt"], notes["template"], at),
-        "purpose": clean_text(notes["purpose"])[:32],
-        "variables": encode(notes["variables"]),
+        "prompt": store_version(batch.connection, notes.get("prompt", ""), notes.get("template", ""), at),
+        "purpose": clean_text(notes.get("purpose", ""))[:32],
+        "variables": encode(notes.get("variables", {})),
         "text": hash,
         "at": at,
     }

@@ -108,7 +108,7 @@ class RequestEncoder:
                 if isinstance(content := entry.get("content"), str) and len(content) >= MIN_TEXT_LENGTH:
                     self._texts[digest(content)] = at
             elif (notes := entry.get("crow", {})).get("kind") == "render":
-                self._renders[notes["purpose"]] = self.rows[at]
+                self._renders[notes.get("purpose", "")] = self.rows[at]
             self._entries_read = at + 1
 
     def find_render(self, purpose: str) -> int | None:

@@ -22,11 +22,11 @@ from typing import Any, NamedTuple, cast
 from unicodedata import normalize
 
 import msgspec
-from crow_core.messages.message import Message, ToolUse, parse_arguments
+from crow_core.messages.message import Message, RawToolCall, parse_arguments
 from sqlalchemy import Connection, Row, TextClause, select, text
 from sqlalchemy.exc import DatabaseError
 
-from crow_persistence.entries import clean_text, decode
+from crow_persistence.entries import StoredEntry, clean_text, decode
 from crow_persistence.tables import messages, sessions
 
 INDEXED_KINDS = ("user", "assistant", "tool")
@@ -341,7 +341,7 @@ def extract_texts(entry: Message) -> list[tuple[str, str]]:
     return [("", content), ("", entry.get("reasoning_content") or ""), *inputs]
 
 
-def extract_input(tool_call: ToolUse) -> Iterator[str]:
+def extract_input(tool_call: RawToolCall) -> Iterator[str]:
     """Yield a tool's name and the values of its arguments, without the JSON around them."""
     yield tool_call["function"]["name"]
     arguments = parse_arguments(tool_call)
@@ -359,7 +359,7 @@ def extract_input(tool_call: ToolUse) -> Iterator[str]:
 def read_entry(body: str) -> Message:
     """Return the entry in a row's body; an empty one if the body is damaged."""
     try:
-        return msgspec.convert(decode(body), Message)
+        return cast(Message, msgspec.convert(decode(body), StoredEntry))
     except (ValueError, RecursionError):
         return {}
 

@@ -71,7 +71,8 @@ def make_mcp_server(open_database: "Callable[[], Database]") -> Any:
             found = await asyncio.to_thread(look_up, open_database, words, cwd, str(meta.get("crow/session", "")))
         except StoreError as error:
             raise ToolError(str(error), log_level=logging.DEBUG) from error
-        return ToolResult(found.text, meta={f"crow/{kind}": ids for kind, ids in found.marked.items()} or None)
+        meta = {"crow/private": found.marked.get("private"), "crow/untrusted": found.marked.get("untrusted")}
+        return ToolResult(found.text, meta={name: ids for name, ids in meta.items() if ids} or None)
 
     mcp.tool(
         search_sessions,

@@ -10,6 +10,7 @@ from crow_core.errors import SessionBusy, StoreError
 from crow_core.models.token_usage import SESSION_TOTALS
 from crow_core.session.session import Session
 from crow_core.session.store import ArchiveFilter, Page, Record, SessionChange, Summary
+from crow_core.session_state import StateKey
 from sqlalchemy import Connection, Row
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, InterfaceError, ProgrammingError
 
@@ -23,8 +24,7 @@ from crow_persistence.writes import SessionWrite, is_stored
 
 ROW_FAULTS = (DataError, IntegrityError, InterfaceError, ProgrammingError)
 """Errors of a row, which leave the connection and the transaction of others usable."""
-STATE_KEY = "persistence"
-"""Key of `session.state` that holds a session's progress."""
+PROGRESS = StateKey[Progress | None]("persistence", lambda: None)
 
 
 class BlockingStore:
@@ -180,10 +180,10 @@ class BlockingStore:
 
     def get_progress(self, session: Session) -> Progress:
         """Return a session's progress; a new one for a new session."""
-        if (progress := session.state.get(STATE_KEY)) is None:
+        if (progress := session.state[PROGRESS]) is None:
             # Without the mode: an unchosen mode follows the settings, which may become stricter.
             options = {option.id: option.get() for option in session.options if option.category != "mode"}
-            session.state[STATE_KEY] = progress = Progress(self.owner, options=options)
+            session.state[PROGRESS] = progress = Progress(self.owner, options=options)
         return progress
 
     def acquire(self, id: str) -> "Row[Any] | None":
@@ -237,7 +237,7 @@ class BlockingStore:
     def attach_progress(self, record: Record, progress: Progress) -> Record:
         """Put a session's progress into its record, under this owner."""
         progress.owner = self.owner
-        record.state[STATE_KEY] = progress
+        record.state[PROGRESS] = progress
         return record
 
     def list_sessions(self, cwd: str, cursor: str, limit: int, archived: ArchiveFilter) -> Page:

@@ -12,11 +12,16 @@ from crow_core.mcp.tool import ToolCall
 from crow_core.messages.message import Message
 from crow_core.session.prompts import Prompt
 from crow_core.session.session import Session
+from crow_core.session_state import StateKey
 from crow_core.text import to_line
 from crow_system.files import UnusableFile, is_inside
 
 from crow_skills.log_entries import find_rendered
 from crow_skills.text_files import find_project_folders, read_text
+
+IS_CHECKED = StateKey("instructions_checked", bool)
+LEFT_OUT = StateKey("instructions_left_out", set[Path])
+"""The files that the user was told are not read."""
 
 
 def agents(
@@ -51,8 +56,8 @@ def agents(
 
     @crow.before_prompt
     async def name_left_out(message: Message, session: Session) -> None:
-        if not session.state.setdefault("instructions checked", False):
-            session.state["instructions checked"] = True
+        if not session.state[IS_CHECKED]:
+            session.state[IS_CHECKED] = True
             folders = await asyncio.to_thread(find_project_folders, Path(session.cwd))
             await report_left_out(session, [(folder, folders[0]) for folder in folders], names)
 
@@ -113,7 +118,7 @@ def is_own(path: Path, names: Sequence[str], root: Path) -> bool:
 
 async def report_left_out(session: Session, folders: Iterable[tuple[Path, Path]], names: Sequence[str]) -> None:
     """Tell the user, once for each, about files of `names` that are not read."""
-    reported: set[Path] = session.state.setdefault("instructions left out", set[Path]())
+    reported = session.state[LEFT_OUT]
     for path, reason in await asyncio.to_thread(lambda: list(find_left_out(folders, names))):
         if path not in reported:
             reported.add(path)

@@ -20,4 +20,4 @@ def find_rendered(session: Session, purpose: str, key: str, *ends: str) -> set[s
     entries = session.view.select()
     start = max((at for at, entry in enumerate(entries) if marker_kind(entry) in ends), default=0)
     renders = (entry.get("crow", {}) for entry in entries[start:] if marker_kind(entry) == "render")
-    return {str(render["variables"].get(key)) for render in renders if render.get("purpose") == purpose}
+    return {str(render.get("variables", {}).get(key)) for render in renders if render.get("purpose") == purpose}

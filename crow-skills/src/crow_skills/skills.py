@@ -19,6 +19,7 @@ from crow_core.mcp.tool import ToolCall
 from crow_core.messages.message import Message
 from crow_core.session.prompts import Prompt
 from crow_core.session.session import Command, Session
+from crow_core.session_state import StateKey
 from crow_core.text import to_line
 from crow_system.files import UnusableFile
 
@@ -40,6 +41,10 @@ DEFINITION: dict[str, Any] = {
     "inputSchema": {"type": "object", "properties": {"name": {"type": "string"}}},
     "_meta": {"crow/kind": "read"},
 }
+SKILLS = StateKey("skills", SkillIndex)
+LEFT_OUT = StateKey("skills_left_out", list[str])
+"""What the user is not yet told was left out."""
+ASKED = StateKey("asked_for_skills", set[Server])
 
 
 def skills(
@@ -64,8 +69,8 @@ def skills(
     @crow.commands
     async def commands(session: Session) -> list[Command]:
         where = list_skill_folders(Path(session.cwd), folders, user, trusted)
-        index = session.state["skills"] = await asyncio.to_thread(find_skills, where)
-        session.state["left out"] = index.left_out
+        index = session.state[SKILLS] = await asyncio.to_thread(find_skills, where)
+        session.state[LEFT_OUT] = index.left_out
         # The model opens the files of a skill by itself.
         session.folders.readable += [skill.folder for skill in index.skills.values()]
         return [
@@ -89,7 +94,7 @@ def skills(
     @crow.before_prompt
     async def add_to_prompt(message: Message, session: Session) -> Message:
         await add_served_skills(session, get_index(session))
-        if left_out := session.state.pop("left out", ()):
+        if left_out := session.state.pop(LEFT_OUT):
             await session.notice(f"Left out, /skills has the rest: {to_line(left_out[0])}", "warning")
         known = find_rendered(session, "skill", "name")
         selected = select_skills(get_user_text(message), get_index(session).skills.values())
@@ -113,7 +118,7 @@ async def answer_tool_call(session: Session, tool_call: ToolCall) -> ToolResult:
     skill = skills[name]
     if skill.server:
         read_call = to_read_call(session.toolbox, tool_call, skill.server, skill.source)
-        if refusal := await session.hooks.before_tool.run(session, read_call):
+        if refusal := await session.permit(read_call):
             return refusal
     try:
         return ToolResult.text(await render_skill(session, skill, ""))
@@ -134,7 +139,7 @@ def list_skill_folders(
 
 async def add_served_skills(session: Session, index: SkillIndex) -> None:
     """Add the skills of the MCP servers that have connected since the last call: resources `skill://NAME/SKILL.md`."""
-    asked: set[Server] = session.state.setdefault("asked for skills", set())
+    asked = session.state[ASKED]
     new = {server for server in session.toolbox.external_servers() if server.connected} - asked
     asked |= new
     for resource in await list_several(server for server in session.toolbox.external_servers() if server in new):
@@ -146,7 +151,7 @@ async def add_served_skills(session: Session, index: SkillIndex) -> None:
 
 def get_index(session: Session) -> SkillIndex:
     """Return the skills of a session; none before its commands were made."""
-    return session.state.get("skills") or SkillIndex()
+    return session.state[SKILLS]
 
 
 def select_skills(text: str, skills: Iterable[Skill]) -> Iterator[tuple[Skill, str]]:

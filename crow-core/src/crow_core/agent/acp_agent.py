@@ -112,6 +112,7 @@ from crow_core.errors import ConfigError, ModelError, PromptError, SessionBusy, 
 from crow_core.hooks import call_function
 from crow_core.mcp.server import from_acp
 from crow_core.messages.message import Message
+from crow_core.messages.notes import OutputNotes
 from crow_core.models.chat_model import ChatModel
 from crow_core.models.model_call import Model
 from crow_core.models.token_usage import TURN_TOTALS, TokenTotals
@@ -870,7 +871,7 @@ def find_image_data(block: ContentBlock) -> str | None:
             return None
 
 
-def parse_output(meta: Mapping[str, Any], *, possible: bool) -> dict[str, Any] | None:
+def parse_output(meta: Mapping[str, Any], *, possible: bool) -> OutputNotes | None:
     """Parse `_meta.crow` of a prompt: the JSON schema of the result, and how often one that does not fit is asked for
     again. Raises RpcError."""
     match meta:

@@ -33,6 +33,7 @@ from crow_core.app import Crow
 from crow_core.masking import mask
 from crow_core.models.model_call import ModelCall
 from crow_core.session.session import Session
+from crow_core.session_state import StateKey
 from crow_core.text import fence, to_line
 
 T = TypeVar("T")
@@ -46,6 +47,9 @@ REASON_LIMIT = 500
 TRUNCATION_NOTICE = (
     "[… the beginning was left out here; narrow the output with grep, head or tail, or write it to a file …]\n"
 )
+TERMINALS = StateKey("terminals", list[Awaitable[CreateTerminalResponse]])
+"""The client's terminals that are not released yet."""
+RELEASING = StateKey("releasing", set[asyncio.Task[None]])
 
 
 class RequestRefused(OSError):
@@ -118,7 +122,7 @@ class ClientWorkspace:
         )
         # Never cancelled, because a terminal that is created late has to be released, too.
         creating = asyncio.ensure_future(client.request("terminal/create", create))
-        self.session.state.setdefault("terminals", []).append(creating)
+        self.session.state[TERMINALS].append(creating)
         try:
             created: CreateTerminalResponse = await await_answer("terminal/create", asyncio.shield(creating))
         except RequestRefused as error:
@@ -205,8 +209,8 @@ def terminals(crow: Crow) -> None:
 
 def release_terminals(session: Session) -> None:
     """Release a session's terminals without waiting for the client; it kills the processes that still run in them."""
-    releasing: set[asyncio.Task[None]] = session.state.setdefault("releasing", set())
-    for creating in session.state.pop("terminals", ()):
+    releasing = session.state[RELEASING]
+    for creating in session.state.pop(TERMINALS):
         task = asyncio.ensure_future(release_terminal(session, creating))
         releasing.add(task)
         task.add_done_callback(releasing.discard)

@@ -16,7 +16,7 @@ from crow_core.masking import mask
 from crow_core.mcp.server import Server, describe_error, list_or_empty
 from crow_core.mcp.tool import ToolCall
 from crow_core.mcp.toolbox import Toolbox
-from crow_core.messages.message import ToolUse
+from crow_core.messages.message import RawToolCall
 from crow_core.text import to_line
 
 NAME = "mcp_resources"
@@ -114,5 +114,5 @@ def to_read_call(toolbox: Toolbox, tool_call: ToolCall, server: Server, uri: str
     """Convert a tool call to the call that reads a resource of one server. Its kind is `read` for a trusted server."""
     tool, arguments = toolbox.make_tool(server, READ_DEFINITION), {"uri": uri}
     text = msgspec.json.encode(arguments).decode()
-    use: ToolUse = {**tool_call.use, "function": {"name": tool.name, "arguments": text}}
+    use: RawToolCall = {**tool_call.use, "function": {"name": tool.name, "arguments": text}}
     return ToolCall(use, arguments, original=arguments, kind="read" if server.trust else "fetch", tool=tool)

@@ -6,6 +6,7 @@ from itertools import groupby
 from typing import Any
 
 from crow_core.masking import mask
+from crow_core.messages.notes import ResultMeta
 
 BLOCKS_LIMIT = 1_000
 """Content blocks of a tool result."""
@@ -46,12 +47,8 @@ class ToolResult:
     content: list[dict[str, Any]]
     """MCP content blocks."""
     is_error: bool = False
-    meta: dict[str, Any] = field(default_factory=dict[str, Any])
-    """Facts that only built-in tools may report: `crow/changes` [{path, old, new}], `crow/locations` [{path, line}],
-    `crow/plan` [{content, priority, status}], `crow/shell` {folder, variables, environment, sessions} (the state in
-    which the next command starts), `crow/terminal` (the id of the client's terminal with the output), `crow/title` (the
-    call's title for the client), `crow/exit` {exitCode, signal} of a command that failed, `crow/denied` (why it was not
-    allowed), `crow/private` and `crow/untrusted` (sources of private data and of untrusted content in it)."""
+    meta: ResultMeta = field(default_factory=ResultMeta)
+    """Facts that only built-in tools and hooks may report."""
 
     @classmethod
     def text(cls, text: str, *, is_error: bool = False) -> "ToolResult":

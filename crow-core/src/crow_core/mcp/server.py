@@ -31,6 +31,7 @@ from crow_core.masking import find_secrets, find_secrets_in_text, mask
 from crow_core.mcp.result import ToolResult, limit_blocks
 from crow_core.mcp.schemas import is_checkable
 from crow_core.mcp.watchdog import MARK, ProcessWatchdog
+from crow_core.messages.notes import ResultMeta
 from crow_core.text import to_line
 from crow_core.trace import TRACE_KEYS
 
@@ -420,8 +421,8 @@ class Server:
         content: list[dict[str, Any]] = dump.get("content") or []
         if not content and (structured := dump.get("structuredContent")) is not None:
             content = [{"type": "text", "text": msgspec.json.encode(structured).decode()}]
-        meta = dump.get("_meta") or {} if self.built_in else {}
-        return ToolResult(content, bool(dump.get("isError")), meta)
+        facts = cast(ResultMeta, dump.get("_meta") or {} if self.built_in else {})
+        return ToolResult(content, bool(dump.get("isError")), facts)
 
     async def _attempt(
         self, tool: str, arguments: dict[str, Any], meta: dict[str, Any] | None, running: RunningCall

@@ -4,7 +4,7 @@ import hashlib
 import re
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, cast
 
@@ -14,7 +14,15 @@ from crow_system.arguments import fit_arguments, to_key
 from crow_core.acp.schema import ToolKind
 from crow_core.mcp.schemas import is_small
 from crow_core.mcp.server import Server
-from crow_core.messages.message import LEGAL_NAME, ToolUse, parse_arguments, rename, to_legal_name, unwrap_proxy_call
+from crow_core.messages.message import (
+    LEGAL_NAME,
+    RawToolCall,
+    parse_arguments,
+    rename,
+    to_legal_name,
+    unwrap_proxy_call,
+)
+from crow_core.messages.notes import DefinitionMeta
 from crow_core.text import clean_lines, to_line
 
 DESCRIPTION_LIMIT = 8_000
@@ -73,7 +81,7 @@ class Tool:
         return hashlib.sha256(msgspec.json.encode(self.definition, order="sorted")).hexdigest()
 
     @property
-    def own_meta(self) -> dict[str, Any]:
+    def own_meta(self) -> DefinitionMeta:
         """The `_meta` of a built-in server's definition; empty for any other, which is not believed."""
         return self.definition.get("_meta") or {} if self.server and self.server.built_in else {}
 
@@ -99,7 +107,7 @@ class Tool:
             return "read" if reads else "other"
         match self.own_meta.get("crow/kind", "other"):
             case str(kind):
-                return cast(ToolKind, kind)
+                return kind
             case kinds:
                 return kinds.get(str(arguments.get("command")), "other")
 
@@ -142,7 +150,7 @@ class ToolCall:
     Hooks, the toolbox and the conversions to ACP all receive this value.
     """
 
-    use: ToolUse
+    use: RawToolCall
     """The call in the model's reply, under its tool's name; for a call of `call_tool`, the call that it asks for."""
     arguments: dict[str, Any]
     """As its tool takes them (`Tool.fit`), for hooks and the tool alike; empty where they are not a JSON object."""
@@ -158,14 +166,12 @@ class ToolCall:
     original: dict[str, Any] = field(default_factory=dict[str, Any])
     """The arguments as the reply has them."""
 
-    is_changed: bool = field(default=False, init=False)
-    """Whether the user has changed the arguments."""
+    is_changed: bool = False
+    """True if the arguments are not the model's any more."""
 
-    def change_arguments(self, **arguments: Any) -> None:
-        """Give the call other values of arguments, which the user wrote. `use` and `original` stay the model's."""
-        self.arguments.update(arguments)
-        object.__setattr__(self, "is_changed", True)
-        self.__dict__.pop("title", None)  # it is made of the arguments
+    def change_arguments(self, **arguments: Any) -> "ToolCall":
+        """Return the call with other values of these arguments. Its `use` and `original` stay the model's."""
+        return replace(self, arguments={**self.arguments, **arguments}, is_changed=True)
 
     @property
     def id(self) -> str:
@@ -188,9 +194,9 @@ class ToolCall:
         return self.arguments if self.is_valid else self.use["function"]["arguments"]
 
 
-def parse_tool_call(use: ToolUse, tools: Mapping[str, Tool]) -> ToolCall:
+def parse_tool_call(use: RawToolCall, tools: Mapping[str, Tool]) -> ToolCall:
     """Parse a tool call of a reply, look up its tool among `tools`, and convert its arguments for that."""
-    use = name_tool_use(unwrap_proxy_call(name_tool_use(use, tools)), tools)
+    use = name_raw_call(unwrap_proxy_call(name_raw_call(use, tools)), tools)
     arguments = parse_arguments(use)
     tool, fault = tools.get(use["function"]["name"]), ""
     given = arguments or {}
@@ -210,7 +216,7 @@ def parse_tool_call(use: ToolUse, tools: Mapping[str, Tool]) -> ToolCall:
     )
 
 
-def name_tool_use(use: ToolUse, tools: Mapping[str, Tool]) -> ToolUse:
+def name_raw_call(use: RawToolCall, tools: Mapping[str, Tool]) -> RawToolCall:
     """Return a tool call under the name of its tool; unchanged if no tool is meant by its name."""
     tool = find_tool(use["function"]["name"], tools)
     return rename(use, tool.name) if tool else use

@@ -16,8 +16,8 @@ from crow_core.errors import ConfigError
 from crow_core.hooks import call_function
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Host, RunningCall, Server
-from crow_core.mcp.tool import Tool, ToolCall, name_tool_use, parse_tool_call
-from crow_core.messages.message import ToolUse, decode_json, make_unique, to_legal_name
+from crow_core.mcp.tool import Tool, ToolCall, name_raw_call, parse_tool_call
+from crow_core.messages.message import RawToolCall, decode_json, make_unique, to_legal_name
 
 NAMES_LIMIT = 100
 """Tool names that are listed to a model that called a tool that does not exist."""
@@ -227,13 +227,13 @@ class Toolbox:
         """All tools in the shape of chat completions, in an order that never changes."""
         return [tool.schema for tool in self.tools.values()]
 
-    def parse(self, use: ToolUse) -> ToolCall:
+    def parse(self, use: RawToolCall) -> ToolCall:
         """Parse a tool call of a reply, and look up its tool."""
         return parse_tool_call(use, self.tools)
 
-    def find_called(self, uses: Sequence[ToolUse]) -> dict[str, str]:
+    def find_called(self, uses: Sequence[RawToolCall]) -> dict[str, str]:
         """Find the tools of those calls that name their tool in another way: call id to the tool's name."""
-        named = [(use, name_tool_use(use, self.tools)) for use in uses]
+        named = [(use, name_raw_call(use, self.tools)) for use in uses]
         return {use["id"]: renamed["function"]["name"] for use, renamed in named if renamed is not use}
 
     def is_allowed(self, name: str) -> bool:

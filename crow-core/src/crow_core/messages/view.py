@@ -1,17 +1,15 @@
 """The view of a growing log: the same as `messages.view` of the whole log, at a cost that does not grow with it."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
-from crow_core.messages.message import (
+from crow_core.messages.message import Message, is_reply, marker_kind
+from crow_core.messages.notes import Notes
+from crow_core.messages.passes import (
     SELECTING_MARKERS,
     SHAPING_PASSES,
-    Message,
     apply_passes,
     drop_rewound,
-    is_reply,
     locate_markers,
-    marker_kind,
     replace_refused,
     shorten_answers,
     to_summary,
@@ -78,7 +76,7 @@ class View:
         self._read_log()
         return [self._entries[at] for at in self._markers.get(kind, ())]
 
-    def find_markers(self, kind: str, key: str) -> Iterator[tuple[dict[str, Any], int]]:
+    def find_markers(self, kind: str, key: str) -> Iterator[tuple[Notes, int]]:
         """Return `find_markers(entries, kind, key)`."""
         self._read_log()
         return self._find_markers(kind, key)
@@ -100,7 +98,7 @@ class View:
         else:
             self._selected += new
 
-    def _find_markers(self, kind: str, key: str) -> Iterator[tuple[dict[str, Any], int]]:
+    def _find_markers(self, kind: str, key: str) -> Iterator[tuple[Notes, int]]:
         return locate_markers(self._entries, self._markers.get(kind, ()), self._places, key)
 
     def _add(self, entry: Message) -> None:
@@ -114,7 +112,7 @@ class View:
     def _apply_markers(self) -> list[Message]:
         """Return what `shrink_tool_results` and `apply_compaction` leave of the entries, without reading all."""
         entries = self._entries
-        shrink, end = next(self._find_markers("shrink", "upto"), (dict[str, Any](), 0))
+        shrink, end = next(self._find_markers("shrink", "upto"), (Notes(), 0))
         refusals = [
             (at, frozenset(entries[at].get("crow", {}).get("refused", ()))) for at in self._markers.get("images", ())
         ]

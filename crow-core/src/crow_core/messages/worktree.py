@@ -1,10 +1,12 @@
 """The marker that holds the state of a git work tree at the start of a session."""
 
 from collections.abc import Sequence
+from typing import cast
 
 from msgspec import Struct, ValidationError, convert, to_builtins
 
 from crow_core.messages.message import Message, marker_kind
+from crow_core.messages.notes import Notes, WorktreeNotes
 
 KIND = "worktree"
 """The kind of the marker that holds the state of the work tree at the start of a session."""
@@ -52,7 +54,8 @@ class WorkTree(Struct, omit_defaults=True):
 
 def to_marker(tree: WorkTree) -> Message:
     """Make the entry of the log that records a state."""
-    return {"crow": {"kind": KIND, **to_builtins(tree)}}
+    notes: WorktreeNotes = to_builtins(tree)
+    return {"crow": cast(Notes, {"kind": KIND, **notes})}
 
 
 def find_recorded(log: Sequence[Message]) -> WorkTree | None:

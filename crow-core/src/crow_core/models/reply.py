@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from crow_core.messages.message import Delta, Function, Message, ToolUse, parse_arguments
+from crow_core.messages.message import Delta, Function, Message, RawToolCall, parse_arguments
 
 BRACKET_OR_QUOTE = re.compile(r'["{}\[\]]')
 STRING_MARK = re.compile(r'["\\]')
@@ -122,7 +122,7 @@ class PartialCall:
             self._is_valid = parse_arguments(self.build()) is not None
         return self.has_name and bool(self._is_valid) and not self._end.is_passed
 
-    def build(self) -> ToolUse:
+    def build(self) -> RawToolCall:
         """Return the call so far."""
         function = Function(name=self._name.getvalue(), arguments=self._arguments.getvalue())
         return {"id": self.id, "type": "function", "function": function}

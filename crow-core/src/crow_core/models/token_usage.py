@@ -6,6 +6,7 @@ from typing import Any
 
 from crow_core.models.chat_model import encode_json
 from crow_core.models.model_call import ModelCall, Prices
+from crow_core.session_state import StateKey
 
 ASSUMED_WINDOW = 32_768
 """Tokens assumed to fit where neither the configuration nor the server tells. With too many, servers cut silently."""
@@ -32,8 +33,8 @@ class TokenTotals:
     """The currency of `cost`; empty if no prices are configured."""
 
 
-SESSION_TOTALS = "usage"
-"""The key of `session.state` for the totals of a session. A store adds those of a session that it loads."""
+SESSION_TOTALS = StateKey("usage", TokenTotals)
+"""The totals of a session. A store adds those of a session that it loads."""
 
 TURN_TOTALS: ContextVar[TokenTotals | None] = ContextVar("turn", default=None)
 """The totals of the running turn; the caller of the prompt sets them."""

@@ -34,6 +34,7 @@ from crow_core.errors import ElicitationError, EndTurn, ModelError
 from crow_core.masking import mask
 from crow_core.mcp.server import RunningCall, Server
 from crow_core.messages.message import Message, to_parts
+from crow_core.messages.notes import Notes
 from crow_core.models.model_call import ModelRequest
 from crow_core.session.log import new_id
 from crow_core.session.session import Session
@@ -223,7 +224,7 @@ class Bridge:
                 answer = PermissionAnswer(True, "mode yolo")
             else:
                 answer = await self._ask_user(server, request, running)
-        decision = {
+        decision: Notes = {
             "kind": "decision",
             "is": "allow" if answer.allowed else "deny",
             "by": answer.reason,

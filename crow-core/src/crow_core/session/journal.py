@@ -19,6 +19,7 @@ from crow_core.errors import PromptError
 from crow_core.mcp.tool import ToolCall
 from crow_core.mcp.toolbox import Toolbox
 from crow_core.messages.message import Message, find_markers_of_call, find_unanswered, is_reply, marker_kind
+from crow_core.messages.notes import Notes
 from crow_core.messages.view import View
 from crow_core.models.model_call import ModelCall
 from crow_core.models.token_usage import TURN_TOTALS, count_tokens, find_price
@@ -35,7 +36,7 @@ class KeyedTurn:
 
     entries: list[Message]
     """Its entries; the first is the user's message."""
-    end: dict[str, Any] | None = None
+    end: Notes | None = None
     """The notes of its marker `ended`; None if it has not ended."""
 
 
@@ -48,7 +49,7 @@ class TurnJournal:
         self._log = log
         self._view = view
         self._toolbox = toolbox
-        self._notes: dict[str, str] = {}
+        self._notes: Notes = {}
         """The key of the running turn and the digest of its prompt; empty if it has no key."""
         self._has_keys: bool | None = None
         """True if the log has a turn with a key; None if that is not known yet."""
@@ -62,12 +63,12 @@ class TurnJournal:
         """
         if not (notes := make_notes(message)):
             return None
-        entries, key = self._view.entries(), notes["key"]
+        entries, key = self._view.entries(), notes.get("key")
         places = [at for at, entry in enumerate(entries) if entry.get("crow", {}).get("key") == key]
         if not places:
             return None
         first, last = entries[places[0]], entries[places[-1]].get("crow", {})
-        if first.get("crow", {}).get("prompt", "") != notes["prompt"]:
+        if first.get("crow", {}).get("prompt", "") != notes.get("prompt"):
             raise PromptError(
                 f"The key {key!r} belongs to another prompt of this session. Give this prompt another key."
             )
@@ -88,7 +89,7 @@ class TurnJournal:
 
     def sign(self, prompt: Message) -> Message:
         """Return the user's message as the log gets it."""
-        return {**prompt, "crow": {**prompt.get("crow", {}), **self._notes}} if self._notes else prompt
+        return {**prompt, "crow": prompt.get("crow", Notes()) | self._notes} if self._notes else prompt
 
     async def write(self, tool_call: ToolCall) -> None:
         """Write the log before the client is shown a call. If it has the decision that the call may run, the marker of
@@ -132,7 +133,7 @@ class TurnJournal:
         for answer in self.make_answers(begun):
             self._log.append(answer)
 
-    def count(self, model_call: ModelCall) -> dict[str, Any]:
+    def count(self, model_call: ModelCall) -> Notes:
         """Make the notes of a reply that say what it has cost."""
         if not self._notes:
             return {}
@@ -151,7 +152,9 @@ class TurnJournal:
         """
         if not self._notes or stop_reason == "cancelled":
             return
-        notes: dict[str, Any] = {"kind": "ended", **self._notes, "stop": stop_reason}
+        notes: Notes = {"kind": "ended"}
+        notes |= self._notes
+        notes["stop"] = stop_reason
         notes["text"] = find_last_text(self._view.entries()) if text is None else text
         if (spent := TURN_TOTALS.get()) and spent.calls:
             notes["usage"] = {name: getattr(spent, name) for name in COUNTED}
@@ -161,11 +164,11 @@ class TurnJournal:
 
     def close(self) -> None:
         """Forget the running turn."""
-        self._notes, self._task, self._log.is_frozen = {}, None, False
+        self._notes, self._task, self._log.is_frozen = Notes(), None, False
         self.begun.clear()
 
 
-def make_notes(message: Message) -> dict[str, str]:
+def make_notes(message: Message) -> Notes:
     """Make the notes by which the turn of a prompt is found: its key, and a digest of the prompt as it arrived."""
     if not (key := message.get("crow", {}).get("key")):
         return {}

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from crow_core.errors import PromptError
-from crow_core.messages.message import drop_rewound, marker_kind
+from crow_core.messages.message import marker_kind
+from crow_core.messages.passes import drop_rewound
 from crow_core.session.log import SessionLog
 
 if TYPE_CHECKING:

@@ -37,7 +37,9 @@ from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Server
 from crow_core.mcp.tool import ToolCall
 from crow_core.mcp.toolbox import Toolbox
-from crow_core.messages.message import Delta, Message, find_shell, settle
+from crow_core.messages.message import Delta, Message, settle
+from crow_core.messages.notes import Notes
+from crow_core.messages.passes import find_shell
 from crow_core.messages.view import View
 from crow_core.models.model_call import Model, ModelCall, ModelRequest
 from crow_core.models.reply import PartialCall
@@ -47,8 +49,11 @@ from crow_core.session.options import Option, SessionOptions
 from crow_core.session.prompts import Prompt, SessionPrompts
 from crow_core.session.store import Record, Store
 from crow_core.session.user import Client, User
+from crow_core.session_state import SessionState
 from crow_core.trace import TRACE
 
+MAX_CHANGES = 3
+"""How often hooks may change one tool call."""
 LONG_ARGUMENTS = 400
 """Characters of a tool call's arguments from which on the call is announced while the rest still arrives."""
 
@@ -169,8 +174,8 @@ class Session:
         self.stream = ReplyStream(self)
         self.turns = Turns(max_requests)
         self.journal = TurnJournal(self.log, self.view, self.toolbox)
-        self.state: dict[str, Any] = {}
-        """Values of extensions for this session. An extension uses only its own keys; a store adds `Record.state`."""
+        self.state = SessionState()
+        """Values of extensions for this session. A store adds `Record.state`."""
         self.parent = parent
         """The session that this one works for, if it is a sub-agent's."""
         self._models = models
@@ -294,10 +299,34 @@ class Session:
         `last` is the id of the last entry that is dropped, if it may be restored later; `kept` are the files that were
         not restored.
         """
-        notes = {**({"undone": last} if last else {}), **({"kept": [*kept]} if kept else {})}
-        self.log.append({"crow": {"kind": "rewind", "to": to, **notes}})
+        notes: Notes = {"kind": "rewind", "to": to}
+        if last:
+            notes["undone"] = last
+        if kept:
+            notes["kept"] = [*kept]
+        self.log.append({"crow": notes})
         if not any(entry.get("crow", {}).get("purpose") == "system" for entry in self.view.entries()):
             self.prompts.system = None
+
+    async def decide(self, tool_call: ToolCall) -> tuple[ToolCall, ToolResult | None]:
+        """Ask `before_tool` about a tool call. Return the call as it runs, and the result that refuses it, if one does.
+
+        The client is shown a call that a function has changed, and all functions decide about it again.
+        """
+        for _ in range(MAX_CHANGES + 1):
+            answer = await self.hooks.before_tool.run(self, tool_call)
+            if not isinstance(answer, ToolCall):
+                return tool_call, answer
+            tool_call = answer
+            await self.update(ToolCallUpdate(tool_call_id=answer.id, title=answer.title, raw_input=answer.raw_input))
+        return tool_call, ToolResult.error(f"This was not run: extensions changed it more than {MAX_CHANGES} times.")
+
+    async def permit(self, tool_call: ToolCall) -> ToolResult | None:
+        """Ask `before_tool` whether a tool may make this call of another server's tool. Return the refusal, or None."""
+        decided, refusal = await self.decide(tool_call)
+        if refusal is None and decided is not tool_call:
+            return ToolResult.error("This was not run: an extension changed it.")
+        return refusal
 
     def meta(self, tool_call: ToolCall, **more: Any) -> dict[str, Any]:
         """Make the `_meta` of a request to a tool. Servers that are not built in are sent the trace context only."""
@@ -321,7 +350,7 @@ class Session:
         self.log.title, self.log.damage = record.title, record.damage
         self.prompts.system = record.system
         self.toolbox.restore(record.tools)
-        self.state |= record.state
+        self.state.update(record.state)
         self.folders.current = find_shell(record.log).get("folder", "")
         self.stream.used_ids |= {use["id"] for entry in record.log for use in entry.get("tool_calls", ())}
 
@@ -397,7 +426,7 @@ class ReplyStream:
         """Append a reply to the log, unless it is empty. Its tool calls are kept only if it arrived `whole`."""
         log = self._session.log
         log.cancel_draft()
-        notes: dict[str, Any] = {"id": model_call.id}
+        notes: Notes = {"id": model_call.id}
         if not whole:
             notes["cut"] = model_call.error or model_call.finish_reason
         reply = settle(model_call.reply, used=self.used_ids, whole=whole)
@@ -405,7 +434,7 @@ class ReplyStream:
             notes["called"] = called
         notes |= self._session.journal.count(model_call)
         if any(reply.get(key) for key in ("content", "reasoning_content", "tool_calls")):
-            reply["crow"] = reply.get("crow", {}) | notes
+            reply["crow"] = reply.get("crow", Notes()) | notes
             log.append(reply)
         log.record(model_call)
         await self.fail_announced({use["id"] for use in reply.get("tool_calls", ())})
@@ -419,7 +448,7 @@ class Hooks:
 
             @crow.session_start
             def begin(session: Session) -> None:
-                session.state["turns"] = 0
+                session.state[TURNS] = 0
         """)
 
     session_end: Unwind[[Session]] = Unwind("""
@@ -427,7 +456,7 @@ class Hooks:
 
             @crow.session_end
             async def finish(session: Session) -> None:
-                session.state.pop("turns")
+                session.state.pop(TURNS)
         """)
 
     app_end: Unwind[[]] = Unwind("""
@@ -481,7 +510,7 @@ class Hooks:
 
             @crow.turn_resume
             def count(session: Session, entries: list[Message]) -> None:
-                session.state["replies"] = sum(entry.get("role") == "assistant" for entry in entries)
+                session.state[REPLIES] = sum(entry.get("role") == "assistant" for entry in entries)
         """)
 
     before_model: Pipe[ModelRequest, [Session]] = Pipe("""
@@ -510,15 +539,18 @@ class Hooks:
                 session.log.append({"crow": {"kind": "note", "tool": tool_call.name}})
         """)
 
-    before_tool: First[[Session, ToolCall], ToolResult] = First("""
+    before_tool: First[[Session, ToolCall], ToolResult | ToolCall] = First("""
         Decides whether a tool call runs. Return a ToolResult to refuse the call: the model receives it as the answer.
+
+        Return `tool_call.change_arguments(…)` to run the call with other arguments. The user is shown the changed call,
+        and all functions are called again to decide about it.
 
         A function only judges; the work of a tool is done by its server or its handler (`Server.handlers`). Extensions
         that ask the user register with `before_tool.last`, so that a call that is refused here is not asked about.
 
         A tool that passes the model's text to another server asks first whether it may, with the call of that server's
-        tool: `session.hooks.before_tool.run(session, its_call)` returns the refusal, or None. So a function may be
-        called more than once for a call.
+        tool: `session.permit(its_call)` returns the refusal, or None. So a function may be called more than once for a
+        call.
 
             @crow.before_tool
             async def refuse(session: Session, tool_call: ToolCall) -> ToolResult | None:
@@ -577,7 +609,7 @@ class Hooks:
 
             @crow.before_end
             def remind(session: Session, stop_reason: StopReason) -> Message | None:
-                return {"role": "user", "content": "Run the tests."} if not session.state.pop("tested", True) else None
+                return {"role": "user", "content": "Run the tests."} if not session.state.pop(TESTED) else None
         """)
 
     turn_end: Unwind[[Session, StopReason | Exception]] = Unwind("""
@@ -605,10 +637,10 @@ class Hooks:
             @crow.options
             def loudness(session: Session) -> Option:
                 def get() -> str:
-                    return session.state.get("loudness", "off")
+                    return session.state[LOUDNESS]
 
                 def choose(value: str) -> None:
-                    session.state["loudness"] = value
+                    session.state[LOUDNESS] = value
 
                 return Option("loud", "Loud", "_loud", ON_OFF, get, choose, is_switch=True)
         """)

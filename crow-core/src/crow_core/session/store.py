@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from crow_core.messages.message import Message
+from crow_core.session_state import SessionState
 
 if TYPE_CHECKING:
     from crow_core.session.session import Session
@@ -29,7 +30,7 @@ class Record:
     """The list of tools that was last sent, in the form of chat completions."""
     damage: str = ""
     """A sentence for the user about entries that could not be restored: "341 of 343 messages …". "" for none."""
-    state: dict[str, Any] = field(default_factory=dict[str, Any])
+    state: SessionState = field(default_factory=SessionState)
     """Values that the store adds to `session.state`."""
 
 

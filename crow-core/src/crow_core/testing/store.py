@@ -66,7 +66,7 @@ class MemoryStore:
         log = [*session.view.entries()]
         if any("role" in entry or marker_kind(entry) == "opened" for entry in log):
             chosen = [entry.get("crow", {}) for entry in session.view.find_kind("option")]
-            options = {notes["option"]: notes["value"] for notes in chosen}
+            options = {notes.get("option", ""): notes.get("value", "") for notes in chosen}
             system, tools = session.prompts.system, session.toolbox.sent
             record = Record(session.id, log, session.log.title, options, system, tools)
             self._keep(record, session.cwd, session.folders.roots)

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from crow_core.content import to_content
 from crow_core.mcp.result import ToolResult
-from crow_core.messages.message import Message, ToolUse, decode_json
+from crow_core.messages.message import Message, RawToolCall, decode_json
 
 LEFT = "messages of branches that were left"
 IMAGE_TYPE = re.compile(r"image/[a-z0-9.+-]+")
@@ -118,13 +118,13 @@ def make_own_id(id: str, used: set[str], repeated: Counter[str]) -> str:
     return own
 
 
-def make_use(id: Any, name: Any, arguments: Any) -> ToolUse:
+def make_use(id: Any, name: Any, arguments: Any) -> RawToolCall:
     """Make a tool call; its arguments are JSON values, or a text as the model wrote it."""
     text = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False, default=str)
     return {"id": str(id), "type": "function", "function": {"name": str(name), "arguments": text}}
 
 
-def make_reply(text: str = "", reasoning: str = "", uses: Sequence[ToolUse] = ()) -> Message:
+def make_reply(text: str = "", reasoning: str = "", uses: Sequence[RawToolCall] = ()) -> Message:
     """Make a message of the assistant."""
     reply: Message = {"role": "assistant", "content": text or None}
     if reasoning:

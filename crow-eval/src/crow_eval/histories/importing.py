@@ -11,13 +11,14 @@ from typing import Any
 from crow_core.content import make_title
 from crow_core.errors import SessionBusy
 from crow_core.messages.message import Message
+from crow_core.messages.notes import ImportedNotes
 from crow_core.session.session import Folders, Hooks, Session
 from crow_persistence import forks, leases
 from crow_persistence.entries import clean_text
 from crow_persistence.heads import read_secrets
 from crow_persistence.loader import decode_or, entry_id, load_with_progress, read_roots
 from crow_persistence.progress import Progress
-from crow_persistence.sql_store import STATE_KEY, BlockingStore
+from crow_persistence.sql_store import PROGRESS, BlockingStore
 from crow_persistence.tables import messages, sessions
 from crow_persistence.writes import SessionWrite
 from sqlalchemy import Connection, Row, select, update
@@ -156,7 +157,7 @@ def open_session(
     cwd = found.cwd or "/"
     folders = Folders(row.cwd, read_roots(row)) if row is not None else Folders(cwd, [cwd])
     session = Session(Hooks(), nobody, id, folders, {"": nobody}, {})
-    session.state[STATE_KEY] = progress
+    session.state[PROGRESS] = progress
     for entry in log:
         session.log.append(entry)
     return session
@@ -164,7 +165,7 @@ def open_session(
 
 def add_entries(session: Session, found: ForeignSession, ids: Sequence[str], start: int, *, has_title: bool) -> None:
     """Append the entries from a number on to the log, behind a marker."""
-    origin = {"agent": found.agent, "session": found.id, "file": str(found.source), "model": found.model}
+    origin: ImportedNotes = {"agent": found.agent, "session": found.id, "file": str(found.source), "model": found.model}
     session.log.append({"crow": {"kind": KIND, **origin, "last": ids[-1], "left_out": dict(found.left_out)}})
     if not has_title and (title := found.title or make_title(message for _, message in found.entries)):
         session.log.append({"crow": {"kind": "title", "title": clean_text(title)}})

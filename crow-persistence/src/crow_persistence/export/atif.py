@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import crow_core
-from crow_core.messages.message import Message, ToolUse, parse_arguments, to_parts
+from crow_core.messages.message import Message, RawToolCall, parse_arguments, to_parts
 
 from crow_persistence.export.transcript import Transcript, decode_media, describe_media, find_url
 
@@ -81,11 +81,11 @@ def make_agent_step(reply: Message, model_call: Mapping[str, Any], images: dict[
         tool_calls=[to_tool_call(tool_call) for tool_call in reply.get("tool_calls", [])] or None,
         metrics=to_metrics(model_call) if model_call else None,
         llm_call_count=1,
-        extra={"interrupted": notes["cut"]} if notes.get("cut") else None,
+        extra={"interrupted": cut} if (cut := notes.get("cut")) else None,
     )
 
 
-def to_tool_call(tool_call: ToolUse) -> Json:
+def to_tool_call(tool_call: RawToolCall) -> Json:
     """Convert a tool call to the format."""
     arguments = parse_arguments(tool_call)
     raw = tool_call["function"]["arguments"]

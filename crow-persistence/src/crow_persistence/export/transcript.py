@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from crow_core.mcp.tool import make_title
-from crow_core.messages.message import Message, ToolUse, list_edits, parse_arguments, to_parts
+from crow_core.messages.message import Message, RawToolCall, list_edits, parse_arguments, to_parts
 from crow_core.messages.worktree import find_recorded
 from crow_core.redaction import redact_data, redact_text
 from crow_core.session.store import Record, Summary
@@ -203,7 +203,7 @@ def describe_marker(marker: Message) -> str:
 
 
 def make_tool_call(
-    tool_call: ToolUse, answer: Message | None, decision: Mapping[str, Any] | None
+    tool_call: RawToolCall, answer: Message | None, decision: Mapping[str, Any] | None
 ) -> TranscriptToolCall:
     """Join a tool call with its result and its permission decision, if any."""
     name, arguments = tool_call["function"]["name"], parse_arguments(tool_call)
