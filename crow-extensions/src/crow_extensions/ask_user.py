@@ -23,11 +23,9 @@ from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Server
 from crow_core.mcp.tool import ToolCall
 from crow_core.session.session import Session
-from crow_core.session_state import StateKey
 from msgspec import UNSET, Struct, ValidationError
 
 NAME = "ask_user"
-SERVER = StateKey[Server](NAME)
 DESCRIPTION = """\
 Ask the user, and wait for the answer. Only for what you cannot find out yourself and would be wrong to guess.
 Never ask for passwords, keys or other secrets."""

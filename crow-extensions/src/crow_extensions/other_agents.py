@@ -55,7 +55,6 @@ from crow_core.models.model_call import ModelCall, ModelRequest
 from crow_core.paths import is_below
 from crow_core.session.bridge import to_form
 from crow_core.session.session import Session
-from crow_core.session_state import StateKey
 from crow_core.text import clean_lines, to_line
 from msgspec import UNSET, to_builtins
 from msgspec.structs import replace
@@ -129,9 +128,6 @@ class AgentTool(NamedTuple):
     agent: str
     """Its name in the configuration."""
     settings: AgentSettings
-
-
-TOOLS = StateKey[tuple[Server | None, dict[str, AgentTool]]]("other_agents", lambda: (None, {}))
 
 
 class ForeignModel:

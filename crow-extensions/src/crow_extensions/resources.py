@@ -22,7 +22,6 @@ from crow_core.mcp.server import Server
 from crow_core.mcp.tool import ToolCall
 from crow_core.messages.message import Message
 from crow_core.session.session import Session
-from crow_core.session_state import StateKey
 from crow_core.text import to_line
 from crow_system.shortening import leave_out
 from msgspec import Struct, ValidationError
@@ -73,9 +72,6 @@ class ResourceTool(Server):
             for task in tasks:
                 task.cancel()
         return []
-
-
-TOOL = StateKey[ResourceTool]("resources")
 
 
 def resources(crow: Crow) -> None:

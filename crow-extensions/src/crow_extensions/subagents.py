@@ -13,7 +13,6 @@ from crow_core.mcp.tool import ToolCall
 from crow_core.messages.message import Message, marker_kind
 from crow_core.session.output import STOPPED, TURN_NOTES
 from crow_core.session.session import Session
-from crow_core.session_state import StateKey
 from crow_core.text import to_line
 from msgspec import Struct, ValidationError
 
@@ -34,7 +33,6 @@ REPORT = """
 Another agent gave you this task, and nobody else reads along. Your last message is your report to it, and all that it \
 gets: say what you found or did, with paths and lines, and what is left."""
 """Is appended to the task."""
-SERVER = StateKey[Server]("agent")
 
 
 def make_schema(models: Sequence[str]) -> dict[str, Any]:
