@@ -21,7 +21,7 @@ from crow_core.mcp.tool import ToolCall
 from crow_core.messages.message import INTERRUPTED, Message, find_prompts, marker_kind
 from crow_core.session.session import Session
 from crow_core.session.store import Record
-from crow_core.testing import Reply, ScriptedCall, ScriptedModel, connect
+from crow_core.testing import MemoryStore, Reply, ScriptedCall, ScriptedModel, connect
 from crow_extensions.budgets import budgets
 from crow_extensions.loop_guard import REMARK, loop_guard
 from crow_extensions.until_done import QUESTION, until_done
@@ -242,11 +242,7 @@ async def test_interrupted_call_is_shown_when_its_session_is_loaded_and_answered
     use: Any = {"id": "call_1", "type": "function", "function": {"name": "demo_look", "arguments": "{}"}}
     stored: list[Message] = [prompt("Look.", key=""), {"role": "assistant", "content": None, "tool_calls": [use]}]
     crow = app(Reply("Well."))
-
-    @crow.load_session
-    def load(id: str) -> Record:
-        return Record(id, [*stored])
-
+    crow.store = MemoryStore(Record("work", [*stored]))
     async with connect(crow) as editor:
         await editor.request("session/load", LoadSessionRequest(session_id="work", cwd="/", mcp_servers=[]))
         log = crow.sessions["work"].log

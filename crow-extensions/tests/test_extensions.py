@@ -42,6 +42,9 @@ pytestmark = pytest.mark.anyio
 ROOT = str(Path("/").absolute())
 """The folder of a session in "/"; on Windows with the drive."""
 
+PNG = b"\x89PNG\r\n\x1a\n"
+"""The first bytes of an image of this kind."""
+
 
 def two_models() -> dict[str, ScriptedModel]:
     return {
@@ -239,7 +242,7 @@ async def test_large_data_in_a_result_is_left_out_and_written_to_a_file():
     """The data of one result is counted together. Text that is no base64 is written as it is."""
     sound = AudioContent(type="audio", data=base64.b64encode(b"s" * 3_000).decode(), mime_type="audio/wav")
     document = BlobResourceContents(uri="memory://a.pdf", mime_type="application/pdf", blob="?" * 4_001)
-    blocks = [Image(data=b"i" * 3_000, format="png").to_image_content(), sound]
+    blocks = [Image(data=PNG + b"i" * 2_992, format="png").to_image_content(), sound]
     blocks.append(EmbeddedResource(type="resource", resource=document))
     model = ScriptedModel([Reply(tool_calls=[{"name": "demo_flood", "arguments": {}}]), Reply("Done.")])
     async with connect(Crow(model, servers=[flood(blocks)]).use(truncate, data_limit=4_000)) as editor:
@@ -270,7 +273,7 @@ async def test_the_limit_holds_for_all_texts_of_a_result_together():
     page = TextResourceContents(uri="memory://page", text="p" * 400)
     pieces = [TextContent(type="text", text="x" * 400), EmbeddedResource(type="resource", resource=page)] * 5
     model = ScriptedModel([Reply(tool_calls=[{"name": "demo_flood", "arguments": {}}]), Reply("Done.")])
-    image = Image(data=b"pixels", format="png").to_image_content()
+    image = Image(data=PNG + b"pixels", format="png").to_image_content()
     async with connect(Crow(model, servers=[flood([*pieces, image])]).use(truncate, limit=1000)) as editor:
         session = await editor.new_session("/")
         await editor.prompt(session.session_id, "go")

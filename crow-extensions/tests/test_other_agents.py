@@ -361,7 +361,7 @@ async def test_command_that_does_not_exist_is_an_error_for_the_model(tmp_path: P
 
 
 async def test_task_that_takes_too_long_is_cancelled(tmp_path: Path):
-    crow, model = make(ask("say Half.", "wait"), Reply("Good."), agent=puppet(timeout=300))
+    crow, model = make(ask("say Half." + " " * 500, "wait"), Reply("Good."), agent=puppet(timeout=300))
     async with connect(crow) as editor:
         id = (await editor.new_session(str(tmp_path))).session_id
         turn = asyncio.ensure_future(editor.prompt(id, "go"))

@@ -1649,7 +1649,7 @@ async def test_command_that_a_rule_allowed_for_other_variables_does_not_run(tmp_
     crow = crow_with(model, allow=["terminal:uname"])
     moved = asyncio.Event()
 
-    @crow.before_tool
+    @crow.before_tool.last
     async def wait(session: Session, tool_call: ToolCall) -> None:
         """Keep the allowed command until the other one has ended."""
         if tool_call.arguments["command"] == "uname" and not moved.is_set():
