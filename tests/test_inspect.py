@@ -74,7 +74,7 @@ def evaluated(inspect: None, tmp_path_factory: pytest.TempPathFactory) -> Evalua
         async with ScriptedServer(answer) as server:
             model = {"SCRIPTED_BASE_URL": server.url, "SCRIPTED_API_KEY": "key"}
             env = {"PATH": os.environ["PATH"], "HOME": str(folder), "CROW_HOME": str(folder / "crow"), **model}
-            command = ["eval", TASKS.name, "--solver", "crow_agent/crow", "--model", "openai-api/scripted/scripted"]
+            command = ["eval", TASKS.name, "--solver", "crow_eval/crow", "--model", "openai-api/scripted/scripted"]
             options = ["--log-dir", str(folder / "logs"), "--log-format", "json", "--display", "plain", "--no-ansi"]
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "inspect_ai", *command, *options),
@@ -189,7 +189,7 @@ def test_logs_become_evaluations_whose_cells_name_the_sessions_of_crow(evaluated
     [cell], sample = shown["mend"]["cells"], evaluated.find_sample("mend")
     used = sample["model_usage"]["openai-api/scripted/scripted"]
     assert (cell["task"], cell["state"], cell["repetition"]) == ("mend-add", "passed", 1)
-    assert cell["variant"] == "crow_agent/crow · openai-api/scripted/scripted"
+    assert cell["variant"] == "crow_eval/crow · openai-api/scripted/scripted"
     assert cell["session"] == sample["store"]["crow"]["session"]
     assert (cell["input"], cell["output"], cell["requests"]) == (used["input_tokens"], used["output_tokens"], 2)
     assert cell["outcome"]["answer"] == "Mended."

@@ -283,7 +283,7 @@ async def test_tools_use_the_files_and_terminals_of_the_client(tmp_path: Path, p
         await client.released.wait()
 
     assert client.saved == [(str(path), "edited\n")]
-    assert client.commands == [["bash", "-c", "cat a.py; exit 3"]]
+    assert [(command[0], command[-1]) for command in client.commands] == [("bash", "cat a.py; exit 3")]
     assert server.requests[-1]["messages"][-1]["content"] == "edited\n[exit code 3]"
     ends = [update for update in client.of(ToolCallProgress) if update.status in ("completed", "failed")]
     assert [end.status for end in ends] == ["completed", "failed"]

@@ -28,7 +28,7 @@ def text(turn: dict[str, Any]) -> str:
 
 
 async def test_session_runs_a_permitted_command_and_cancels_another(node: "Node") -> None:
-    lines = ["echo $((6 * 7)) | tee answer", "sleep 600"]
+    lines = ["echo $((6 * 7)) | tee answer", "sleep 600; touch late"]
     replies = [
         Reply("I look.", tool_calls=[command(lines[0])]),
         Reply("It is 42."),

@@ -116,7 +116,7 @@ def command(line: str) -> Reply:
     return Reply(tool_calls=[call])
 
 
-REPLIES = [command("echo 42 | tee answer"), Reply("It is 42."), command("sleep 600"), Reply("Still here.")]
+REPLIES = [command("echo 42 | tee answer"), Reply("It is 42."), command("sleep 600; touch late"), Reply("Still here.")]
 
 
 async def test_python_client_prompts_permits_cancels_and_loads_again(env: dict[str, str], project: Path):

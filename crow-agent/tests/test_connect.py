@@ -259,7 +259,7 @@ async def test_agent_reads_writes_and_runs_through_the_program(tmp_path: Path) -
         stream = agent.stream("read a.txt\nwrite new/c.txt sea\nwrite b.txt no\nrun sh -c 'pwd; exit 3'")
         said = [update.content.text async for update in stream if isinstance(update, AgentMessageChunk)]
     result = stream.result
-    assert said == ["one\ntwo\n", "not written: Write b.txt: b.txt stays as it is.", f"{tmp_path}\n"]
+    assert said == ["one\ntwo\n", "not written: Not allowed: Write b.txt: b.txt stays as it is.", f"{tmp_path}\n"]
     assert (tmp_path / "new" / "c.txt").read_text() == "sea"
     assert not (tmp_path / "b.txt").exists()
     assert [call.title for call in asked] == ["Write new/c.txt", "Write b.txt", "sh -c 'pwd; exit 3'"]

@@ -27,7 +27,7 @@ COLOURS = re.compile(rb"\x1b\[[0-9;]*m")
 async def test_crow_alone_prints_the_help_where_nobody_sits(machine: "Machine"):
     done = await machine.crow()
     assert done.code == 0
-    assert "Commands:" in done.out
+    assert "Start:" in done.out
 
 
 async def test_chat_through_pipes_prints_whole_lines(machine: "Machine"):

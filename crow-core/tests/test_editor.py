@@ -581,7 +581,7 @@ async def test_failing_terminal_is_an_error_and_is_released(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, how: str
 ):
     async with talk(tmp_path) as it:
-        use, why, ended = run("true"), f"the editor refused {method}: {method} is in `refuses`", asyncio.Event()
+        use, why, ended = run("test 1"), f"the editor refused {method}: {method} is in `refuses`", asyncio.Event()
         if how == "refuses":
             it.editor.refuses.add(method)
         else:
