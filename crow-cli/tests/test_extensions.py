@@ -1,11 +1,11 @@
 """Extensions that the configuration names, in the real command."""
 
-from pathlib import gc
+import gc
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import crow_mcp_server
 import msgspec
-import Path
 import pytest
 from crow_agent.app import build
 from crow_cli.acp import METHODS
