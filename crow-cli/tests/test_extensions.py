@@ -1,6 +1,5 @@
 """Extensions that the configuration names, in the real command."""
 
-import gc
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -167,15 +166,15 @@ async def test_a_sub_agent_is_a_stored_session_and_works_with_the_files_of_the_s
         await editor.request("session/load", again)
         shown = [update for update in editor.updates[before:] if isinstance(update, AgentMessageChunk)]
         logs = {id: crow.sessions[id].log for id in titles.values()}
+        shown_by_command = await machine.crow("sessions", "show", session.session_id)
+        for id in (titles["Write a"], session.session_id):
+            await crow.close(crow.sessions[id])
+        await crow.delete(session.session_id)
     assert (machine.project / "a.txt").read_text() == "a\n"
     assert [chunk.content for chunk in shown] == [TextBlock(text="Written.")]
     links = {note["kind"]: note["session"] for log in logs.values() for e in log if "session" in (note := e["crow"])}
     assert links == {"child": titles["Write a"], "parent": session.session_id, "changes": titles["Write a"]}
-    del crow, editor, again, logs  # below a process with an app, crow deletes nothing
-    gc.collect()
-    shown = await machine.crow("sessions", "show", session.session_id)
-    assert f"Started a sub-agent: session {titles['Write a']}" in shown.out
-    await machine.crow("sessions", "delete", "--yes", session.session_id)
+    assert f"Started a sub-agent: session {titles['Write a']}" in shown_by_command.out
     assert msgspec.json.decode((await machine.crow("sessions", "list", "--agents", "--json")).out) == []
 
 
