@@ -1,4 +1,4 @@
-"""Which system prompt counts, if there are several."""
+"""Tests of the order in which several system prompts count."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any

@@ -137,7 +137,7 @@ def guard(command: click.Command, told: Callable[[str], AbstractContextManager[N
 
 
 def acts(command: click.Command, path: str) -> bool:
-    """Whether a command does something by itself, unlike a group that only holds others."""
+    """Return True if a command does something by itself, unlike a group that only holds others."""
     return not isinstance(command, click.Group) or (path != "" and command.invoke_without_command)
 
 

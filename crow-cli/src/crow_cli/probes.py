@@ -400,7 +400,7 @@ async def complete_by_schema(
 
 
 def fits(model_call: ModelCall, schema: dict[str, Any]) -> bool:
-    """Whether a reply is JSON that fits a schema."""
+    """Return True if a reply is JSON that fits a schema."""
     try:
         OutputSchema(schema).accept(decode_json(reply_text(model_call)))
     except ValueError:

@@ -1,4 +1,4 @@
-"""How a turn with a key goes on after it was interrupted, and is shown again after it has ended.
+"""Go on with an interrupted turn that has a key, and show one again that has ended.
 
 A completed tool call is never repeated. An interrupted one runs at most once unless its tool is declared idempotent.
 """

@@ -94,7 +94,7 @@ class ServerSettings(Struct, kw_only=True):
 
     @property
     def wants_login(self) -> bool:
-        """Whether the user has to log in to it."""
+        """True if the user has to log in to it."""
         return self.auth != "client_credentials" and (self.auth == "oauth" or self.oauth is not None)
 
 

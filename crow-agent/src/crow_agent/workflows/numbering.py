@@ -55,7 +55,7 @@ class WorkflowRun:
     """Its past; None until it is looked up."""
     is_suspended: bool = False
     is_replaced: bool = False
-    """Whether the workflow has been started again in this process: nobody puts this execution back into its queue."""
+    """True if the workflow has been started again in this process; this execution is not put back into its queue."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when its function has ended, and its sessions are closed."""
 

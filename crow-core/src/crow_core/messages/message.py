@@ -74,7 +74,7 @@ class Delta(TypedDict, total=False):
     cached: int
     """Prompt tokens that the server had in its cache, if it says so outside of `usage`."""
     thought_ends: bool
-    """Whether all content before this delta was reasoning: the server sent only the closing tag."""
+    """True if all content before this delta was reasoning: the server sent only the closing tag."""
     sent: dict[str, Any]
     """The body of the request that is about to be sent; not part of the reply."""
     notice: str
