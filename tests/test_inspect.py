@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from crow_cli.cli import cli
 from crow_core.testing import Failure, Reply, ScriptedServer
-from crow_eval.commands.evaluation import evaluate
 
 TASKS = Path(__file__).parent / "python" / "inspect_tasks.py"
 MEND = {"command": "str_replace", "path": "calc.py", "old_str": "a - b", "new_str": "a + b"}
@@ -153,14 +153,14 @@ def test_what_cannot_be_run_is_an_error_of_the_sample(evaluated: Evaluated, task
 
 def crow_eval(home: Path, *arguments: Any) -> Any:
     """Run `crow eval` in this process, and return what it prints as JSON."""
-    done = CliRunner().invoke(evaluate, [*map(str, arguments), "--json"], env={"CROW_HOME": str(home)})
+    done = CliRunner().invoke(cli, ["eval", *map(str, arguments), "--json"], env={"CROW_HOME": str(home)})
     assert done.exit_code == 0, done.output
     return json.loads(done.stdout)
 
 
 def fail_eval(home: Path, *arguments: Any) -> str:
     """Run `crow eval`, which has to end with a sentence; return it."""
-    done = CliRunner().invoke(evaluate, [*map(str, arguments)], env={"CROW_HOME": str(home)})
+    done = CliRunner().invoke(cli, ["eval", *map(str, arguments)], env={"CROW_HOME": str(home)})
     assert (done.exit_code, done.stdout) == (2, "")
     assert done.stderr.startswith("crow: ")
     assert done.stderr.count("\n") == 1

@@ -154,7 +154,7 @@ async def test_first_prompt_is_stored_before_its_request_leaves(database: Databa
         id = (await editor.new_session("/tmp")).session_id
         async with asyncio.timeout(20):
             while not has_tables(database):
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(0.5)  # long enough that the process counts as idle in between
         await editor.prompt(id, "first")
     assert found == ["first"]
 
