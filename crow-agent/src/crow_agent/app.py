@@ -17,7 +17,8 @@ from crow_core.app import Crow
 from crow_core.elicitation import can_ask
 from crow_core.errors import ConfigError, ElicitationError
 from crow_core.masking import find_secrets
-from crow_core.mcp.server import Server, share_server
+from crow_core.mcp.server import Server
+from crow_core.mcp.shared_servers import share_server
 from crow_core.messages.message import Message, list_edits
 from crow_core.messages.notes import EditNotes
 from crow_core.messages.passes import drop_rewound, find_shell

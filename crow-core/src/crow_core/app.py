@@ -375,7 +375,7 @@ class Crow(Hooks):
         await asyncio.gather(*(self.close(session) for session in list(self.sessions.values())), *self.closing.values())
         await self.app_end.run()
         # Sessions of another app may use the same servers.
-        await asyncio.gather(*(server.close() for server in self.servers if not server.hosts))
+        await asyncio.gather(*(server.close() for server in self.servers if not server.calls.hosts))
         for model in self.models.values():
             if isinstance(model, ChatModel):
                 await model.close()

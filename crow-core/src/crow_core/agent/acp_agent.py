@@ -13,7 +13,6 @@ from typing import Any, Protocol, TypeAlias
 from crow_system.shortening import shorten_line
 from msgspec import UNSET, Struct, UnsetType
 
-from crow_core import __version__
 from crow_core.acp.connection import Connection, ConnectionClosed, RpcError
 from crow_core.acp.schema import (
     AGENT_METHODS,
@@ -110,7 +109,7 @@ from crow_core.app import Crow
 from crow_core.content import find_image_type, replay, to_user_message
 from crow_core.errors import ConfigError, ModelError, PromptError, SessionBusy, StoreError
 from crow_core.hooks import call_function
-from crow_core.mcp.server import from_acp
+from crow_core.mcp.server_source import from_acp
 from crow_core.messages.message import Message
 from crow_core.messages.notes import OutputNotes
 from crow_core.models.chat_model import ChatModel
@@ -122,6 +121,7 @@ from crow_core.session.session import Session
 from crow_core.session.store import ArchiveFilter, Page, SessionChange, Summary
 from crow_core.text import clean_json, to_line
 from crow_core.trace import TRACE, extract_trace
+from crow_core.version import __version__
 
 PAGE_SIZE = 50
 """Sessions in one answer to `session/list`."""

@@ -15,7 +15,8 @@ import msgspec
 from crow_core.errors import ConfigError
 from crow_core.hooks import call_function
 from crow_core.mcp.result import ToolResult
-from crow_core.mcp.server import Host, RunningCall, Server
+from crow_core.mcp.running_calls import Host, RunningCall
+from crow_core.mcp.server import Server
 from crow_core.mcp.tool import Tool, ToolCall, name_raw_call, parse_tool_call
 from crow_core.messages.message import RawToolCall, decode_json, make_unique, to_legal_name
 
@@ -81,7 +82,7 @@ class Toolbox:
         self.servers += servers
         for server in servers:
             if self.host:
-                server.hosts.add(self.host)
+                server.calls.hosts.add(self.host)
             label = make_unique(to_legal_name(server.name)[:40], {*self._labels.values()})
             self._labels[server] = "" if server.built_in else label
             self._start(server)
