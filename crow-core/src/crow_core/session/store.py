@@ -2,8 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from msgspec import UNSET
+
+from crow_core.acp.schema import SessionInfo
 from crow_core.messages.message import Message
 from crow_core.session_state import SessionState
 
@@ -63,6 +67,18 @@ class Page:
     sessions: Sequence[Summary]
     cursor: str | None = None
     """Cursor of the next page; None at the end."""
+
+
+def to_session_info(found: Summary, *, archived: bool) -> SessionInfo:
+    """Convert a stored session to an item of ACP's list; `archived` says whether to tell if it is archived."""
+    return SessionInfo(
+        session_id=found.id,
+        cwd=found.cwd,
+        additional_directories=list(found.roots[1:]) or UNSET,
+        title=found.title or UNSET,
+        updated_at=datetime.fromtimestamp(found.updated / 1000, UTC).isoformat(timespec="milliseconds"),
+        archived=found.archived if archived else UNSET,
+    )
 
 
 class Store(Protocol):
