@@ -3,16 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from msgspec import UNSET
 
 from crow_core.acp.schema import SessionInfo
 from crow_core.messages.message import Message
+from crow_core.messages.passes import find_shell
+from crow_core.session.session import Session
 from crow_core.session_state import SessionState
-
-if TYPE_CHECKING:
-    from crow_core.session.session import Session
 
 ArchiveFilter = Literal["exclude", "include", "only"]
 """Whether archived sessions are left out of a list, or are in it, or alone in it."""
@@ -81,6 +80,17 @@ def to_session_info(found: Summary, *, archived: bool) -> SessionInfo:
     )
 
 
+def restore(session: Session, record: Record) -> None:
+    """Let a new session continue a stored one."""
+    session.log.entries += record.log
+    session.log.title, session.log.damage = record.title, record.damage
+    session.prompts.system = record.system
+    session.toolbox.restore(record.tools)
+    session.state.update(record.state)
+    session.folders.current = find_shell(record.log).get("folder", "")
+    session.stream.used_ids |= {use["id"] for entry in record.log for use in entry.get("tool_calls", ())}
+
+
 class Store(Protocol):
     """Keeps the sessions of an app: `crow.store = MyStore()`. `crow_core.testing.MemoryStore` is the smallest one.
 
@@ -124,7 +134,7 @@ class Store(Protocol):
         """Delete a stored session; do nothing for an unknown id."""
         ...
 
-    async def write_draft(self, session: "Session", reply: Message) -> None:
+    async def write_draft(self, session: Session, reply: Message) -> None:
         """Write the text of a streaming reply that has arrived since the last call, under the id of the reply.
 
         Called at most once in `crow_core.session.log.DRAFT_INTERVAL` seconds, so that a killed process loses little.
@@ -132,7 +142,7 @@ class Store(Protocol):
         """
         ...
 
-    async def flush(self, session: "Session") -> None:
+    async def flush(self, session: Session) -> None:
         """Return when the log, the drafts and the model calls of a session are stored.
 
         Called before the client is shown what follows from them, and at the end of a turn.
