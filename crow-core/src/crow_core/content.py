@@ -40,7 +40,7 @@ from crow_core.acp.schema import (
     UserMessageChunk,
 )
 from crow_core.mcp.result import ToolResult
-from crow_core.mcp.tool import ToolCall
+from crow_core.mcp.tool import ToolCall, unwrap_proxy_call
 from crow_core.messages.message import (
     INTERRUPTED,
     NOT_RUN,
@@ -50,7 +50,6 @@ from crow_core.messages.message import (
     name_raw_calls,
     parse_arguments,
     to_parts,
-    unwrap_proxy_call,
 )
 from crow_core.messages.notes import Notes, ResultMeta, ShownCall
 from crow_core.messages.passes import drop_rewound

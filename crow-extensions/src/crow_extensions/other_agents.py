@@ -44,9 +44,9 @@ from crow_core.acp.schema import (
     WriteTextFileRequest,
 )
 from crow_core.app import Crow
-from crow_core.elicitation import FormAnswer
 from crow_core.errors import ElicitationError, EndTurn
 from crow_core.masking import find_secrets, mask
+from crow_core.mcp.elicitation import FormAnswer
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Handler, Server
 from crow_core.mcp.tool import Tool, ToolCall, make_title

@@ -18,7 +18,8 @@ from crow_core.mcp.result import ToolResult
 from crow_core.mcp.running_calls import Host, RunningCall
 from crow_core.mcp.server import Server
 from crow_core.mcp.tool import Tool, ToolCall, name_raw_call, parse_tool_call
-from crow_core.messages.message import RawToolCall, decode_json, make_unique, to_legal_name
+from crow_core.messages.message import RawToolCall, make_unique, to_legal_name
+from crow_core.text import decode_json
 
 NAMES_LIMIT = 100
 """Tool names that are listed to a model that called a tool that does not exist."""

@@ -29,9 +29,9 @@ from crow_core.acp.schema import (
     Unknown,
 )
 from crow_core.content import read_image, to_audio_part, to_text_part
-from crow_core.elicitation import FormAnswer, can_ask, check_form
 from crow_core.errors import ElicitationError, EndTurn, ModelError
 from crow_core.masking import mask
+from crow_core.mcp.elicitation import FormAnswer, can_ask, check_form
 from crow_core.mcp.running_calls import AskingServer, RunningCall
 from crow_core.messages.message import Message, to_parts
 from crow_core.messages.notes import Notes

@@ -1,10 +1,15 @@
 """The folders of a session, and where its commands start."""
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+from crow_core.messages.message import Message
+from crow_core.messages.notes import ShellNotes
+from crow_core.messages.passes import drop_rewound
 
 
 @dataclass
@@ -42,8 +47,31 @@ class Folders:
         """List the folders in which the file tools may work: the roots, and the temporary folder."""
         return [*self.roots, self._scratch.name] if self._scratch else [*self.roots]
 
+    def meta(self, id: str) -> dict[str, Any]:
+        """Make the part about folders of the `_meta` of a request to a tool, for the tool call with this id."""
+        return {
+            "crow/cwd": self.cwd,
+            "crow/roots": self.for_tools(),
+            "crow/readable": self.readable,
+            "crow/folder": self.starts.get(id, ""),
+            "crow/path": self.paths.get(id, ""),
+            "crow/env": self.environments.get(id, {}),
+            "crow/environment": self.judged.get(id),
+        }
+
     def close(self) -> None:
         """Remove the temporary folder."""
         if self._scratch is not None:
             with suppress(OSError):
                 self._scratch.cleanup()
+
+
+def find_shell(log: Iterable[Message]) -> ShellNotes:
+    """Find the state in which the last command of a session left its shell; empty if there was none.
+
+    It has the keys that `crow/shell` has in the result of a tool call.
+    """
+    for entry in reversed(drop_rewound(log)):
+        if shell := entry.get("crow", {}).get("shell"):
+            return shell
+    return {}

@@ -238,13 +238,7 @@ class Session(SessionUpdates):
             **TRACE.get(),
             "crow/session": self.id,
             "crow/call": tool_call.id,
-            "crow/cwd": self.cwd,
-            "crow/roots": self.folders.for_tools(),
-            "crow/readable": self.folders.readable,
-            "crow/folder": self.folders.starts.get(tool_call.id, ""),
-            "crow/path": self.folders.paths.get(tool_call.id, ""),
-            "crow/env": self.folders.environments.get(tool_call.id, {}),
-            "crow/environment": self.folders.judged.get(tool_call.id),
+            **self.folders.meta(tool_call.id),
             **more,
         }
 

@@ -9,7 +9,7 @@ from msgspec import UNSET
 
 from crow_core.acp.schema import SessionInfo
 from crow_core.messages.message import Message
-from crow_core.messages.passes import find_shell
+from crow_core.session.folders import find_shell
 from crow_core.session.session import Session
 from crow_core.session_state import SessionState
 
