@@ -47,12 +47,12 @@ from crow_core.messages.message import (
     Message,
     answer_tool_call,
     join_content,
-    name_raw_calls,
     parse_arguments,
     to_parts,
 )
 from crow_core.messages.notes import Notes, ResultMeta, ShownCall
 from crow_core.messages.passes import drop_rewound
+from crow_core.messages.tool_names import name_raw_calls
 from crow_core.paths import from_uri
 from crow_core.text import clean_lines, fence, to_line
 

@@ -50,7 +50,8 @@ from crow_core.mcp.elicitation import FormAnswer
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Handler, Server
 from crow_core.mcp.tool import Tool, ToolCall, make_title
-from crow_core.messages.message import Delta, RawToolCall, make_legal_name
+from crow_core.messages.message import Delta, RawToolCall
+from crow_core.messages.tool_names import make_legal_name
 from crow_core.models.model_call import ModelCall, ModelRequest
 from crow_core.paths import is_below
 from crow_core.session.bridge import to_form

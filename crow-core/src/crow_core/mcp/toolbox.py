@@ -18,7 +18,8 @@ from crow_core.mcp.result import ToolResult
 from crow_core.mcp.running_calls import Host, RunningCall
 from crow_core.mcp.server import Server
 from crow_core.mcp.tool import Tool, ToolCall, name_raw_call, parse_tool_call
-from crow_core.messages.message import RawToolCall, make_unique, to_legal_name
+from crow_core.messages.message import RawToolCall, make_unique
+from crow_core.messages.tool_names import to_legal_name
 from crow_core.text import decode_json
 
 NAMES_LIMIT = 100

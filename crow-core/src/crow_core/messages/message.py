@@ -5,7 +5,6 @@ the key `crow`. `settle` completes a reply. `passes.view` derives from the log t
 """
 
 import hashlib
-import re
 from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any, Literal, TypedDict, Unpack, cast
@@ -17,13 +16,11 @@ INTERRUPTED = "Interrupted before it finished; it may have had effects. Check be
 """The answer to a tool call whose result never arrived."""
 NOT_RUN = "This was not run, and had no effects: the turn ended before the call began."
 """The answer to a tool call that had not begun when its turn was cancelled, or failed."""
-LEGAL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-"""Matches a tool's name that every provider accepts."""
 
 
 class Function(TypedDict):
     name: str
-    """The name that the model wrote, which may not be a tool's; see `name_raw_calls`."""
+    """The name that the model wrote, which may not be a tool's; see `tool_names`."""
     arguments: str
     """JSON text, exactly as the model wrote it."""
 
@@ -130,30 +127,6 @@ def make_unique(name: str, used: set[str]) -> str:
         n += 1
         candidate = f"{name}_{n}"
     return candidate
-
-
-def to_legal_name(name: str) -> str:
-    """Replace the characters of a tool's name that a provider may refuse."""
-    return re.sub(r"[^a-zA-Z0-9_-]", "_", name)
-
-
-def make_legal_name(name: str) -> str:
-    """Return a name that every provider accepts: `name` itself if it is one, else one that no other name has."""
-    if LEGAL_NAME.fullmatch(name):
-        return name
-    digest = hashlib.sha256(name.encode(errors="replace")).hexdigest()[:8]
-    return f"{to_legal_name(name[:50])}_{digest}"
-
-
-def name_raw_calls(reply: Message) -> list[RawToolCall]:
-    """Return the tool calls of a reply under the names of the tools that they call."""
-    called = reply.get("crow", {}).get("called", {})
-    return [rename(call, called.get(call["id"], call["function"]["name"])) for call in reply.get("tool_calls", [])]
-
-
-def rename(call: RawToolCall, name: str) -> RawToolCall:
-    """Return a tool call under another name."""
-    return call if call["function"]["name"] == name else {**call, "function": {**call["function"], "name": name}}
 
 
 def answer_tool_call(raw_call: RawToolCall, content: "str | list[dict[str, Any]]", **notes: Unpack[Notes]) -> Message:

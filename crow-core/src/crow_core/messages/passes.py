@@ -17,15 +17,13 @@ from crow_core.messages.message import (
     answer_tool_call,
     is_reply,
     join_content,
-    make_legal_name,
     marker_kind,
-    name_raw_calls,
     parse_arguments,
-    rename,
     to_digest,
     to_parts,
 )
 from crow_core.messages.notes import Notes
+from crow_core.messages.tool_names import make_legal_name, name_raw_calls, rename
 
 SUMMARY_TEMPLATE = (
     "[What stands above was kept word for word. The conversation went on and became too long to be sent whole; this is "
