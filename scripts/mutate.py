@@ -20,7 +20,7 @@ TARGETS = {
         "crow-core/src/crow_core/react.py",
         [f"crow-core/tests/{name}.py" for name in ("test_react", "test_hooks", "test_cancel", "test_model")],
     ),
-    "messages": ("crow-core/src/crow_core/messages/messages.py", ["crow-core/tests/test_messages.py"]),
+    "messages": ("crow-core/src/crow_core/messages/message.py", ["crow-core/tests/test_messages.py"]),
     "reply": ("crow-core/src/crow_core/models/reply.py", ["crow-core/tests/test_messages.py"]),
     "permissions": (
         "crow-permissions/src/crow_permissions/judgement.py",

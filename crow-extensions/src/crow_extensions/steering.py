@@ -8,7 +8,8 @@ from typing import Any
 from crow_core.acp.connection import RpcError
 from crow_core.acp.decoding import convert_leniently
 from crow_core.acp.schema import INVALID_PARAMS, ContentBlock, StopReason, UserMessageChunk
-from crow_core.agent.acp_agent import announce, check_prompt
+from crow_core.agent.app_source import announce
+from crow_core.agent.request_params import check_prompt
 from crow_core.app import Crow
 from crow_core.content import find_first_text, to_blocks, to_user_message
 from crow_core.errors import EndTurn, StoreError

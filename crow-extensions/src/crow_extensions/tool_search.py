@@ -10,8 +10,7 @@ from crow_core.acp.decoding import convert_leniently
 from crow_core.app import Crow
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Handler, Server
-from crow_core.mcp.tool import Tool, ToolCall
-from crow_core.messages.message import PROXY_TOOL
+from crow_core.mcp.tool import PROXY_TOOL, Tool, ToolCall
 from crow_core.session.session import Session
 from crow_core.session_state import StateKey
 from msgspec import Struct, ValidationError

@@ -14,16 +14,13 @@ from crow_system.arguments import fit_arguments, to_key
 from crow_core.acp.schema import ToolKind
 from crow_core.mcp.schemas import is_small
 from crow_core.mcp.server import Server
-from crow_core.messages.message import (
-    LEGAL_NAME,
-    RawToolCall,
-    parse_arguments,
-    rename,
-    to_legal_name,
-    unwrap_proxy_call,
-)
+from crow_core.messages.message import RawToolCall, parse_arguments
 from crow_core.messages.notes import DefinitionMeta
+from crow_core.messages.tool_names import LEGAL_NAME, rename, to_legal_name
 from crow_core.text import clean_lines, to_line
+
+PROXY_TOOL = "call_tool"
+"""The name of the tool that calls another tool; its arguments are {name, arguments}."""
 
 DESCRIPTION_LIMIT = 8_000
 """Characters of a tool's description that are sent to the model."""
@@ -275,3 +272,15 @@ def make_title(name: str, arguments: dict[str, Any]) -> str:
         for key, value in arguments.items()
     )
     return to_line(f"{name}({detail})"[:200])
+
+
+def unwrap_proxy_call(call: RawToolCall) -> RawToolCall:
+    """Convert a call of `call_tool` to the call that it asks for; return any other call unchanged."""
+    if call["function"]["name"] != PROXY_TOOL:
+        return call
+    given = parse_arguments(call) or {}
+    name, arguments = given.get("name"), given.get("arguments", {})
+    if not isinstance(name, str) or not isinstance(arguments, dict | str):
+        return call
+    text = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
+    return {**call, "function": {"name": name, "arguments": text}}

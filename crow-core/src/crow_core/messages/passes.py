@@ -17,15 +17,13 @@ from crow_core.messages.message import (
     answer_tool_call,
     is_reply,
     join_content,
-    make_legal_name,
     marker_kind,
-    name_raw_calls,
     parse_arguments,
-    rename,
     to_digest,
     to_parts,
 )
-from crow_core.messages.notes import Notes, ShellNotes
+from crow_core.messages.notes import Notes
+from crow_core.messages.tool_names import make_legal_name, name_raw_calls, rename
 
 SUMMARY_TEMPLATE = (
     "[What stands above was kept word for word. The conversation went on and became too long to be sent whole; this is "
@@ -71,17 +69,6 @@ def drop_rewound(log: Iterable[Message]) -> list[Message]:
 def find_entry(log: Sequence[Message], id: Any) -> int:
     """Return the number of entries up to the last one with this id; 0 if there is none."""
     return next((n for n in range(len(log), 0, -1) if log[n - 1].get("crow", {}).get("id") == id), 0)
-
-
-def find_shell(log: Iterable[Message]) -> ShellNotes:
-    """Find the state in which the last command of a session left its shell; empty if there was none.
-
-    It has the keys that `crow/shell` has in the result of a tool call.
-    """
-    for entry in reversed(drop_rewound(log)):
-        if shell := entry.get("crow", {}).get("shell"):
-            return shell
-    return {}
 
 
 def leave_out_images(messages: list[Message]) -> list[Message]:

@@ -36,8 +36,8 @@ from crow_core.models.model_call import ANSWER_KEYS, Model, ModelRequest, Prices
 from crow_core.models.quirks import Quirks
 from crow_core.models.refusals import LearnedQuirks, learn_from_refusal
 from crow_core.models.refused_images import find_refused_images
+from crow_core.models.retries import attempt_again
 from crow_core.models.stream import LOG_ADVICE, EventStreamReader
-from crow_core.retries import attempt_again
 
 if TYPE_CHECKING:
     import httpx2
