@@ -284,9 +284,9 @@ class Hooks:
         """)
 
     tools: Pipe[list[dict[str, Any]], [Session]] = Pipe("""
-        Receives the tool list at the start of a turn, as it will be sent; may return another list.
+        Receives the tool list at the start of a turn; may return another list.
 
-        Keep tools that were sent once: a changed list makes the server process the whole prompt again.
+        Keep the tools that were sent before: after a change, the server processes the whole prompt again.
 
             @crow.tools
             def leave_out(schemas: list[dict], session: Session) -> list[dict]:
@@ -294,7 +294,7 @@ class Hooks:
         """)
 
     instructions: Collect[[Session], str] = Collect("""
-        Returns text for the system prompt; called once a session.
+        Returns text for the system prompt, once a session.
 
             @crow.instructions
             def style(session: Session) -> str:
@@ -304,7 +304,7 @@ class Hooks:
     before_prompt: Pipe[Message, [Session]] = Pipe("""
         Receives the user's message before it enters the log; may return another message, or raise EndTurn.
 
-        A message that joins a running turn has the note `steer` (`message["crow"]["steer"]`).
+        A message to a running turn has the note `steer` (`message["crow"]["steer"]`).
 
             @crow.before_prompt
             def greet(message: Message, session: Session) -> None:
@@ -313,9 +313,9 @@ class Hooks:
         """)
 
     turn_resume: Observe[[Session, Sequence[Message]]] = Observe("""
-        Called instead of `before_prompt` when an interrupted turn goes on, with the turn's entries so far.
+        Called instead of `before_prompt` when an interrupted turn continues; receives the turn's entries so far.
 
-        Another process may have begun the turn, so derive counts of the turn from the entries.
+        Another process may have begun the turn, so count from the entries.
 
             @crow.turn_resume
             def count(session: Session, entries: list[Message]) -> None:
@@ -331,7 +331,7 @@ class Hooks:
         """)
 
     after_model: Observe[[Session, ModelCall]] = Observe("""
-        Called when a reply is complete and all its tool calls are answered. May raise EndTurn.
+        Called when a reply is complete and all its tool calls are answered; may raise EndTurn.
 
             @crow.after_model
             def count(session: Session, model_call: ModelCall) -> None:
@@ -339,9 +339,9 @@ class Hooks:
         """)
 
     before_announcement: Observe[[Session, ToolCall]] = Observe("""
-        Called with each tool call of a complete reply, before the client is shown the call.
+        Called for each tool call of a reply, before the client is shown the complete call.
 
-        An entry that you append to the log here is stored together with the reply. Do not wait for anybody here.
+        Entries that you append to the log here are stored together with the reply. Do not wait here.
 
             @crow.before_announcement
             def note(session: Session, tool_call: ToolCall) -> None:
@@ -351,15 +351,14 @@ class Hooks:
     before_tool: First[[Session, ToolCall], ToolResult | ToolCall] = First("""
         Decides whether a tool call runs. Return a ToolResult to refuse the call: the model receives it as the answer.
 
-        Return `tool_call.change_arguments(…)` to run the call with other arguments. The user is shown the changed call,
-        and all functions are called again to decide about it.
+        Return `tool_call.change_arguments(…)` to run the call with other arguments. The client shows the changed call,
+        and all functions decide again.
 
-        A function only judges; the work of a tool is done by its server or its handler (`Server.handlers`). Extensions
-        that ask the user register with `before_tool.last`, so that a call that is refused here is not asked about.
+        Do not do a tool's work here: its server or its handler (`Server.handlers`) does it. To ask the user, register
+        with `before_tool.last`, so that other extensions can refuse the call first.
 
-        A tool that passes the model's text to another server asks first whether it may, with the call of that server's
-        tool: `session.permit(its_call)` returns the refusal, or None. So a function may be called more than once for a
-        call.
+        Before a tool passes the model's text to another server, it calls `session.permit` with the call of that
+        server's tool. `permit` returns the refusal, or None. So a function may be called more than once for a call.
 
             @crow.before_tool
             async def refuse(session: Session, tool_call: ToolCall) -> ToolResult | None:
@@ -367,10 +366,10 @@ class Hooks:
         """)
 
     must_ask: Collect[[Session, ToolCall], str] = Collect("""
-        Returns why the user must be asked about a tool call, whatever allows it; the question shows the text.
+        Returns a reason to ask the user about a tool call, even if a rule allows the call.
 
-        `permissions` calls it for each call that it does not deny, in every mode but yolo, and asks one question with
-        all texts. It may be called more than once for a call, and must not wait for anybody.
+        `permissions` calls it for each call that it does not deny, except in yolo. One question shows all reasons.
+        A function may be called more than once for a call. Do not wait here.
 
             @crow.must_ask
             def guard(session: Session, tool_call: ToolCall) -> str | None:
@@ -378,7 +377,7 @@ class Hooks:
         """)
 
     after_tool: Pipe[ToolResult, [Session, ToolCall]] = Pipe("""
-        Receives the result of a tool call before the client and the model do; may return another.
+        Receives the result of a tool call before the client and the model do; may return another result.
 
             @crow.after_tool
             def shorten(result: ToolResult, session: Session, tool_call: ToolCall) -> ToolResult:
@@ -386,9 +385,9 @@ class Hooks:
         """)
 
     message: Observe[[Session, Message]] = Observe("""
-        Called for each entry that was appended to the log, a message or a marker, in order.
+        Called for each entry of the log, a message or a marker, in order.
 
-        The client is shown what follows only when all functions have returned.
+        Return soon: the client sees nothing further until all functions have returned.
 
             @crow.message
             async def write(session: Session, entry: Message) -> None:
@@ -396,9 +395,9 @@ class Hooks:
         """)
 
     model_call: Observe[[Session, ModelCall]] = Observe("""
-        Called when a request to a model has been sent, and again when it has ended (`model_call.ended`) or failed.
+        Called when crow has sent a request to a model, and again when it ended (`model_call.ended`) or failed.
 
-        Unlike `after_model`, it is also called for requests beside the conversation, such as a summary.
+        Unlike `after_model`, it is also called for requests outside the conversation, such as a summary.
 
             @crow.model_call
             def log_call(session: Session, model_call: ModelCall) -> None:
@@ -406,7 +405,7 @@ class Hooks:
         """)
 
     model_error: First[[Session, ModelError], bool] = First("""
-        Called when a request of a turn failed; True makes the request again and sends it.
+        Called when a request of a turn failed. Return True to make the request anew and send it.
 
             @crow.model_error
             async def shorten(session: Session, error: ModelError) -> bool | None:
@@ -414,7 +413,7 @@ class Hooks:
         """)
 
     before_end: First[[Session, StopReason], Message] = First("""
-        Called when the model is done. Return a user message to make the turn go on.
+        Called when the model is done. Return a user message to continue the turn.
 
             @crow.before_end
             def remind(session: Session, stop_reason: StopReason) -> Message | None:
@@ -422,7 +421,7 @@ class Hooks:
         """)
 
     turn_end: Unwind[[Session, StopReason | Exception]] = Unwind("""
-        Called when a turn has ended, with its stop reason or with the exception that ended it.
+        Called when a turn has ended; receives its stop reason, or the exception that ended it.
 
             @crow.turn_end
             def report(session: Session, outcome: StopReason | Exception) -> None:
@@ -441,7 +440,7 @@ class Hooks:
         """)
 
     options: Collect[[Session], Option] = Collect("""
-        Returns a setting of a session that its user can change; the most important first.
+        Returns an option of a session, which the user can change.
 
             @crow.options
             def loudness(session: Session) -> Option:
