@@ -20,7 +20,7 @@ from crow_core.session_state import StateKey
 from crow_system.shortening import shorten_line
 from msgspec import Meta
 
-from crow_compact.compaction import RETRY_GROWTH, Compaction, replace_messages
+from crow_compact.compaction import RETRY_GROWTH, Compaction, find_limit, is_due, replace_messages
 from crow_compact.read_output import TOOL, make_server
 from crow_compact.summary import CannotCompact
 from crow_compact.tokens import TokenEstimator
@@ -57,22 +57,11 @@ def compact(crow: Crow, *, threshold: AtLeastZero = 0.8, models: Mapping[str, At
         await offer_tool(planned.session)
         return worked
 
-    def get_limit(session: Session, window: int) -> int:
-        name = next((name for name, model in session.models.items() if model is session.model), "")
-        limit = (models or {}).get(name, threshold)
-        return int(limit if limit > 1 else limit * window)
-
     def plan(session: Session, instructions: str = "") -> Compaction:
         estimator = get_estimator(session)
         window = min(get_window(session.model) or ASSUMED_WINDOW, estimator.refused or 1 << 62)
-        limit = get_limit(session, window)
+        limit = find_limit(session, window, threshold, models or {})
         return Compaction(session, estimator, window, limit, must_fit=window, instructions=instructions)
-
-    def is_due(planned: Compaction, tokens: int, limit: int) -> bool:
-        """Whether a request is above the limit, and has grown since the last attempt or outgrown the window."""
-        tried = planned.estimator.tried
-        grown = tried * RETRY_GROWTH
-        return tokens > max(limit, grown if tried > planned.window else min(grown, planned.window))
 
     @crow.after_model
     async def compact_after_reply(session: Session, model_call: ModelCall) -> None:
