@@ -291,6 +291,13 @@ def test_pyright_checks_every_package():
     assert sources <= {*settings["tool"]["pyright"]["include"]}
 
 
+def test_files_that_scripts_verbs_and_the_gate_name_exist():
+    names = re.compile(r"\b(?:crow-[\w-]+|scripts|docs|benchmarks|tests)/[\w./-]*\w")
+    for file in [*ROOT.glob("scripts/*.py"), *ROOT.glob("benchmarks/*.py"), ROOT / "justfile", ROOT / ".ci" / "run"]:
+        missing = [name for name in names.findall(file.read_text("utf-8")) if not (ROOT / name).exists()]
+        assert missing == [], file
+
+
 IMPORT_ALL = """
 import importlib, os, platform, sys, threading
 effects = []
