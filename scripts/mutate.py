@@ -50,7 +50,7 @@ use_git_change_detection = false
 
 [tool.pytest.ini_options]
 timeout = 30
-markers = ["slow: see the project's own settings"]
+markers = ["slow: see the project's own settings", "posix: see there", "sampled: see there"]
 filterwarnings = ["error"]
 """
 
