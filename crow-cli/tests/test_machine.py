@@ -15,7 +15,7 @@ from crow_agent.settings.home import Home
 from crow_cli import machine as checks
 
 if TYPE_CHECKING:
-    from conftest import Machine
+    from crow_testing.command_fixtures import Machine
 
 pytestmark = pytest.mark.anyio
 
