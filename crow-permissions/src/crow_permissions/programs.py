@@ -49,7 +49,7 @@ class Program:
 
     entry: ProgramEntry
     options: dict[str, str]
-    """The kind of each option: "", "=", "=2", "?", ">" or "!"."""
+    """The kind of each option: "", "=", "=2", "?", ">", "@" or "!"."""
 
 
 @dataclass
@@ -89,7 +89,7 @@ def load_programs() -> dict[str, Program]:
 def list_options(text: str, lists: dict[str, str]) -> Iterator[tuple[str, str]]:
     """Yield the options of an entry, each with its kind."""
     for word in re.sub(r"<(\w+)>", lambda name: lists[name[1]], text).split():
-        option = word.rstrip("=2?>!") if word[-1] in "=?>!" or word.endswith("=2") else word
+        option = word.rstrip("=2?>@!") if word[-1] in "=?>@!" or word.endswith("=2") else word
         yield option, word[len(option) :]
 
 
@@ -180,7 +180,7 @@ def read_arguments(usage: Usage, words: list[str], start: int, literal: int) -> 
                     usage.unlisted = usage.unlisted or word
                 break
             inplace |= kind == "!" and here >= literal
-            if kind[:1] in ("=", ">"):
+            if kind[:1] in ("=", ">", "@"):
                 count = 2 if kind == "=2" else 1
                 values = [value] if value is not None else words[at : at + count]
                 at += 0 if value is not None else count
@@ -222,7 +222,9 @@ def is_unclear_value(value: str, kind: str, joined: str | None) -> bool:
     """Test whether a value may be another option, or name another machine or a file that is sent."""
     if joined is None and value.startswith("-") and value != "-" and not NUMBER.fullmatch(value):
         return True
-    return kind == ">" and (":" in value or not value)
+    if kind == "@":
+        return value.startswith("@")
+    return kind == ">" and (":" in value or "#" in value or not value)
 
 
 def split_options(word: str, options: dict[str, str], *, words: bool) -> Iterator[tuple[str, str | None, str | None]]:
