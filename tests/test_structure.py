@@ -101,7 +101,7 @@ MAY_IMPORT = {
     "crow_agent": AGENT,
     "crow_cli": {*AGENT, "crow_agent", "crow_terminal"},
     "crow_eval": {*AGENT, "crow_agent", "crow_cli"},
-    "crow_testing": {*AGENT, "crow_agent"},
+    "crow_testing": {*AGENT, "crow_agent", "crow_cli"},
 }
 """The packages from which each package may import, lowest first."""
 
@@ -290,6 +290,13 @@ def test_pyright_checks_every_package():
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     sources = {path.parent.relative_to(ROOT).as_posix() for path in ROOT.glob("crow-*/src/crow_*")}
     assert sources <= {*settings["tool"]["pyright"]["include"]}
+
+
+def test_files_that_scripts_verbs_and_the_gate_name_exist():
+    names = re.compile(r"\b(?:crow-[\w-]+|scripts|docs|benchmarks|tests)/[\w./-]*\w")
+    for file in [*ROOT.glob("scripts/*.py"), *ROOT.glob("benchmarks/*.py"), ROOT / "justfile", ROOT / ".ci" / "run"]:
+        missing = [name for name in names.findall(file.read_text("utf-8")) if not (ROOT / name).exists()]
+        assert missing == [], file
 
 
 IMPORT_ALL = """
