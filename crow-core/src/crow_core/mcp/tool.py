@@ -173,11 +173,11 @@ class ToolCall:
         """Return the call with other values of these arguments. Its `use` and `original` stay the model's."""
         return replace(self, arguments={**self.arguments, **arguments}, is_changed=True)
 
-    @property
+    @cached_property
     def id(self) -> str:
         return self.use["id"]
 
-    @property
+    @cached_property
     def name(self) -> str:
         """The name of the tool."""
         return self.use["function"]["name"]

@@ -75,7 +75,7 @@ def count_cached_tokens(usage: dict[str, Any]) -> int:
         usage.get("cached_tokens"),  # Moonshot, and llama.cpp through `ModelCall.run`
         usage.get("cache_read_input_tokens"),  # gateways to Anthropic
     )
-    return next((to_count(place) for place in places if to_count(place)), 0)
+    return next((count for place in places if place and (count := to_count(place))), 0)
 
 
 def to_count(value: Any) -> int:

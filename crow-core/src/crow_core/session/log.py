@@ -65,6 +65,9 @@ class SessionLog(Sequence[Message]):
     def __iter__(self) -> Iterator[Message]:
         return iter(self.entries)
 
+    def __reversed__(self) -> Iterator[Message]:
+        return reversed(self.entries)
+
     def __eq__(self, other: object) -> bool:
         """Compare the entries, with those of another log or with a list."""
         return self.entries == (other.entries if isinstance(other, SessionLog) else other)
