@@ -42,7 +42,7 @@ def compact(crow: Crow, *, threshold: AtLeastZero = 0.8, models: Mapping[str, At
     def leave_out_tool(schemas: list[dict[str, Any]], session: Session) -> list[dict[str, Any]] | None:
         if find_tool(session.toolbox.sent or ()) or session.view.find_kind("shrink"):
             return None
-        return [schema for schema in schemas if not find_tool([schema])]
+        return [schema for schema in schemas if schema["function"]["name"] != TOOL]
 
     async def offer_tool(session: Session) -> None:
         """Offer the tool as soon as an output has been shortened; the beginning of the request changes then anyway."""

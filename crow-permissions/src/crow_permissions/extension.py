@@ -17,7 +17,7 @@ import hashlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import chain, takewhile
+from itertools import chain
 from pathlib import Path
 from typing import cast
 
@@ -29,7 +29,7 @@ from crow_core.errors import ConfigError
 from crow_core.masking import mask
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.tool import ToolCall
-from crow_core.messages.message import Message, list_edits
+from crow_core.messages.message import Message, find_markers_of_call, list_edits
 from crow_core.messages.notes import Notes
 from crow_core.session.options import Option
 from crow_core.session.session import Session
@@ -252,9 +252,8 @@ def record(session: Session, tool_call: ToolCall, judgement: Judgement) -> None:
     decision |= identify(tool_call)
     if judgement.writes:
         decision["writes"] = True
-    since_reply = takewhile(lambda entry: entry.get("role") != "assistant", reversed(session.log))
-    notes = (entry.get("crow", {}) for entry in since_reply)
-    last = next((note for note in notes if (note.get("kind"), note.get("call")) == ("decision", tool_call.id)), None)
+    notes = find_markers_of_call(session.log, tool_call.id)
+    last = next((note for note in notes if note.get("kind") == "decision"), None)
     if last is None or not decision.items() <= last.items():
         session.log.append({"crow": decision})
 

@@ -89,11 +89,12 @@ class View:
     def _read_log(self) -> None:
         new = self._log[self._read :]
         self._read += len(new)
-        if any(marker_kind(entry) == "rewind" for entry in new):  # rare, and it may restore what an earlier one dropped
+        kinds = {marker_kind(entry) for entry in new}
+        if "rewind" in kinds:  # rare, and it may restore what an earlier one dropped
             new, self._entries, self._places, self._markers = drop_rewound(self._log), [], {}, {}
         for entry in new:
             self._add(entry)
-        if any(marker_kind(entry) in SELECTING_MARKERS for entry in new):
+        if kinds & SELECTING_MARKERS:
             self._selected, self._final, self._upto = self._apply_markers(), [], 0
         else:
             self._selected += new

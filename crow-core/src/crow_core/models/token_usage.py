@@ -78,6 +78,12 @@ def count_cached_tokens(usage: dict[str, Any]) -> int:
     return next((count for place in places if place and (count := to_count(place))), 0)
 
 
+def count_prompt_tokens(usage: dict[str, Any]) -> int:
+    """Return the prompt tokens with those from the cache, which some gateways leave out; 0 if they are unknown."""
+    counted, cached = to_count(usage.get("prompt_tokens")), count_cached_tokens(usage)
+    return counted + cached if cached > counted else counted
+
+
 def to_count(value: Any) -> int:
     """Return a value as a count of tokens; 0 if it is none."""
     return int(value) if isinstance(value, int | float) and 0 <= value < 1e15 else 0
