@@ -9,7 +9,6 @@ from crow_core.app import Crow
 from crow_core.content import find_first_text
 from crow_core.errors import ModelError
 from crow_core.messages.message import Message, get_id
-from crow_core.messages.passes import view
 from crow_core.models.chat_model import get_window
 from crow_core.models.model_call import ModelCall, ModelRequest
 from crow_core.models.token_usage import ASSUMED_WINDOW
@@ -57,15 +56,12 @@ def compact(crow: Crow, *, threshold: AtLeastZero = 0.8, models: Mapping[str, At
         await offer_tool(planned.session)
         return worked
 
-    def get_limit(session: Session, window: int) -> int:
-        name = next((name for name, model in session.models.items() if model is session.model), "")
-        limit = (models or {}).get(name, threshold)
-        return int(limit if limit > 1 else limit * window)
-
     def plan(session: Session, instructions: str = "") -> Compaction:
         estimator = get_estimator(session)
         window = min(get_window(session.model) or ASSUMED_WINDOW, estimator.refused or 1 << 62)
-        limit = get_limit(session, window)
+        own = (limit for name, limit in (models or {}).items() if session.models.get(name) is session.model)
+        limit = next(own, threshold)
+        limit = int(limit if limit > 1 else limit * window)
         return Compaction(session, estimator, window, limit, must_fit=window, instructions=instructions)
 
     def is_due(planned: Compaction, tokens: int, limit: int) -> bool:
@@ -79,7 +75,7 @@ def compact(crow: Crow, *, threshold: AtLeastZero = 0.8, models: Mapping[str, At
         planned = plan(session)
         estimator = planned.estimator
         estimator.full = 0
-        since_request = {"messages": view_since(session.log, model_call.id)}
+        since_request = {"messages": session.view.messages()[len(model_call.request["messages"]) - 1 :]}
         tokens = estimator.learn(model_call) + estimator.estimate(since_request)
         if planned.limit and is_due(planned, tokens, planned.limit):
             await attempt(planned, tokens)
@@ -139,12 +135,6 @@ def compact(crow: Crow, *, threshold: AtLeastZero = 0.8, models: Mapping[str, At
 def find_tool(schemas: Sequence[dict[str, Any]]) -> bool:
     """Return whether `read_output` is among these tools."""
     return any(schema["function"]["name"] == TOOL for schema in schemas)
-
-
-def view_since(log: Sequence[Message], id: str) -> list[Message]:
-    """Return the view of the entry with this id and of those after it."""
-    at = next((at for at in range(len(log) - 1, -1, -1) if get_id(log[at]) == id), len(log))
-    return view(log[at:])
 
 
 ESTIMATORS = StateKey("compact", dict[str, TokenEstimator])

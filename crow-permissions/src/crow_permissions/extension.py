@@ -47,13 +47,12 @@ from crow_permissions.command_files import list_folders
 from crow_permissions.judgement import (
     MODES,
     ONLY_READS,
+    PERMISSIONS,
     Judgement,
     Mode,
     SessionPermissions,
     find_composition,
-    find_permissions,
     judge,
-    set_permissions,
 )
 from crow_permissions.kept_answers import KeptAnswer, KeptAnswers
 from crow_permissions.lasting import get_folder, list_offers
@@ -96,15 +95,13 @@ def permissions(
     allowed, asked, denied = parse_rules(allow, allows=True), parse_rules(ask), parse_rules(deny)
 
     def get_permissions(session: Session) -> SessionPermissions:
-        if session.parent:
-            return get_permissions(session.parent)  # a sub-agent shares the mode, the rules and the answers
-        known = find_permissions(session)
+        while session.parent:  # a sub-agent shares the mode, the rules and the answers
+            session = session.parent
+        known = session.state[PERMISSIONS]
         if known is None:
             more_ask, more_deny = project(session.cwd) if project else ((), ())
             rules = Rules(allowed, [*asked, *parse_rules(more_ask)], [*denied, *parse_rules(more_deny)])
-            known = SessionPermissions(mode, rules, own, protected)
-            set_permissions(session, known)
-            known.kept = answers
+            known = session.state[PERMISSIONS] = SessionPermissions(mode, rules, own, protected, kept=answers)
             known.has_edits = any(list_edits(entry) or entry.get("crow", {}).get("writes") for entry in session.log)
         return known
 

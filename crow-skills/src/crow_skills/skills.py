@@ -140,9 +140,9 @@ def list_skill_folders(
 async def add_served_skills(session: Session, index: SkillIndex) -> None:
     """Add the skills of the MCP servers that have connected since the last call: resources `skill://NAME/SKILL.md`."""
     asked = session.state[ASKED]
-    new = {server for server in session.toolbox.external_servers() if server.connected} - asked
-    asked |= new
-    for resource in await list_several(server for server in session.toolbox.external_servers() if server in new):
+    new = [server for server in session.toolbox.external_servers() if server.connected and server not in asked]
+    asked.update(new)
+    for resource in await list_several(new):
         if not resource.template and (match := SKILL_URI.fullmatch(resource.uri)):
             name, about = to_line(match[1])[:64], resource.about.strip()[:1024] or resource.name
             skill = Skill(name, about, "", resource.uri, resource.server.name, server=resource.server)

@@ -207,8 +207,8 @@ def complete_answers(messages: list[Message]) -> list[Message]:
         if message.get("role") == "tool":
             answers[message.get("tool_call_id", "")] = message
             continue
-        calls = message.get("tool_calls") or []
-        kept += reversed([answers.pop(call["id"], None) or answer_tool_call(call, INTERRUPTED) for call in calls])
+        for call in reversed(message.get("tool_calls") or ()):
+            kept.append(answers.pop(call["id"], None) or answer_tool_call(call, INTERRUPTED))
         kept.append(message)
         if message.get("role") == "assistant":
             answers.clear()

@@ -29,5 +29,6 @@ def list_texts(messages: list[dict[str, Any]]) -> list[str]:
     for message in messages:
         content = message.get("content") or ""
         texts += [content] if isinstance(content, str) else [part.get("text") or "" for part in content]
-        texts += [use["function"]["arguments"] for use in message.get("tool_calls") or ()]
+        for use in message.get("tool_calls") or ():
+            texts.append(use["function"]["arguments"])
     return texts

@@ -155,6 +155,10 @@ class Session:
         self.client = client
         self.id = id
         self.folders = folders
+        self.cwd = folders.cwd
+        """The working directory, absolute."""
+        self.models = models
+        """The models by the name that the user chooses; the first is the default."""
         self.model = next(iter(models.values()))
         """The model that is asked now."""
         self.log = SessionLog(
@@ -178,17 +182,6 @@ class Session:
         """Values of extensions for this session. A store adds `Record.state`."""
         self.parent = parent
         """The session that this one works for, if it is a sub-agent's."""
-        self._models = models
-
-    @property
-    def cwd(self) -> str:
-        """The working directory, absolute."""
-        return self.folders.cwd
-
-    @property
-    def models(self) -> Mapping[str, Model]:
-        """The models by the name that the user chooses; the first is the default."""
-        return self._models
 
     @property
     def secrets(self) -> set[str]:
