@@ -141,7 +141,7 @@ def taint(
     trusted folder. `own` are crow's own files that hold keys or sessions. Raises ValueError for an invalid rule.
     """
     patterns, known_rules = [to_regex(pattern) for pattern in private], parse_rules(rules)
-    own = [path for folder in own for path in {folder, os.path.realpath(folder)}]
+    own_folders = tuple(path.rstrip(os.sep) + os.sep for each in own for path in {each, os.path.realpath(each)})
 
     def get_taint(session: Session) -> Taint:
         if session.parent:
@@ -159,7 +159,7 @@ def taint(
     def is_named(session: Session, path: str) -> bool:
         """Whether an absolute path is private for the user: by a pattern, a rule, or as a file of crow's own."""
         normal, found = os.path.normpath(path), get_taint(session)
-        if any(is_below(normal, each) for each in own):
+        if (normal + os.sep).startswith(own_folders):
             return True
         if patterns and any(pattern.fullmatch(path_from_root(session, path)) for pattern in patterns):
             return True

@@ -130,11 +130,6 @@ class SessionLog(Sequence[Message]):
             self._must_flush = False
             self._writing = asyncio.ensure_future(self._write_after(self._writing, self._on_flush()))
 
-    @property
-    def is_writing(self) -> bool:
-        """Whether `written` may have to wait."""
-        return self._must_flush or self._writing is not None
-
     async def written(self) -> None:
         """Wait until everything appended so far has been written. Raises what a writer raised."""
         self._flush()
