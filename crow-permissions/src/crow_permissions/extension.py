@@ -128,16 +128,14 @@ def permissions(
     async def decide_at_once(session: Session, tool_call: ToolCall) -> None:
         """Record a decision that needs neither git nor the user, so that it is stored together with the reply."""
         if session.toolbox.reject(tool_call) is None:
-            keep_start(session, tool_call)
-            keep_path(session, tool_call)
+            keep_places(session, tool_call)
             judgement = await collect_reasons(session, tool_call, judge(session, get_permissions(session), tool_call))
             if judgement.verdict != "ask" and not may_run_git(session, tool_call, judgement):
                 record(session, tool_call, judgement)
 
     @crow.before_tool.last
     async def decide(session: Session, tool_call: ToolCall) -> ToolResult | ToolCall | None:
-        keep_start(session, tool_call)
-        keep_path(session, tool_call)
+        keep_places(session, tool_call)
         environment = session.folders.environment
         judgement = await judge_with_git(session, tool_call)
         if is_changed_by_user(get_permissions(session), tool_call):
@@ -230,13 +228,12 @@ def to_changed(judgement: Judgement, command: str) -> Judgement:
     return Judgement("allow", f"the user, who changed the command to: {to_line(command[:COMMAND_SHOWN])}")
 
 
-def keep_start(session: Session, tool_call: ToolCall) -> None:
-    """Keep the folder in which a command starts: it is judged for this folder, so it runs there."""
+def keep_places(session: Session, tool_call: ToolCall) -> None:
+    """Keep the folder in which a command starts, and the file to which a call's path leads now.
+
+    The call is judged for these, so it runs there, and the tool works with no other file.
+    """
     session.folders.starts.setdefault(tool_call.id, session.folders.current or session.cwd)
-
-
-def keep_path(session: Session, tool_call: ToolCall) -> None:
-    """Keep the file to which a call's path leads now: it is judged for this file, so the tool works with no other."""
     session.folders.paths.pop(tool_call.id, None)
     if isinstance(tool_call.arguments.get("path"), str):
         session.folders.paths[tool_call.id] = find_path(session, tool_call)
