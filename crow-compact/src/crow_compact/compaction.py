@@ -225,8 +225,7 @@ def replace_messages(request: ModelRequest, messages: Sequence[Message]) -> Mode
 
 def find_limit(session: Session, window: int, threshold: float, models: Mapping[str, float]) -> int:
     """Return the tokens above which a session is compacted: `threshold`, or that of its model's name in `models`."""
-    name = next((name for name, model in session.models.items() if model is session.model), "")
-    limit = models.get(name, threshold)
+    limit = next((limit for name, limit in models.items() if session.models.get(name) is session.model), threshold)
     return int(limit if limit > 1 else limit * window)
 
 

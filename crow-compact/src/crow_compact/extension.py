@@ -9,7 +9,6 @@ from crow_core.app import Crow
 from crow_core.content import find_first_text
 from crow_core.errors import ModelError
 from crow_core.messages.message import Message, get_id
-from crow_core.messages.passes import view
 from crow_core.models.chat_model import get_window
 from crow_core.models.model_call import ModelCall, ModelRequest
 from crow_core.models.token_usage import ASSUMED_WINDOW
@@ -42,7 +41,7 @@ def compact(crow: Crow, *, threshold: AtLeastZero = 0.8, models: Mapping[str, At
     def leave_out_tool(schemas: list[dict[str, Any]], session: Session) -> list[dict[str, Any]] | None:
         if find_tool(session.toolbox.sent or ()) or session.view.find_kind("shrink"):
             return None
-        return [schema for schema in schemas if not find_tool([schema])]
+        return [schema for schema in schemas if schema["function"]["name"] != TOOL]
 
     async def offer_tool(session: Session) -> None:
         """Offer the tool as soon as an output has been shortened; the beginning of the request changes then anyway."""
@@ -68,7 +67,7 @@ def compact(crow: Crow, *, threshold: AtLeastZero = 0.8, models: Mapping[str, At
         planned = plan(session)
         estimator = planned.estimator
         estimator.full = 0
-        since_request = {"messages": view_since(session.log, model_call.id)}
+        since_request = {"messages": session.view.messages()[len(model_call.request["messages"]) - 1 :]}
         tokens = estimator.learn(model_call) + estimator.estimate(since_request)
         if planned.limit and is_due(planned, tokens, planned.limit):
             await attempt(planned, tokens)
@@ -128,12 +127,6 @@ def compact(crow: Crow, *, threshold: AtLeastZero = 0.8, models: Mapping[str, At
 def find_tool(schemas: Sequence[dict[str, Any]]) -> bool:
     """Return whether `read_output` is among these tools."""
     return any(schema["function"]["name"] == TOOL for schema in schemas)
-
-
-def view_since(log: Sequence[Message], id: str) -> list[Message]:
-    """Return the view of the entry with this id and of those after it."""
-    at = next((at for at in range(len(log) - 1, -1, -1) if get_id(log[at]) == id), len(log))
-    return view(log[at:])
 
 
 ESTIMATORS = StateKey("compact", dict[str, TokenEstimator])

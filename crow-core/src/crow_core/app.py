@@ -279,7 +279,9 @@ class Crow(Hooks):
                 await self.update_tools(session)
                 reporting = asyncio.ensure_future(self.report_failures(session))
                 session.toolbox.preload()
-                stop_reason = await (go_on(session, turn) if turn else self.begin_turn(session, message))
+                if not turn:
+                    session.log.append(journal.sign(await self.before_prompt.run(message, session)))
+                stop_reason = await (go_on(session, turn) if turn else react(session))
                 journal.end(stop_reason)
                 await session.log.written()
                 outcome = stop_reason
@@ -304,11 +306,6 @@ class Crow(Hooks):
                         await session.log.written()
                 journal.close()
             return stop_reason
-
-    async def begin_turn(self, session: Session, message: Message) -> StopReason:
-        """Run a turn from its start."""
-        session.log.append(session.journal.sign(await self.before_prompt.run(message, session)))
-        return await react(session)
 
     async def update_tools(self, session: Session) -> None:
         """Take in the tools of MCP servers that have connected, and tell the user about servers that have not."""

@@ -64,7 +64,7 @@ class Tool:
         function: dict[str, Any] = {"name": self.name, "description": description, "parameters": parameters}
         return {"type": "function", "function": function}
 
-    @property
+    @cached_property
     def title(self) -> str:
         """The title that its server gives it for people; empty if it only repeats the name."""
         title = self.definition.get("title") or self.hints.get("title")
@@ -77,17 +77,17 @@ class Tool:
         """The SHA-256 of the whole definition; a tool whose definition changes counts as another tool."""
         return hashlib.sha256(msgspec.json.encode(self.definition, order="sorted")).hexdigest()
 
-    @property
+    @cached_property
     def own_meta(self) -> DefinitionMeta:
         """The `_meta` of a built-in server's definition; empty for any other, which is not believed."""
         return self.definition.get("_meta") or {} if self.server and self.server.built_in else {}
 
-    @property
+    @cached_property
     def hints(self) -> dict[str, Any]:
         """The annotations of its definition (MCP): claims of the server, not facts."""
         return self.definition.get("annotations") or {}
 
-    @property
+    @cached_property
     def destroys(self) -> bool:
         """Whether a server that is not ours says that the tool may destroy something."""
         return self.hints.get("destructiveHint") is True and not (self.server and self.server.built_in)
@@ -170,11 +170,11 @@ class ToolCall:
         """Return the call with other values of these arguments. Its `use` and `original` stay the model's."""
         return replace(self, arguments={**self.arguments, **arguments}, is_changed=True)
 
-    @property
+    @cached_property
     def id(self) -> str:
         return self.use["id"]
 
-    @property
+    @cached_property
     def name(self) -> str:
         """The name of the tool."""
         return self.use["function"]["name"]

@@ -212,7 +212,10 @@ def is_reply(message: Message) -> bool:
 
 def is_blank(message: Message) -> bool:
     """Whether the content of a message is empty or white space."""
-    return all(part.get("type") == "text" and not part["text"].strip() for part in to_parts(message.get("content")))
+    content = message.get("content") or ""
+    if isinstance(content, str):
+        return not content.strip()
+    return all(part.get("type") == "text" and not part["text"].strip() for part in content)
 
 
 def join_content(first: "str | list[dict[str, Any]] | None", second: "str | list[dict[str, Any]] | None") -> Any:

@@ -91,7 +91,13 @@ def count_cached_tokens(usage: dict[str, Any]) -> int:
         usage.get("cached_tokens"),  # Moonshot, and llama.cpp through `ModelCall.run`
         usage.get("cache_read_input_tokens"),  # gateways to Anthropic
     )
-    return next((to_count(place) for place in places if to_count(place)), 0)
+    return next((count for place in places if place and (count := to_count(place))), 0)
+
+
+def count_prompt_tokens(usage: dict[str, Any]) -> int:
+    """Return the prompt tokens with those from the cache, which some gateways leave out; 0 if they are unknown."""
+    counted, cached = to_count(usage.get("prompt_tokens")), count_cached_tokens(usage)
+    return counted + cached if cached > counted else counted
 
 
 def to_count(value: Any) -> int:

@@ -65,6 +65,9 @@ class SessionLog(Sequence[Message]):
     def __iter__(self) -> Iterator[Message]:
         return iter(self.entries)
 
+    def __reversed__(self) -> Iterator[Message]:
+        return reversed(self.entries)
+
     def __eq__(self, other: object) -> bool:
         """Compare the entries, with those of another log or with a list."""
         return self.entries == (other.entries if isinstance(other, SessionLog) else other)
@@ -126,11 +129,6 @@ class SessionLog(Sequence[Message]):
         if self._must_flush and self.on_flush:
             self._must_flush = False
             self._writing = asyncio.ensure_future(self._write_after(self._writing, self.on_flush()))
-
-    @property
-    def is_writing(self) -> bool:
-        """Whether `written` may have to wait."""
-        return self._must_flush or self._writing is not None
 
     async def written(self) -> None:
         """Wait until everything appended so far has been written. Raises what a writer raised."""

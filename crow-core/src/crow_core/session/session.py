@@ -102,6 +102,10 @@ class Session(SessionUpdates):
         )
         super().__init__(client, id, log)
         self.folders = folders
+        self.cwd = folders.cwd
+        """The working directory, absolute."""
+        self.models = models
+        """The models by the name that the user chooses; the first is the default."""
         self.model = next(iter(models.values()))
         """The model that is asked now."""
         self.view = View(self.log)
@@ -119,17 +123,6 @@ class Session(SessionUpdates):
         """Values of extensions for this session. A store adds `Record.state`."""
         self.parent = parent
         """The session that this one works for, if it is a sub-agent's."""
-        self._models = models
-
-    @property
-    def cwd(self) -> str:
-        """The working directory, absolute."""
-        return self.folders.cwd
-
-    @property
-    def models(self) -> Mapping[str, Model]:
-        """The models by the name that the user chooses; the first is the default."""
-        return self._models
 
     @property
     def secrets(self) -> set[str]:

@@ -25,8 +25,7 @@ class SessionUpdates:
 
     async def update(self, update: SessionUpdate) -> None:
         """Send the client an update, after everything before it has been written."""
-        if self.log.is_writing:
-            await self.log.written()
+        await self.log.written()
         await self.send(update)
 
     async def send(self, update: SessionUpdate) -> None:
