@@ -1,10 +1,8 @@
 """A session, one conversation with its client, its tools and its log; and the hooks by which extensions join it."""
 
 import asyncio
-import platform
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import date
 from functools import partial
 from typing import Any
 
@@ -165,24 +163,12 @@ class Session(SessionUpdates):
         Its beginning never changes, so that servers can reuse their cache of it.
         """
         if self.prompts.system is None:
-            self.prompts.system = await self.render_system_prompt()
+            more = await self.hooks.instructions.run(self)
+            self.prompts.render_system(self.cwd, self.folders.roots, self.toolbox.sent or (), more)
         system: Message = {"role": "system", "content": self.prompts.system}
         tools: ModelRequest = {"tools": self.toolbox.sent} if self.toolbox.sent else {}
         request: ModelRequest = {**tools, "messages": [system, *self.view.messages()]}
         return await self.hooks.before_model.run(request, self)
-
-    async def render_system_prompt(self) -> str:
-        """Render the system prompt from its template and the instructions of the client and of extensions."""
-        return self.prompts.render(
-            self.prompts.templates["system"],
-            "system",
-            cwd=self.cwd,
-            roots=[*self.folders.roots],
-            platform=f"{platform.system()} {platform.machine()}",
-            date=date.today().isoformat(),
-            tools=[tool["function"]["name"] for tool in self.toolbox.sent or ()],
-            instructions=[*self.prompts.instructions, *await self.hooks.instructions.run(self)],
-        )
 
     async def set_title(self, title: str) -> None:
         """Give the session a name."""
