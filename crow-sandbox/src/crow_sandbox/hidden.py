@@ -39,6 +39,7 @@ class HiddenTable(msgspec.Struct, frozen=True):
     values: str
     needed: tuple[str, ...]
     caches: tuple[str, ...]
+    absent: Mapping[str, str]
     exposed: Mapping[str, Exposed]
 
 
@@ -53,6 +54,7 @@ class Surroundings:
     """The sockets that the command may reach."""
     needed: tuple[str, ...]
     caches: tuple[str, ...]
+    homes: tuple[str, ...]
 
 
 @cache
@@ -81,6 +83,7 @@ def find_surroundings(
         texts=dict(read_texts(table, homes)),
         sockets=tuple(sorted(sockets)),
         needed=tuple(sorted(find_paths(table.needed, homes))),
+        homes=tuple(sorted({os.path.realpath(path) for path in homes if os.path.isdir(path)} - {"/"})),
         caches=tuple(sorted(path for path in find_paths(table.caches, homes) if os.path.isdir(path))),
     )
 
@@ -156,6 +159,13 @@ def remove_secrets(path: str, changed: int, size: int, secret: str) -> bytes | N
     lines = Path(path).read_text(encoding="utf-8", errors="surrogateescape").splitlines(keepends=True)
     kept = [line for line in lines if not re.search(secret, line)]
     return None if len(kept) == len(lines) else "".join(kept).encode(errors="surrogateescape")
+
+
+def redirect_caches(env: Mapping[str, str], folder: str) -> dict[str, str]:
+    """Return variables that lead programs to a folder where a cache of the user is not there."""
+    home = env.get("HOME") or os.path.expanduser("~")
+    absent = {name: path.replace("~", home, 1) for path, name in read_table().absent.items() if name not in env}
+    return {name: os.path.join(folder, name.lower()) for name, path in absent.items() if not os.path.isdir(path)}
 
 
 def remove_variables(env: Mapping[str, str], exposed: Iterable[str]) -> dict[str, str]:

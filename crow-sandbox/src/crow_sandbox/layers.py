@@ -4,7 +4,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,36 +118,35 @@ def remove_tree(folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def make_layers(roots: Sequence[str], run: Path) -> list[Layer]:
-    """Make an empty layer for each root. Raises SandboxError."""
-    return [make_layer(Path(root), run, number) for number, root in enumerate(roots)]
+def make_layer(root: Path, run: Path, number: int, *, beside: bool) -> Layer:
+    """Make the empty layer of a root in the folder of its run, or `beside` the root. Raises OSError."""
+    place = make_folder_beside(root, run) if beside else run / f"layer-{number}"
+    for name in ("upper", "work"):
+        (place / name).mkdir(mode=0o700, parents=True)
+    os.chmod(place / "upper", os.stat(root).st_mode & 0o7777)  # the view's folder has the permissions of this one
+    marker = place / "start"
+    marker.touch()
+    return Layer(root, place / "upper", place / "work", marker.stat().st_ctime_ns)
 
 
-def make_layer(root: Path, run: Path, number: int) -> Layer:
-    """Make the layer of a root in the folder of its run, or beside the root if that is on another file system."""
-    try:
-        place = run / f"layer-{number}"
-        if os.stat(run).st_dev != os.stat(root).st_dev:
-            place = make_folder_beside(root, run) or place
-        for name in ("upper", "work"):
-            (place / name).mkdir(mode=0o700, parents=True)
-        os.chmod(place / "upper", os.stat(root).st_mode & 0o7777)  # the view's folder has the permissions of this one
-        marker = place / "start"
-        marker.touch()
-        return Layer(root, place / "upper", place / "work", marker.stat().st_ctime_ns)
-    except OSError as error:
-        raise SandboxError(f"The copy-on-write view of {show(root)} cannot be made: {error.strerror}.") from error
+def find_places(root: Path, run: Path) -> tuple[bool, ...]:
+    """Say where the layer of a root may lie: beside it or not, the better place first.
+
+    Changes are moved from there, which is fast only in one file system.
+    """
+    of_root = os.stat(root).st_dev
+    if os.stat(run).st_dev == of_root:
+        return (False,)
+    is_possible = os.stat(root.parent).st_dev == of_root and os.access(root.parent, os.W_OK)
+    return (True, False) if is_possible else (False,)
 
 
-def make_folder_beside(root: Path, run: Path) -> Path | None:
-    """Make a hidden folder beside a root, and note it in the run; None if it would be on another file system, too."""
-    with suppress(OSError):
-        if os.stat(root.parent).st_dev == os.stat(root).st_dev:
-            made = Path(tempfile.mkdtemp(prefix=".crow-sandbox-", dir=root.parent))
-            with open(run / BESIDE, "ab") as file:
-                file.write(os.fsencode(made) + b"\0")
-            return made
-    return None
+def make_folder_beside(root: Path, run: Path) -> Path:
+    """Make a hidden folder beside a root, and note it in the run. Raises OSError."""
+    made = Path(tempfile.mkdtemp(prefix=".crow-sandbox-", dir=root.parent))
+    with open(run / BESIDE, "ab") as file:
+        file.write(os.fsencode(made) + b"\0")
+    return made
 
 
 def check_roots(roots: Iterable[str], folder: Path) -> list[str]:
@@ -201,6 +200,14 @@ def read_mounts() -> list[tuple[str, str]]:
     except OSError:
         return []
     return [(unescape(fields[4]), fields[fields.index("-") + 1]) for fields in lines]
+
+
+def find_inner_mount(folder: str, mounts: Iterable[tuple[str, str]]) -> str:
+    """Return the path of a file system that is mounted in a folder; "" if there is none.
+
+    The kernel makes no view of such a folder for this user, as it would show what the mount hides.
+    """
+    return next((path for path, _ in mounts if path != folder and is_in(path, folder)), "")
 
 
 def unescape(path: str) -> str:

@@ -21,7 +21,7 @@ RUNTIME = ("/run", "/var/run")
 """Folders with the sockets of the machine's services."""
 MODE_OF_TEMPORARY = 0o1777
 
-ROOT, OWN, CACHE, SHOWN, HIDDEN = 3, 4, 2, 5, 1
+HOME, HIDDEN, CACHE, ROOT, OWN, SHOWN = range(6)
 """The order of what lies at the same path."""
 
 
@@ -58,7 +58,8 @@ class SessionFolder:
         self.empty.touch(mode=0o444)
         self.filter = self.path / "filter"
         self.with_filter = self.filter.write_bytes(bubblewrap.make_filter()) > 0
-        self.proven: set[tuple[str, int]] = set()
+        self.places: dict[tuple[str, int], bool] = {}
+        """For each root and its device, of which a view was made: whether the layer lies beside it."""
         self.free: list[Path] = []
         self.made = 0
 
@@ -96,8 +97,8 @@ class SandboxRun:
         self.folder = folder
         """Holds the layers, the journal and the earlier files of this run."""
         self.layers = layers
-        self._session = session
-        self._proof = proof
+        self.session = session
+        self.proof = proof
         self._lock: int | None = lock
         self._caches: Path | None = None
 
@@ -112,9 +113,9 @@ class SandboxRun:
         """
         if self.policy.level == "off":
             return list(arguments), dict(env)
-        program = self._proof.overlay if self.policy.level == "review" else self._proof.binding
+        program = self.proof.overlay if self.policy.level == "review" else self.proof.binding
         if program is None:
-            raise SandboxError(self._proof.says)
+            raise SandboxError(self.proof.says)
         roots = find_roots(self.policy, self.layers)
         around = hidden.find_surroundings(env, self.policy.hidden, self.policy.exposed, roots)
         try:
@@ -125,13 +126,18 @@ class SandboxRun:
         variables = hidden.remove_variables(env, self.policy.exposed)
         options = bubblewrap.make_options(
             mounts,
-            {**variables, **bubblewrap.find_environment(variables)},
+            {**variables, **bubblewrap.find_environment(variables), **self._redirect_caches(variables)},
             place,
             share_network=self.policy.hosts is None,
-            with_filter=self._session.with_filter,
+            with_filter=self.session.with_filter,
         )
-        wrapped = bubblewrap.make_command(program, options, self.folder, self._session.filter)
+        wrapped = bubblewrap.make_command(program, options, self.folder, self.session.filter)
         return [*wrapped, *arguments], dict(bubblewrap.VARIABLES)
+
+    def _redirect_caches(self, variables: Mapping[str, str]) -> dict[str, str]:
+        """Return variables that lead programs to temporary files of the session where a cache is not there."""
+        temporary = os.path.realpath(self.session.temporary[0])
+        return hidden.redirect_caches(variables, os.path.join(temporary, ".caches"))
 
     def _make_mounts(
         self, around: hidden.Surroundings, roots: Sequence[str], folders: Iterable[str]
@@ -141,21 +147,21 @@ class SandboxRun:
         What is hidden in a folder that is hidden or empty as a whole is left out: it is not there.
         """
         own = sorted({os.path.realpath(path) for path in (*self.policy.writable, *folders) if os.path.isdir(path)})
-        temporary = [path for path in find_folders(self._session.temporary) if path not in roots]
+        temporary = [path for path in find_folders(self.session.temporary) if path not in roots]
         runtime = find_folders(RUNTIME)
-        data = os.path.realpath(self._session.path.parent)
+        data = os.path.realpath(self.session.path.parent)
         private = [*temporary, *runtime]
         places = [data, *(path for path in around.hidden if path not in (*roots, *own))]
         shown = [*roots, *own]
         for path in temporary:
-            yield make_mount(path, HIDDEN, "--bind", str(self._session.make_temporary(path)))
+            yield make_mount(path, HIDDEN, "--bind", str(self.session.make_temporary(path)))
         for path in runtime:
             yield make_mount(path, HIDDEN, "--tmpfs")
         for path in self._list_beside():
             yield make_mount(path, HIDDEN, "--tmpfs")
         for path in drop_inner(places):
             if not is_covered(path, private, shown):
-                yield make_mount(path, SHOWN, *bubblewrap.hide(path, self._session.empty))
+                yield make_mount(path, SHOWN, *bubblewrap.hide(path, self.session.empty))
         for number, (path, text) in enumerate(sorted(around.texts.items())):
             if not is_covered(path, [*private, *places], shown):
                 yield make_mount(path, SHOWN, "--ro-bind", str(self._write_text(number, text)))
@@ -164,31 +170,45 @@ class SandboxRun:
         yield from self._make_root_mounts(roots)
         for path in own:
             yield make_mount(path, OWN, "--bind", path)
-        if self._proof.overlay is not None:
+        if self.proof.overlay is not None:
             yield from self._make_cache_mounts(
-                [path for path in drop_inner(around.caches) if not is_covered(path, [*private, *places], ())], shown
+                [path for path in around.homes if not is_covered(path, private, ())],
+                [
+                    path
+                    for path in drop_inner(around.caches)
+                    if not is_covered(path, [*private, *places], ())
+                    and not any(layers.is_in(path, each) for each in shown)
+                ],
             )
 
     def _make_root_mounts(self, roots: Sequence[str]) -> Iterator[Mount]:
-        """Yield the roots by the level, and what other file systems lie in them, which stay read-only."""
+        """Yield the roots, by the level."""
         for layer in self.layers:
             yield make_overlay(str(layer.root), layer.upper, layer.work, ROOT)
         if self.policy.level != "review":
             kind = "--bind" if self.policy.level == "workspace" else "--ro-bind"
             yield from (make_mount(path, ROOT, kind, path) for path in roots)
-        for path, _ in layers.read_mounts():
-            if any(path != root and layers.is_in(path, root) for root in roots) and os.path.exists(path):
-                yield make_mount(path, CACHE, "--ro-bind", path)
 
-    def _make_cache_mounts(self, caches: Iterable[str], shown: Sequence[str]) -> Iterator[Mount]:
-        """Yield the caches, each with a layer of the session's."""
-        self._caches = self._caches or self._session.take_caches()
-        for path in caches:
-            if not any(layers.is_in(path, each) for each in shown):
-                place = self._caches / path.strip("/").replace("/", "-")
-                for name in ("upper", "work"):
-                    (place / name).mkdir(mode=0o700, parents=True, exist_ok=True)
-                yield make_overlay(path, place / "upper", place / "work", CACHE)
+    def _make_cache_mounts(self, homes: Iterable[str], caches: Iterable[str]) -> Iterator[Mount]:
+        """Yield the caches, each with a layer of the session's; and the homes, in whose view no socket or pipe leads
+        outside.
+
+        A view is known to work on the session's own file system alone.
+        """
+        self._caches = self._caches or self.session.take_caches()
+        device, mounts = os.stat(self.folder).st_dev, layers.read_mounts()
+        can_be_lower = {
+            path
+            for path in (*homes, *caches)
+            if os.stat(path).st_dev == device and not layers.find_inner_mount(path, mounts)
+        }
+        for path in can_be_lower.intersection(homes):
+            yield make_mount(path, HOME, *bubblewrap.make_closed_view(path), "--remount-ro")
+        for path in can_be_lower.intersection(caches).difference(homes):
+            place = self._caches / path.strip("/").replace("/", "-")
+            for name in ("upper", "work"):
+                (place / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+            yield make_overlay(path, place / "upper", place / "work", CACHE)
 
     def _list_beside(self) -> Iterator[str]:
         """Yield the folders beside the roots that hold layers."""
@@ -219,7 +239,7 @@ class SandboxRun:
         os.close(self._lock)
         self._lock = None
         if self._caches is not None:
-            self._session.free.append(self._caches)
+            self.session.free.append(self._caches)
 
 
 class Sandbox:
@@ -263,30 +283,41 @@ class Sandbox:
         run = SandboxRun(policy, folder, [], self._session, proof, lock)
         try:
             if policy.level == "review":
-                run.layers = layers.make_layers(roots, folder)
-                for layer in run.layers:
-                    self._prove_root(layer, proof, self._session)
+                run.layers = [self._make_layer(Path(root), number, run) for number, root in enumerate(roots)]
         except SandboxError:
             run.remove()
             raise
         self._runs.append(run)
         return run
 
-    def _prove_root(self, layer: Layer, proof: Proof, session: SessionFolder) -> None:
-        """Prove once that a root can be below a copy-on-write view. Raises SandboxError."""
-        key = (str(layer.root), os.stat(layer.root).st_dev)
-        if key in session.proven or proof.overlay is None:
-            return
-        program = proof.overlay.program
-        view = make_overlay(str(layer.root), layer.upper, layer.work, ROOT).arguments
-        done = bubblewrap.run([program, *bubblewrap.NAMESPACES, *bubblewrap.VIEW, *view, program, "--version"])
-        if isinstance(done, str):
-            kind = layers.read_file_system(str(layer.root))
+    def _make_layer(self, root: Path, number: int, run: SandboxRun) -> Layer:
+        """Make the layer of a root where a copy-on-write view of it was made before, or is. Raises SandboxError."""
+        session, program = run.session, run.proof.overlay
+        assert program is not None
+        if inner := layers.find_inner_mount(str(root), layers.read_mounts()):
             raise SandboxError(
-                f"There is no copy-on-write view of {layers.show(layer.root)}, which is on {kind or 'another system'}: "
-                f"{program} says: {done}."
+                f"There is no copy-on-write view of {layers.show(root)}, because another file system is mounted in it: "
+                f"{layers.show(inner)}."
             )
-        session.proven.add(key)
+        key, reason = (str(root), os.stat(root).st_dev), ""
+        for beside in [session.places[key]] if key in session.places else layers.find_places(root, run.folder):
+            try:
+                layer = layers.make_layer(root, run.folder, number, beside=beside)
+            except OSError as error:
+                reason = error.strerror or str(error)
+                continue
+            if key not in session.places:
+                view = make_overlay(str(root), layer.upper, layer.work, ROOT).arguments
+                done = bubblewrap.run(
+                    [program.program, *bubblewrap.NAMESPACES, *bubblewrap.VIEW, *view, program.program, "--version"]
+                )
+                if isinstance(done, str):
+                    reason = done
+                    continue
+                session.places[key] = beside
+            return layer
+        kind = layers.read_file_system(str(root)) or "a file system that is not known"
+        raise SandboxError(f"There is no copy-on-write view of {layers.show(root)}, which is on {kind}: {reason}.")
 
     async def close(self) -> None:
         """End the session's network, and remove its runs."""
