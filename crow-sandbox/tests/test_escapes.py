@@ -45,13 +45,18 @@ def stranger() -> Iterator[subprocess.Popen[bytes]]:
 # writing
 
 FOLDERS = [
-    *("/", "/bin", "/boot", "/dev", "/dev/shm", "/dev/mqueue", "/etc", "/etc/cron.d", "/etc/profile.d", "/etc/ld.so.conf.d"),
-    *("/home", "/lib", "/lib/systemd/system", "/media", "/mnt", "/opt", "/proc", "/root", "/run", "/run/lock", "/sbin", "/srv"),
-    *("/sys", "/sys/fs/cgroup", "/sys/fs/cgroup/memory", "/sys/kernel/debug", "/usr", "/usr/bin", "/usr/lib", "/usr/local/bin"),
-    *("/usr/share", "/var", "/var/cache", "/var/lib", "/var/log", "/var/spool", "/var/spool/cron", "/var/tmp", "/tmp"),
-    *("~", "~/.ssh", "~/.config", "~/.config/autostart", "~/.config/crow", "~/.local/bin", "~/.local/share", "~/.cache"),
-    *("~/.cargo/bin", "~/.local/share/crow", "~/.local/share/crow/sandbox", "~/beside", "~/beside/.git/hooks", "~/project/.."),
-    *("/proc/1/cwd", "/proc/1/root", "/proc/self/root", "/proc/self/cwd/..", "/proc/sys/fs/binfmt_misc", "~/project/../beside"),
+    "/", "/bin", "/boot", "/dev", "/dev/shm", "/dev/mqueue", "/etc", "/etc/cron.d", "/etc/profile.d",
+    "/etc/ld.so.conf.d",
+    "/home", "/lib", "/lib/systemd/system", "/media", "/mnt", "/opt", "/proc", "/root", "/run", "/run/lock", "/sbin",
+    "/srv",
+    "/sys", "/sys/fs/cgroup", "/sys/fs/cgroup/memory", "/sys/kernel/debug", "/usr", "/usr/bin", "/usr/lib",
+    "/usr/local/bin",
+    "/usr/share", "/var", "/var/cache", "/var/lib", "/var/log", "/var/spool", "/var/spool/cron", "/var/tmp", "/tmp",
+    "~", "~/.ssh", "~/.config", "~/.config/autostart", "~/.config/crow", "~/.local/bin", "~/.local/share", "~/.cache",
+    "~/.cargo/bin", "~/.local/share/crow", "~/.local/share/crow/sandbox", "~/beside", "~/beside/.git/hooks",
+    "~/project/..",
+    "/proc/1/cwd", "/proc/1/root", "/proc/self/root", "/proc/self/cwd/..", "/proc/sys/fs/binfmt_misc",
+    "~/project/../beside",
 ]  # fmt: skip
 
 
@@ -67,21 +72,30 @@ def test_new_file_does_not_appear_outside(world, folder: str):
 
 
 FILES = [
-    *("/etc/passwd", "/etc/group", "/etc/shadow", "/etc/sudoers", "/etc/hosts", "/etc/hostname", "/etc/resolv.conf", "/etc/fstab"),
-    *("/etc/crontab", "/etc/profile", "/etc/bash.bashrc", "/etc/environment", "/etc/ld.so.cache", "/etc/ld.so.conf", "/bin/sh"),
-    *("/usr/bin/env", "/proc/sys/kernel/core_pattern", "/proc/sys/kernel/modprobe", "/proc/sys/kernel/hostname"),
-    *("/proc/sys/kernel/randomize_va_space", "/proc/sys/kernel/yama/ptrace_scope", "/proc/sys/kernel/dmesg_restrict"),
-    *("/proc/sys/kernel/unprivileged_bpf_disabled", "/proc/sys/kernel/panic", "/proc/sys/kernel/pid_max", "/proc/sys/vm/overcommit_memory"),
-    *("/proc/sys/vm/drop_caches", "/proc/sys/fs/file-max", "/proc/sys/fs/suid_dumpable", "/proc/sys/net/ipv4/ip_forward"),
-    *("/proc/sys/user/max_user_namespaces", "/proc/sysrq-trigger", "/proc/mtrr", "/proc/irq/default_smp_affinity", "/proc/kcore"),
-    *("/proc/kmsg", "/proc/timer_list", "/proc/fs/nfsd/threads", "/proc/acpi/wakeup", "/proc/bus/pci/devices", "/proc/scsi/scsi"),
-    *("/dev/mem", "/dev/kmem", "/dev/port", "/dev/kmsg", "/dev/vda", "/dev/sda", "/dev/nvme0n1", "/dev/loop0", "/dev/loop-control"),
-    *("/dev/fuse", "/dev/net/tun", "/dev/kvm", "/dev/vsock", "/dev/console", "/dev/tty0", "/dev/tty1", "/dev/vcs", "/dev/uinput"),
-    *("/sys/power/state", "/sys/kernel/uevent_helper", "/sys/kernel/mm/transparent_hugepage/enabled", "/sys/fs/cgroup/memory/release_agent"),
-    *("/sys/fs/cgroup/memory/cgroup.procs", "/sys/fs/cgroup/cgroup.procs", "/sys/fs/cgroup/unified/cgroup.procs"),
-    *("/sys/module/kernel/parameters/panic", "/sys/block/vda/queue/scheduler", "/sys/devices/system/cpu/cpu1/online"),
-    *("~/.bashrc", "~/.profile", "~/.zshrc", "~/.gitconfig", "~/.npmrc", "~/.config/crow/config.toml", "~/beside/file"),
-    *("/proc/1/exe", "/proc/1/mem", "/proc/1/environ", "/proc/1/oom_score_adj", "/proc/self/exe"),
+    "/etc/passwd", "/etc/group", "/etc/shadow", "/etc/sudoers", "/etc/hosts", "/etc/hostname", "/etc/resolv.conf",
+    "/etc/fstab",
+    "/etc/crontab", "/etc/profile", "/etc/bash.bashrc", "/etc/environment", "/etc/ld.so.cache", "/etc/ld.so.conf",
+    "/bin/sh",
+    "/usr/bin/env", "/proc/sys/kernel/core_pattern", "/proc/sys/kernel/modprobe", "/proc/sys/kernel/hostname",
+    "/proc/sys/kernel/randomize_va_space", "/proc/sys/kernel/yama/ptrace_scope", "/proc/sys/kernel/dmesg_restrict",
+    "/proc/sys/kernel/unprivileged_bpf_disabled", "/proc/sys/kernel/panic", "/proc/sys/kernel/pid_max",
+    "/proc/sys/vm/overcommit_memory",
+    "/proc/sys/vm/drop_caches", "/proc/sys/fs/file-max", "/proc/sys/fs/suid_dumpable",
+    "/proc/sys/net/ipv4/ip_forward",
+    "/proc/sys/user/max_user_namespaces", "/proc/sysrq-trigger", "/proc/mtrr", "/proc/irq/default_smp_affinity",
+    "/proc/kcore",
+    "/proc/kmsg", "/proc/timer_list", "/proc/fs/nfsd/threads", "/proc/acpi/wakeup", "/proc/bus/pci/devices",
+    "/proc/scsi/scsi",
+    "/dev/mem", "/dev/kmem", "/dev/port", "/dev/kmsg", "/dev/vda", "/dev/sda", "/dev/nvme0n1", "/dev/loop0",
+    "/dev/loop-control",
+    "/dev/fuse", "/dev/net/tun", "/dev/kvm", "/dev/vsock", "/dev/console", "/dev/tty0", "/dev/tty1", "/dev/vcs",
+    "/dev/uinput",
+    "/sys/power/state", "/sys/kernel/uevent_helper", "/sys/kernel/mm/transparent_hugepage/enabled",
+    "/sys/fs/cgroup/memory/release_agent",
+    "/sys/fs/cgroup/memory/cgroup.procs", "/sys/fs/cgroup/cgroup.procs", "/sys/fs/cgroup/unified/cgroup.procs",
+    "/sys/module/kernel/parameters/panic", "/sys/block/vda/queue/scheduler", "/sys/devices/system/cpu/cpu1/online",
+    "~/.bashrc", "~/.profile", "~/.zshrc", "~/.gitconfig", "~/.npmrc", "~/.config/crow/config.toml", "~/beside/file",
+    "/proc/1/exe", "/proc/1/mem", "/proc/1/environ", "/proc/1/oom_score_adj", "/proc/self/exe",
 ]  # fmt: skip
 OF_SANDBOX = ("/proc/1/mem", "/proc/1/oom_score_adj")
 """Files of the sandbox's own first process."""
@@ -103,12 +117,18 @@ def test_file_outside_is_not_opened_for_writing(world, file: str):
 @pytest.mark.parametrize(
     "change",
     [
-        "os.chmod(p, 0o777)", "os.utime(p, (0, 0))", "os.remove(p)", "os.rename(p, p + '2')", "os.truncate(p, 0)", "os.chown(p, os.getuid(), os.getgid())",
-        "os.setxattr(p, 'user.x', b'1')", "os.link(p, p + '2')", "os.link(p, 'linked')", "os.rename(p, 'moved')", "os.rename('file', p)", "os.link('file', p + '2')",
-        "os.symlink('/', p + '2')", "os.mkfifo(p + '2')", "os.rmdir(os.path.dirname(p))", "os.mknod(p + '2')", "os.open(p, os.O_RDWR)", "os.open(os.path.dirname(p), os.O_TMPFILE | os.O_RDWR)",
-        "fcntl.ioctl(os.open(p, os.O_RDONLY), 0x40086602, struct.pack('l', 0x10))", "os.open(f'/proc/self/fd/{os.open(p, os.O_RDONLY)}', os.O_WRONLY)",
-        "os.remove('name', dir_fd=os.open(os.path.dirname(p), os.O_RDONLY))", "os.open('file', os.O_WRONLY, dir_fd=os.open(os.path.dirname(p), os.O_PATH))",
-        "os.posix_fallocate(os.open(p, os.O_RDONLY), 0, 100)", "os.removexattr(p, 'user.y')", "os.open(os.path.join('/proc/self/cwd', '../beside/file'), os.O_WRONLY)",
+        "os.chmod(p, 0o777)", "os.utime(p, (0, 0))", "os.remove(p)", "os.rename(p, p + '2')", "os.truncate(p, 0)",
+        "os.chown(p, os.getuid(), os.getgid())",
+        "os.setxattr(p, 'user.x', b'1')", "os.link(p, p + '2')", "os.link(p, 'linked')", "os.rename(p, 'moved')",
+        "os.rename('file', p)", "os.link('file', p + '2')",
+        "os.symlink('/', p + '2')", "os.mkfifo(p + '2')", "os.rmdir(os.path.dirname(p))", "os.mknod(p + '2')",
+        "os.open(p, os.O_RDWR)", "os.open(os.path.dirname(p), os.O_TMPFILE | os.O_RDWR)",
+        "fcntl.ioctl(os.open(p, os.O_RDONLY), 0x40086602, struct.pack('l', 0x10))",
+        "os.open(f'/proc/self/fd/{os.open(p, os.O_RDONLY)}', os.O_WRONLY)",
+        "os.remove('name', dir_fd=os.open(os.path.dirname(p), os.O_RDONLY))",
+        "os.open('file', os.O_WRONLY, dir_fd=os.open(os.path.dirname(p), os.O_PATH))",
+        "os.posix_fallocate(os.open(p, os.O_RDONLY), 0, 100)", "os.removexattr(p, 'user.y')",
+        "os.open(os.path.join('/proc/self/cwd', '../beside/file'), os.O_WRONLY)",
         "__import__('mmap').mmap(os.open(p, os.O_RDONLY), 4, prot=2)",
     ],
 )  # fmt: skip
@@ -254,21 +274,28 @@ def test_setuid_program_gains_nothing(world, program: str):
         pytest.skip("not on this machine")
     copy = world.root / f"own-{program}"
     result = world.shell(
-        f"{found} --help >/dev/null 2>&1; cp {found} {copy}; chmod 4755 {copy}; {copy} --version >/dev/null 2>&1; grep -h -E '^(CapEff|CapPrm)' /proc/self/status;"
-        f"grep ' / ' /proc/self/mountinfo | head -1; id -u"
+        f"{found} --help >/dev/null 2>&1; cp {found} {copy}; chmod 4755 {copy}; {copy} --version >/dev/null 2>&1;"
+        " grep -h -E '^(CapEff|CapPrm)' /proc/self/status;",
+        "grep ' / ' /proc/self/mountinfo | head -1; id -u",
     )
-    assert re.findall(r"Cap\w+:\t0{16}", result.stdout) and result.stdout.split()[-1] == str(os.getuid())
+    assert re.findall(r"Cap\w+:\t0{16}", result.stdout)
+    assert result.stdout.split()[-1] == str(os.getuid())
     assert "nosuid" in result.stdout
 
 
 @pytest.mark.parametrize(
     "command",
     [
-        "unshare -Ur true", "unshare -r true", "unshare -m true", "unshare -n true", "unshare -p -f true", "unshare -U true", "nsenter -t 1 -m true", "nsenter -t 1 -a true",
-        "chroot / true", "mount -t tmpfs none /mnt", "mount -o remount,rw /", "mount --bind / /mnt", "umount -l /proc", "umount /run", "mount -t proc proc /mnt", "mount -t overlay o /mnt",
-        "mknod device c 1 3", "mknod device b 254 0", "chown 1:1 file", "ip link add dummy0 type dummy", "ip addr add 10.9.8.7/8 dev lo", "setcap cap_sys_admin+ep file",
-        "BWRAP --ro-bind / / true", "BWRAP --unshare-user --ro-bind / / true", "BWRAP --dev-bind / / --cap-add ALL true", "dmesg", "swapon /dev/vda", "losetup /dev/loop0 file",
-        "sysctl -w kernel.hostname=evil", "hostname evil", "date -s 2001-01-01", "chattr +i /etc/passwd", "setfattr -n security.capability -v x file", "fusermount3 -o rw x",
+        "unshare -Ur true", "unshare -r true", "unshare -m true", "unshare -n true", "unshare -p -f true",
+        "unshare -U true", "nsenter -t 1 -m true", "nsenter -t 1 -a true",
+        "chroot / true", "mount -t tmpfs none /mnt", "mount -o remount,rw /", "mount --bind / /mnt",
+        "umount -l /proc", "umount /run", "mount -t proc proc /mnt", "mount -t overlay o /mnt",
+        "mknod device c 1 3", "mknod device b 254 0", "chown 1:1 file", "ip link add dummy0 type dummy",
+        "ip addr add 10.9.8.7/8 dev lo", "setcap cap_sys_admin+ep file",
+        "BWRAP --ro-bind / / true", "BWRAP --unshare-user --ro-bind / / true",
+        "BWRAP --dev-bind / / --cap-add ALL true", "dmesg", "swapon /dev/vda", "losetup /dev/loop0 file",
+        "sysctl -w kernel.hostname=evil", "hostname evil", "date -s 2001-01-01", "chattr +i /etc/passwd",
+        "setfattr -n security.capability -v x file", "fusermount3 -o rw x",
     ],
 )  # fmt: skip
 def test_command_of_an_administrator_fails(world, command: str):
@@ -283,11 +310,13 @@ def test_command_of_an_administrator_fails(world, command: str):
 PROCESS_SCRIPTS = {
     "ptrace": "escaped(call(101, 16, PID, 0, 0))",
     "seize": "escaped(call(101, 0x4206, PID, 0, 0))",
-    "read memory": "b = ctypes.create_string_buffer(8)\nescaped((libc.process_vm_readv(PID, 0, 0, 0, 0, 0) if os.path.exists('/proc/PID') else -1, ''))",
+    "read memory": "b = ctypes.create_string_buffer(8); v = struct.pack('PP', ctypes.addressof(b), 8)\n"
+    "escaped((libc.process_vm_readv(PID, v, 1, v, 1, 0), ''))",
     "kill": "attempt(os.kill, PID, 9)",
     "stop": "attempt(os.kill, PID, signal.SIGSTOP)",
     "probe": "attempt(os.kill, PID, 0)",
-    "kill all": "import subprocess\nprint(subprocess.run(['/bin/sh', '-c', 'kill -9 -1'], start_new_session=True).returncode)",
+    "kill all": "import subprocess\n"
+    "print(subprocess.run(['/bin/sh', '-c', 'kill -9 -1'], start_new_session=True).returncode)",
     "kill the group": "attempt(os.killpg, PID, 9)",
     "pidfd": "attempt(os.pidfd_open, PID)",
     "root": "attempt(os.listdir, '/proc/PID/root')",
@@ -300,9 +329,11 @@ PROCESS_SCRIPTS = {
     "affinity": "attempt(os.sched_setaffinity, PID, {0})",
     "priority": "attempt(os.setpriority, 0, PID, 19)",
     "kcmp": "escaped(call(312, PID, 1, 0, 0, 0))",
-    "seen": "print('ESCAPED' if any('of a stranger' in open(f'/proc/{p}/environ', errors='replace').read() for p in os.listdir('/proc') if p.isdecimal()) else '')",
+    "seen": "for p in os.listdir('/proc'):\n"
+    "    if p.isdecimal() and 'of a stranger' in open(f'/proc/{p}/environ').read(): print('ESCAPED')",
     "parents": "print('ESCAPED' if os.getppid() not in (0, 1, 2, 3) else '')",
-    "namespace of the first process": "import glob\nfor f in glob.glob('/proc/1/ns/*'): escaped(call(308, os.open(f, os.O_RDONLY), 0)) if os.readlink(f) != os.readlink(f.replace('/1/', '/self/')) else 0",
+    "namespace of the first process": "import glob\nfor f in glob.glob('/proc/1/ns/*'):\n"
+    "    if os.readlink(f) != os.readlink(f.replace('/1/', '/self/')): escaped(call(308, os.open(f, os.O_RDONLY), 0))",
     "memory of the first process": "print('ESCAPED' if b'of-the-user' in open('/proc/1/environ', 'rb').read() else '')",
 }  # fmt: skip
 
@@ -355,8 +386,11 @@ def listen(path: str | bytes, kind: int = socket.SOCK_STREAM) -> socket.socket:
 )
 def test_socket_outside_is_out_of_reach(world, place: str, kind: str):
     paths = {
-        "home": world.home / "service", "tmp": world.base / "tmp/s", "beside": world.beside / "s", "root": world.root / "s", "docker": world.home / ".docker/run/docker.sock",
-        "ssh-agent": world.home / ".ssh/agent", "gpg-agent": world.home / ".gnupg/S.gpg-agent", "link": world.home / "elsewhere/s", "late": world.home / ".ssh/late",
+        "home": world.home / "service", "tmp": world.base / "tmp/s",
+        "beside": world.beside / "s", "root": world.root / "s",
+        "docker": world.home / ".docker/run/docker.sock",
+        "ssh-agent": world.home / ".ssh/agent", "gpg-agent": world.home / ".gnupg/S.gpg-agent",
+        "link": world.home / "elsewhere/s", "late": world.home / ".ssh/late",
     }  # fmt: skip
     path = f"\0crow-test-{os.getpid()}" if place == "abstract" else str(paths[place])
     if place != "abstract":
@@ -407,7 +441,8 @@ def test_server_on_loopback_is_out_of_reach(world, family: str):
         pytest.skip("not on this machine")
     with server:
         result = world.python(f"{CALLS}\nattempt(socket.create_connection, ({family!r}, {server.getsockname()[1]}), 3)")
-    assert "ESCAPED" not in result.stdout and result.stdout
+    assert "ESCAPED" not in result.stdout
+    assert result.stdout
 
 
 @pytest.mark.parametrize("script", [
@@ -430,7 +465,8 @@ def test_shared_memory_is_the_commands_own(world):
     Path(name).write_text(world.secret)
     try:
         result = world.shell(f"cat {name}; ls -A /dev/shm; echo x > {name}; ls /dev/mqueue 2>/dev/null")
-        assert world.secret not in result.stdout and Path(name).read_text() == world.secret
+        assert world.secret not in result.stdout
+        assert Path(name).read_text() == world.secret
         assert Path(name).name not in result.stdout
     finally:
         os.unlink(name)
@@ -448,7 +484,8 @@ def test_memory_of_system_v_is_the_commands_own(world, get: str, remove: str):
         result = world.python(
             f"{CALLS}\nescaped((libc.{opened}, ''))\nprint(len(open('/proc/sysvipc/{get[:3]}').readlines()))"
         )
-        assert "ESCAPED" not in result.stdout and result.stdout.split()[-1] == "1"
+        assert "ESCAPED" not in result.stdout
+        assert result.stdout.split()[-1] == "1"
     finally:
         arguments = f"{int(made)}, 0, 0" if remove != "semctl" else f"{int(made)}, 0, 0, 0"
         subprocess.run([sys.executable, "-c", f"{script}libc.{remove}({arguments})"], check=True)
@@ -458,11 +495,17 @@ def test_memory_of_system_v_is_the_commands_own(world, get: str, remove: str):
 
 
 @pytest.mark.parametrize("script", [
-    "ln -s {o} l; echo evil > l/file", "ln -s {o}/file l; echo evil > l", "ln -s {o}/file l; cp -f file l", "ln {o}/file l && echo evil > l", "ln -s / l; echo evil > l{o}/file",
-    "mkdir d; mv d {o}/d", "echo evil | tee {o}/file", "cp file {o}/file", "mv file {o}/file", "dd if=file of={o}/file", "sed -i s/o/e/ {o}/file", "install file {o}/file", "truncate -s 0 {o}/file",
-    "rm -rf {o}", "rm -rf ..", "rm -rf ~", "rsync file {o}/file", "tar cf - file | tar xf - -C {o}", "git init {o}", "cd ..; rm -rf beside", "python3 -c 'open(\"{o}/file\",\"w\")'",
-    "exec 7>{o}/file", "cat /proc/self/mountinfo; echo evil > $(grep -o 'upperdir=[^,]*' /proc/self/mountinfo | tail -1 | cut -d= -f2)/planted", "mkdir -p a/b; cd a/b; rm -rf ../../../beside",
-    "printf 'int x;' > evil.c; echo {o} > /etc/ld.so.preload", "ln -sfn {o} file; echo evil > file/file", "find {o} -delete", "chmod -R 777 {o}", "touch {o}/file", "ln -sf {o} {o}/../project",
+    "ln -s {o} l; echo evil > l/file", "ln -s {o}/file l; echo evil > l", "ln -s {o}/file l; cp -f file l",
+    "ln {o}/file l && echo evil > l", "ln -s / l; echo evil > l{o}/file",
+    "mkdir d; mv d {o}/d", "echo evil | tee {o}/file", "cp file {o}/file", "mv file {o}/file",
+    "dd if=file of={o}/file", "sed -i s/o/e/ {o}/file", "install file {o}/file", "truncate -s 0 {o}/file",
+    "rm -rf {o}", "rm -rf ..", "rm -rf ~", "rsync file {o}/file", "tar cf - file | tar xf - -C {o}", "git init {o}",
+    "cd ..; rm -rf beside", "python3 -c 'open(\"{o}/file\",\"w\")'",
+    "exec 7>{o}/file",
+    "echo evil > $(grep -o 'upperdir=[^,]*' /proc/self/mountinfo | tail -1 | cut -d= -f2)/planted",
+    "mkdir -p a/b; cd a/b; rm -rf ../../../beside",
+    "printf 'int x;' > evil.c; echo {o} > /etc/ld.so.preload", "ln -sfn {o} file; echo evil > file/file",
+    "find {o} -delete", "chmod -R 777 {o}", "touch {o}/file", "ln -sf {o} {o}/../project",
 ])  # fmt: skip
 def test_shell_does_not_change_what_is_outside(world, script: str):
     before = {
@@ -552,7 +595,8 @@ def test_program_planted_in_the_root_does_not_run_outside(world, file: str):
         "PYTHONPATH": str(world.root),
     }
     world.shell("true", run=run, env=variables)
-    assert not (world.beside / "planted").exists() and not (world.root / file).exists()
+    assert not (world.beside / "planted").exists()
+    assert not (world.root / file).exists()
 
 
 @pytest.mark.parametrize("variable", ["LD_PRELOAD", "LD_LIBRARY_PATH", "LD_AUDIT", "BASH_ENV", "ENV", "PATH"])
@@ -586,9 +630,11 @@ def test_credential_is_not_read(world, pattern: str):
     else:
         path.write_text(world.secret)
     result = world.shell(
-        f"ls -A {path}; cat {path} {path}/* {path}/*/* 2>/dev/null; tar cf - {path} 2>/dev/null; cp -r {path} copied; cat copied copied/inner/key; grep -r cret {path}"
+        f"ls -A {path}; cat {path} {path}/* {path}/*/* 2>/dev/null; tar cf - {path} 2>/dev/null;"
+        f" cp -r {path} copied; cat copied copied/inner/key; grep -r cret {path}",
     )
-    assert world.secret not in result.stdout and "inner" not in result.stdout.split("\n")[0]
+    assert world.secret not in result.stdout
+    assert "inner" not in result.stdout.split("\n")[0]
     if path.is_dir() and not path.is_relative_to(world.sandbox.folder.parent):
         shutil.rmtree(path)
 
@@ -628,8 +674,10 @@ def test_credential_is_not_read_through_a_link(world, place: str):
     ],
 )
 @pytest.mark.parametrize("line", [
-    "//registry.npmjs.org/:_authToken={s}", "export OPENAI_API_KEY={s}", "index-url = https://me:{s}@pypi.example/simple", "password={s}", "set -gx GH_TOKEN {s}",
-    'token = "{s}"', "header = Authorization: Bearer {s}", "extraheader = AUTHORIZATION: basic {s}", "AWS_SECRET_ACCESS_KEY={s}",
+    "//registry.npmjs.org/:_authToken={s}", "export OPENAI_API_KEY={s}",
+    "index-url = https://me:{s}@pypi.example/simple", "password={s}", "set -gx GH_TOKEN {s}",
+    'token = "{s}"', "header = Authorization: Bearer {s}", "extraheader = AUTHORIZATION: basic {s}",
+    "AWS_SECRET_ACCESS_KEY={s}",
 ])  # fmt: skip
 @pytest.mark.sampled(4)
 def test_settings_are_read_without_their_secrets(world, file: str, line: str):
@@ -641,18 +689,24 @@ def test_settings_are_read_without_their_secrets(world, file: str, line: str):
 
 
 @pytest.mark.parametrize("name", [
-    "OPENAI_API_KEY", "ANTHROPIC_API_KEY", "AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID", "AWS_SESSION_TOKEN", "GITHUB_TOKEN", "GH_TOKEN", "GITLAB_TOKEN", "NPM_TOKEN", "NODE_AUTH_TOKEN",
-    "PYPI_TOKEN", "UV_PUBLISH_TOKEN", "UV_PUBLISH_PASSWORD", "TWINE_PASSWORD", "CARGO_REGISTRY_TOKEN", "HF_TOKEN", "SLACK_BOT_TOKEN", "STRIPE_SECRET_KEY", "PGPASSWORD", "MYSQL_PWD",
-    "DATABASE_URL", "SENTRY_DSN", "AZURE_CLIENT_SECRET", "GOOGLE_APPLICATION_CREDENTIALS", "VAULT_TOKEN", "DOCKER_AUTH_CONFIG", "CI_JOB_TOKEN", "ACTIONS_RUNTIME_TOKEN", "SSH_AUTH_SOCK",
-    "DBUS_SESSION_BUS_ADDRESS", "DOCKER_HOST", "XDG_RUNTIME_DIR", "KUBECONFIG", "openai_api_key", "MY_PASSWORD", "SECRET", "TOKEN", "PASSWORD", "RAILS_MASTER_KEY", "SECRET_KEY_BASE",
-    "JWT_SECRET", "SMTP_PASS", "AZURE_PAT", "COOKIE", "ACCESS_TOKEN", "AUTH", "XAUTHORITY", "DISPLAY", "GPG_AGENT_INFO", "BW_SESSION", "ENCRYPTION_KEY", "TF_VAR_token",
+    "OPENAI_API_KEY", "ANTHROPIC_API_KEY", "AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID", "AWS_SESSION_TOKEN",
+    "GITHUB_TOKEN", "GH_TOKEN", "GITLAB_TOKEN", "NPM_TOKEN", "NODE_AUTH_TOKEN",
+    "PYPI_TOKEN", "UV_PUBLISH_TOKEN", "UV_PUBLISH_PASSWORD", "TWINE_PASSWORD", "CARGO_REGISTRY_TOKEN", "HF_TOKEN",
+    "SLACK_BOT_TOKEN", "STRIPE_SECRET_KEY", "PGPASSWORD", "MYSQL_PWD",
+    "DATABASE_URL", "SENTRY_DSN", "AZURE_CLIENT_SECRET", "GOOGLE_APPLICATION_CREDENTIALS", "VAULT_TOKEN",
+    "DOCKER_AUTH_CONFIG", "CI_JOB_TOKEN", "ACTIONS_RUNTIME_TOKEN", "SSH_AUTH_SOCK",
+    "DBUS_SESSION_BUS_ADDRESS", "DOCKER_HOST", "XDG_RUNTIME_DIR", "KUBECONFIG", "openai_api_key", "MY_PASSWORD",
+    "SECRET", "TOKEN", "PASSWORD", "RAILS_MASTER_KEY", "SECRET_KEY_BASE",
+    "JWT_SECRET", "SMTP_PASS", "AZURE_PAT", "COOKIE", "ACCESS_TOKEN", "AUTH", "XAUTHORITY", "DISPLAY",
+    "GPG_AGENT_INFO", "BW_SESSION", "ENCRYPTION_KEY", "TF_VAR_token",
 ])  # fmt: skip
 @pytest.mark.sampled(4)
 def test_variable_with_a_secret_is_not_read(world, name: str):
     result = world.shell(
         "env; tr '\\0' '\\n' < /proc/1/environ; cat /proc/*/environ", env={name: world.secret, "ORDINARY": "stays"}
     )
-    assert world.secret not in result.stdout and "ORDINARY=stays" in result.stdout
+    assert world.secret not in result.stdout
+    assert "ORDINARY=stays" in result.stdout
 
 
 @pytest.mark.parametrize("value", ["postgres://me:{s}@db/x", "https://token:{s}@example.com", "amqp://:{s}@h"])
@@ -729,7 +783,8 @@ def test_mount_made_outside_meanwhile_is_not_written(world):
     with subprocess.Popen(
         wrapped, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as process:
-        assert process.stdin and process.stdout
+        assert process.stdin
+        assert process.stdout
         process.stdout.readline()
         if subprocess.run(["mount", "-t", "tmpfs", "none", str(place)], capture_output=True).returncode:
             process.kill()
@@ -748,5 +803,6 @@ def test_upper_folder_is_neither_seen_nor_written(world):
         f"ls -A {upper}; ls -A {world.sandbox.folder}; echo x > {upper}/planted; ls {world.sandbox.folder.parent}",
         run=run,
     )
-    assert result.stdout == "" and not (upper / "planted").exists()
+    assert result.stdout == ""
+    assert not (upper / "planted").exists()
     assert stat.S_IMODE(run.folder.stat().st_mode) == 0o700
