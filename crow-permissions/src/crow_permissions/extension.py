@@ -197,8 +197,9 @@ def permissions(
         if may_run_git(session, tool_call, judgement):
             judgement = await judge_git(session, tool_call, judgement)
         session.state[OFFLINE].discard(tool_call.id)
-        may_review = reviews and judgement.may_review and review is not None
-        judgement = replace(judgement, may_review=may_review and await review.may_begin(session, tool_call))
+        may_review = reviews and judgement.may_review
+        may_review = may_review and review is not None and await review.may_begin(session, tool_call)
+        judgement = replace(judgement, may_review=may_review)
         return await collect_reasons(session, tool_call, judgement)
 
     async def collect_reasons(session: Session, tool_call: ToolCall, judgement: Judgement) -> Judgement:

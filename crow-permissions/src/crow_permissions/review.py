@@ -52,7 +52,11 @@ UNDO_BYTES = 500_000
 UNDO_FILES = 200
 UNDO_CHARACTERS = 2_000_000
 """How many files of one command, and how many characters in them, are kept for /undo."""
+UNDOABLE = [("file", "added"), ("file", "changed"), ("file", "removed"), ("folder", "added")]
+"""The types and kinds of changes of which /undo can keep the texts."""
+ASKS_BEFORE = "Commands are asked about before they run"
 GIT_TIMEOUT = 5.0
+"""Seconds that git may take to list files."""
 WANTS_OUTSIDE = re.compile(
     r"could not resolve host|temporary failure in name resolution|name or service not known|network is unreachable"
     r"|no address associated|failed to lookup address|dns error|getaddrinfo|ENOTFOUND|EAI_AGAIN|ENETUNREACH"
@@ -155,7 +159,7 @@ class Review:
             await session.notice(to_line(sentence), "warning")
 
     async def find_sandbox(self, session: Session) -> "Sandbox | None":
-        """Find the sandbox of a session; None where the level `review` does not hold, of which the user is told once."""
+        """Find the sandbox of a session; None, of which the user is told once, where `review` does not hold."""
         state = session.state[REVIEW]
         async with state.proving:
             if not state.is_proven:
@@ -167,9 +171,7 @@ class Review:
                 if standing.level == "review":
                     state.sandbox = sandbox
                 elif self.settings.is_wanted:
-                    await session.notice(
-                        to_line(f"Commands are asked about before they run: {standing.says}"), "warning"
-                    )
+                    await session.notice(to_line(f"{ASKS_BEFORE}: {standing.says}"), "warning")
         return state.sandbox
 
     async def may_begin(self, session: Session, tool_call: ToolCall) -> bool:
@@ -194,7 +196,7 @@ class Review:
             session.state[OFFLINE].discard(tool_call.id)
             if state.fault != str(error):
                 state.fault = str(error)
-                await session.notice(to_line(f"Commands are asked about before they run: {error}"), "warning")
+                await session.notice(to_line(f"{ASKS_BEFORE}: {error}"), "warning")
             return False
         start = session.folders.starts.get(tool_call.id) or session.cwd
         state.commands[tool_call.id] = ReviewedCommand(run, tool_call, start, permissions.mode == "plan")
@@ -272,7 +274,7 @@ async def decide_changes(
     if command.in_plan or mode == "plan":
         return ReviewDecision(False, "plan mode")
     if found.denied:
-        return ReviewDecision(False, f"the rule {str(found.denied[1])!r} says deny, and this changes {found.denied[0]}")
+        return ReviewDecision(False, f"the rule {found.denied[1]!r} says deny, and this changes {found.denied[0]}")
     if mode == "yolo":
         return ReviewDecision(True, "mode yolo")
     if found.must_ask:
@@ -301,12 +303,11 @@ def list_tracked(found: ChangeSet) -> set[str]:
     tracked: set[str] = set()
     for root in {each.change.layer.root for each in removed}:
         names = [each.change.path for each in removed if each.change.layer.root == root]
-        environment = {name: value for name, value in make_git_environment().items() if value is not None}
         try:
             listed = subprocess.run(
                 ["git", "--literal-pathspecs", "ls-files", "-z", "--", *names[:1000]],
                 cwd=root,
-                env={**os.environ, **environment},
+                env={**os.environ, **make_git_environment()},
                 capture_output=True,
                 timeout=GIT_TIMEOUT,
                 check=True,
@@ -354,13 +355,11 @@ async def ask_about_changes(
 
 def to_edits(applied: "Sequence[AppliedChange]") -> tuple[list[EditNotes], list[str]]:
     """Convert applied changes to edits that can be undone, and name those that cannot."""
-    from crow_sandbox.changes import list_files
-
     edits, stays, characters = list[EditNotes](), list[str](), 0
     for each in applied:
         change, root = each.change, each.change.layer.root
-        if change.mode_only or change.type != "file" and not (change.type == "folder" and change.kind == "added"):
-            stays += [] if change.times_only else [to_line(change.path)]
+        if change.mode_only or (change.type, change.kind) not in UNDOABLE:
+            stays.append(to_line(change.path))
             continue
         for name in [change.path] if change.type == "file" else list_applied(change.path, root):
             path = os.path.join(root, name)
@@ -437,9 +436,7 @@ async def settle_changes(
         found = await finish_in_thread(sort_for, session, permissions, command)
         result.meta["crow/stays"] = []
         if found.left:
-            result = add_note(
-                result, f"Not applied, as devices, sockets and pipes are not: {', '.join(found.left[:12])}"
-            )
+            result = add_note(result, f"Never applied, as no ordinary files: {', '.join(found.left[:12])}")
         if not found.shown:
             return result, found, None
         decision = await decide_changes(session, permissions, command, found)

@@ -2,9 +2,9 @@
 
 import os
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from crow_core.acp.schema import DiffContent
 from crow_core.masking import mask
@@ -13,7 +13,7 @@ from crow_core.text import show_invisible, to_line
 from crow_system.shortening import leave_out
 
 from crow_permissions.protected import find_protection
-from crow_permissions.rules import Rule, Rules, Verdict
+from crow_permissions.rules import Rules, Verdict
 from crow_permissions.subjects import EDITOR, from_root, is_below_any, spell_real_path
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class ChangeSet:
 
     shown: Sequence[ShownChange] = field(default_factory=list[ShownChange])
     """What may be applied, in the order of the question."""
-    denied: tuple[str, Rule] | None = None
+    denied: tuple[str, str] | None = None
     """A file that a rule forbids to change, and the rule."""
     left: Sequence[str] = field(default_factory=list[str])
     """What cannot be applied: devices, sockets and pipes."""
@@ -127,22 +127,22 @@ def sort_changes(
         verdict, reason = find_reason(session, rules, own, protected, found)
         if verdict == "deny":
             denied = denied or (name, reason)
-        shown.append(ShownChange(change, path, name, str(reason), found.is_git, found.is_cache))
+        shown.append(replace(found, reason=reason))
     shown.sort(key=lambda each: (not each.reason, each.change.kind != "removed", each.is_git, each.name))
     return ChangeSet(shown, denied, left)
 
 
 def find_reason(
     session: Session, rules: Rules, own: Sequence[str], protected: Sequence[str], found: ShownChange
-) -> "tuple[Verdict, Rule | str]":
+) -> tuple[Verdict, str]:
     """Find why a change is asked about in every case, or the rule that forbids it."""
-    change, verdict, reason = found.change, "allow", ""
+    change, verdict, reason = found.change, cast("Verdict", "allow"), ""
     for path in list_paths(found):
         if is_below_any(path, own, ignore_case=True):
             return "ask", "it is one of crow's own files"
         if rule := rules.find_for_file(EDITOR, spell_real_path(session, path), writes=True):
             if rule[0] == "deny":
-                return "deny", rule[1]
+                return "deny", str(rule[1])
             if rule[0] == "ask":
                 verdict, reason = "ask", reason or f"the rule {str(rule[1])!r} says ask"
         if not (found.is_git or found.is_cache) and (protection := find_protection_below(session, path, protected)):
@@ -170,7 +170,7 @@ def list_paths(found: ShownChange) -> Iterator[str]:
 
 
 def is_git_data(parts: Sequence[str]) -> bool:
-    """Test whether a path is that of something which git keeps for itself, in a repository or in one of its worktrees."""
+    """Test whether git keeps what is at a path for itself, in a repository or in one of its worktrees."""
     if ".git" not in parts:
         return False
     below = parts[parts.index(".git") + 1 :]

@@ -176,9 +176,8 @@ class TerminalSessions:
             raise ToolRefusal(f"input and keys go to a session: name it. {self._list_sessions()}")
         if not arguments.command.strip():
             raise ToolRefusal("command is empty. Give the shell command to run.")
-        if (
-            workspace.terminals and arguments.wait is None and not workspace.launch
-        ):  # with `wait` it may outlive the call
+        may_outlive = arguments.wait is not None  # the call
+        if workspace.terminals and not may_outlive and not workspace.launch:
             return await self._run_at_host(workspace, workspace.terminals, arguments)
         return await self._run_locally(workspace, arguments)
 
