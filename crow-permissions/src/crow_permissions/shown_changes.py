@@ -123,7 +123,8 @@ def sort_changes(
         if change.type == "other" and change.kind != "removed":
             left.append(name)
             continue
-        found = ShownChange(change, path, name, is_git=is_git_data(parts), is_cache=bool({*CACHES} & {*parts}))
+        is_git = is_git_data(path.split("/"))
+        found = ShownChange(change, path, name, is_git=is_git, is_cache=bool({*CACHES} & {*parts}))
         verdict, reason = find_reason(session, rules, own, protected, found)
         if verdict == "deny":
             denied = denied or (name, reason)
@@ -171,14 +172,17 @@ def list_paths(found: ShownChange) -> Iterator[str]:
 
 def is_git_data(parts: Sequence[str]) -> bool:
     """Test whether git keeps what is at a path for itself, in a repository or in one of its worktrees."""
-    if ".git" not in parts:
-        return False
-    below = parts[parts.index(".git") + 1 :]
+    below = find_in_git(parts)
     if below[:1] in (["worktrees"], ["modules"]):
         below = below[2:]
         if below and below[0] in ("commondir", "gitdir"):
             return True
     return bool(below) and below[0].removesuffix(".lock") in GIT_DATA
+
+
+def find_in_git(parts: Sequence[str]) -> Sequence[str]:
+    """Return the parts of a path below git's folder; none if it is not in one."""
+    return parts[parts.index(".git") + 1 :] if ".git" in parts else ()
 
 
 def list_untracked_removals(found: ChangeSet, git: Collection[str]) -> list[ShownChange]:
@@ -215,8 +219,7 @@ def describe_git(changes: Sequence[ShownChange]) -> str:
 
 def find_ref(found: ShownChange) -> str:
     """Find the name of a branch or tag that changes; "" for something else."""
-    parts = found.change.path.split("/")
-    below = parts[parts.index(".git") + 1 :]
+    below = find_in_git(found.path.split("/"))
     if below[0] == "refs" and len(below) > 2:
         return show_invisible(to_line("/".join(below[2:]))) + (" (removed)" if found.change.kind == "removed" else "")
     return below[0] if below[0] in ("HEAD", "index") else ""
