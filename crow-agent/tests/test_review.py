@@ -26,6 +26,8 @@ from crow_core.app import Crow
 from crow_core.session.session import Session
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
 from crow_core.testing.script import ScriptedCall as Use
+from crow_extensions.commands import commands
+from crow_extensions.mask_secrets import mask_secrets
 from crow_extensions.undo import undo
 from crow_permissions.extension import permissions
 from crow_permissions.kept_answers import KeptAnswers
@@ -72,7 +74,7 @@ def make_crow(model: ScriptedModel, sandbox: ReviewSettings | None, **options: A
     crow = Crow(model)
     crow.servers.append(make_tool_server(crow))
     crow.use(permissions, sandbox=sandbox, **options)
-    crow.use(undo)
+    crow.use(commands).use(undo).use(mask_secrets, known=["5ecret-value"])
     return crow
 
 
@@ -411,7 +413,8 @@ async def test_file_that_somebody_changed_meanwhile_is_asked_about(sandbox: Revi
 
 
 async def test_rule_that_denies_a_file_discards_what_changed_it(sandbox: ReviewSettings, project: Path) -> None:
-    model = in_turn(run("for name in kept; do echo x > $name.txt; done"))
+    (project / "make.py").write_text("open('kept.txt', 'w').write('x')")
+    model = in_turn(run("python3 make.py"))
     async with converse(project, sandbox, model, mode="accept-edits", deny=["file_editor:kept.txt"]) as talk:
         answer = await talk.prompt()
         assert not (project / "kept.txt").exists()
@@ -438,6 +441,7 @@ async def test_cancelled_command_leaves_the_files_as_they_were(sandbox: ReviewSe
         await talk.editor.until(lambda editor: "begun" in str(editor.updates))
         await talk.editor.cancel(talk.id)
         await turn
+        await talk.prompt("The model says that it is done.")
         assert await talk.prompt() == "notes.txt\n"
         assert talk.questions == []
         assert not [path for path in sandbox.folder.iterdir() if path.name.startswith("run-")]
@@ -450,6 +454,7 @@ async def test_cancelling_the_question_discards(sandbox: ReviewSettings, project
         await talk.editor.until(lambda editor: editor.questions)
         await talk.editor.cancel(talk.id)
         await turn
+        await talk.prompt("The model says that it is done.")
         assert await talk.prompt() == "notes.txt\n"
 
 
@@ -510,6 +515,5 @@ async def test_caches_are_applied_unasked_and_compiled_files_are_not(sandbox: Re
 async def test_secrets_are_masked_in_the_question(sandbox: ReviewSettings, project: Path) -> None:
     model = in_turn(run("echo key=5ecret-value > new.txt"))
     async with converse(project, sandbox, model, "reject_once") as talk:
-        talk.session.secrets.add("5ecret-value")
         await talk.prompt()
         assert "5ecret" not in str(get_diffs(talk.questions[0]))

@@ -13,6 +13,7 @@ from crow_core.session_state import StateKey
 from crow_core.text import to_line
 
 from crow_permissions.command_files import (
+    find_own_file,
     find_protection_of_files,
     find_rule_for_files,
     find_rule_for_named_files,
@@ -256,8 +257,10 @@ def judge_by_protection(call: JudgedCall) -> Judgement | None:
         if found := permissions.find_answer(paths, get_folder(session)):
             return to_judgement(found)
         return Judgement("ask", remark=f"{to_line(protection.pattern)}: {protection.reason}.", rules=paths)
-    remark = find_protection_of_files(session, line, start, own_folders, protected)
-    return Judgement("ask", remark=remark) if remark else None
+    if own := find_own_file(session, line, start, own_folders):
+        return Judgement("ask", remark=f"This writes {to_line(own)}, one of crow's own files.")
+    remark = find_protection_of_files(session, line, start, protected)
+    return Judgement("ask", remark=remark, may_review=True) if remark else None
 
 
 def judge_by_allowing_rules(call: JudgedCall) -> Judgement | None:

@@ -100,7 +100,11 @@ class ReviewedCommand:
     ) -> tuple[list[str], dict[str, str]]:
         """Return how the command starts in the sandbox. Raises SandboxError."""
         self.has_started = True
-        return self.run.wrap(arguments, {**env, "GIT_OPTIONAL_LOCKS": "0"}, cwd, folders)
+        wrapped, changed = self.run.wrap(arguments, {**env, "GIT_OPTIONAL_LOCKS": "0"}, cwd, folders)
+        script = env.get("BASH_ENV", "")  # the tool's own, which saves the shell's state; others stay outside
+        if any(script.startswith(os.path.join(folder, "")) for folder in folders):
+            changed["BASH_ENV"] = script
+        return wrapped, changed
 
 
 @dataclass

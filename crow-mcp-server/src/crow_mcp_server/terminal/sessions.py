@@ -189,6 +189,16 @@ class TerminalSessions:
         env = change_environment(self._make_environment(folder, COMMAND_ENVIRONMENT | editor), workspace.env)
         launched = workspace.launch is not None
         command, script, update_state = self._track_state(arguments.command, env, folder, lists_processes=launched)
+
+        def launch(
+            given: Sequence[str], variables: Mapping[str, str], cwd: str, folders: Sequence[str]
+        ) -> tuple[list[str], dict[str, str]]:
+            assert workspace.launch
+            words, changed = workspace.launch(given, variables, cwd, folders)
+            env.clear()  # what it adds or takes away is no change by the command
+            env.update(changed)
+            return words, changed
+
         program = PipedCommand(
             env[MARK_VARIABLE],
             self._temp_folders.open_capture(from_terminal=False),
@@ -196,7 +206,7 @@ class TerminalSessions:
             update_state,
         )
         try:
-            await program.run(command, cwd=folder, env=env, launch=workspace.launch, folders=self._temp_folders.folders)
+            await program.run(command, cwd=folder, env=env, launch=launch if launched else None, folders=self._temp_folders.folders)
         except LaunchError as error:
             update_state()
             raise ToolRefusal(f"The command was not run: {error}") from None
