@@ -164,8 +164,8 @@ async def test_what_a_command_changed_is_asked_about_and_applied(sandbox: Review
     async with converse(project, sandbox, model) as talk:
         assert await talk.prompt() == "said\n"
         (question,) = talk.questions
-        assert [option.name for option in question.options][0] == "Apply"
-        assert [option.name for option in question.options][-1] == "Discard"
+        assert question.options[0].name == "Apply"
+        assert question.options[-1].name == "Discard"
         shown = {Path(diff.path).name: (diff.old_text, diff.new_text) for diff in get_diffs(question)}
         assert shown == {"notes.txt": ("one\n", "one\ntwo\n"), "new.txt": (None, "new\n")}
         assert (project / "notes.txt").read_text() == "one\ntwo\n"
@@ -435,7 +435,7 @@ async def test_rules_that_deny_or_ask_decide_before_a_command_runs(sandbox: Revi
 
 
 async def test_cancelled_command_leaves_the_files_as_they_were(sandbox: ReviewSettings, project: Path) -> None:
-    model = in_turn(run("echo x > new.txt; echo begun; sleep 100"), run("ls $(true)"))
+    model = in_turn(run("echo x > new.txt; echo be$(echo gun); sleep 100"), run("ls $(true)"))
     async with converse(project, sandbox, model) as talk:
         turn = asyncio.ensure_future(talk.editor.prompt(talk.id, "go"))
         await talk.editor.until(lambda editor: "begun" in str(editor.updates))
@@ -474,7 +474,7 @@ async def test_command_without_network_may_run_outside_of_the_sandbox(sandbox: R
         answer = await talk.prompt()
         (question,) = talk.questions
         assert "In the sandbox, this failed for want of the network" in get_text(question)
-        assert [option.name for option in question.options][0] == "Allow"
+        assert question.options[0].name == "Allow"
         assert "refused" in answer
         assert (project / "new.txt").read_text() == "x\n"
 

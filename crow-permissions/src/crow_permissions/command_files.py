@@ -142,9 +142,9 @@ def writes_unknown_files(line: CommandLine) -> bool:
 def find_own_file(session: Session, line: CommandLine, start: str, own_folders: Sequence[str]) -> str:
     """Find a file of crow's own that a command line writes; "" if there is none."""
     for path, writes in list_files(line, start):
-        if writes and UNKNOWN not in path and not os.path.isdir(path):
-            if is_inside(session, path, own_folders, ignore_case=True):
-                return path
+        is_known = writes and UNKNOWN not in path and not os.path.isdir(path)
+        if is_known and is_inside(session, path, own_folders, ignore_case=True):
+            return path
     return ""
 
 

@@ -195,7 +195,7 @@ class Review:
         if state.sandbox is None:
             return False
         try:
-            run = await state.sandbox.begin(make_policy(session, permissions, self.settings))
+            run = await begin_run(state.sandbox, make_policy(session, permissions, self.settings))
         except SandboxError as error:
             session.state[OFFLINE].discard(tool_call.id)
             if state.fault != str(error):
@@ -238,6 +238,18 @@ class Review:
         state.commands.clear()
         if state.sandbox:
             await state.sandbox.close()
+
+
+async def begin_run(sandbox: "Sandbox", policy: "Policy") -> "SandboxRun":
+    """Begin a run; if this is cancelled meanwhile, remove it. Raises SandboxError."""
+    beginning = asyncio.ensure_future(sandbox.begin(policy))
+    try:
+        return await asyncio.shield(beginning)
+    except asyncio.CancelledError:
+        await asyncio.wait([beginning])
+        if not beginning.exception():
+            beginning.result().remove()
+        raise
 
 
 def make_policy(session: Session, permissions: SessionPermissions, settings: ReviewSettings) -> "Policy":

@@ -206,7 +206,9 @@ class TerminalSessions:
             update_state,
         )
         try:
-            await program.run(command, cwd=folder, env=env, launch=launch if launched else None, folders=self._temp_folders.folders)
+            await program.run(
+                command, cwd=folder, env=env, launch=launch if launched else None, folders=self._temp_folders.folders
+            )
         except LaunchError as error:
             update_state()
             raise ToolRefusal(f"The command was not run: {error}") from None
