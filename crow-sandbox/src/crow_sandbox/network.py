@@ -15,15 +15,16 @@ from crow_sandbox.proxy import Decision, Proxy
 
 LISTENER = Path(__file__).with_name("listener.py")
 MAX_DECISIONS = 1000  # that are remembered
+MAX_NAMED = 10  # hosts in the line for the model
 START_TIMEOUT = 10.0  # seconds
 LOCAL = "localhost,127.0.0.1,::1"
 ONCE = {
-    "PIP_RETRIES": "0",
+    "PIP_RETRIES": "1",
     "UV_HTTP_RETRIES": "0",
     "CARGO_NET_RETRY": "0",
     "npm_config_fetch_retries": "0",
 }
-"""Programs that try again and again for a minute otherwise, although a refusal stays one."""
+"""Programs try again for up to a minute otherwise, although a refusal stays one. pip says why at a retry only."""
 
 
 class Network:
@@ -52,7 +53,8 @@ class Network:
         try:
             self._listener, *self._namespaces = await make_namespace(bubblewrap)
             self._nsenter = nsenter
-            await run([*self.enter, bubblewrap, *self.bubblewrap_arguments, "--ro-bind", "/", "/", "true"])
+            namespaces = ["--unshare-all", "--unshare-user", *self.bubblewrap_arguments]
+            await run([*self.enter, bubblewrap, *namespaces, "--ro-bind", "/", "/", "true"])
         except (OSError, TimeoutError, ValueError) as error:
             self._close_sockets()
             self.says = f"Commands have no network, not even allowed hosts: {error or 'bubblewrap does not answer'}."
@@ -70,10 +72,10 @@ class Network:
 
     @property
     def bubblewrap_arguments(self) -> Sequence[str]:
-        """Arguments of bubblewrap, in place of `--unshare-user` and `--unshare-net`."""
+        """What follows `--unshare-all --unshare-user` in bubblewrap's arguments. It holds for a command that begins
+        with `enter`."""
         assert sys.platform != "win32"
-        owner = ("--unshare-user", "--uid", str(os.getuid()), "--gid", str(os.getgid()))
-        return owner if self._namespaces else (*owner, "--unshare-net")
+        return ("--share-net", "--uid", str(os.getuid()), "--gid", str(os.getgid())) if self._namespaces else ()
 
     @property
     def environment(self) -> Mapping[str, str]:
@@ -135,8 +137,11 @@ def describe_refused(refused: Sequence[Decision]) -> str:
     """Return the line for the model about what was refused; "" if nothing was."""
     if not refused:
         return ""
-    asked = ", ".join(each.where for each in refused[:10]) + (", and more" if len(refused) > 10 else "")
-    return f"The network is off for this command, but for hosts that the user allows; it asked for {asked}."
+    asked = ", ".join(each.where for each in refused[:MAX_NAMED]) + (", and more" if refused[MAX_NAMED:] else "")
+    inner = "".join(
+        f" {each.reason}." for each in refused[:MAX_NAMED] if each.pattern not in ("", each.host, each.where)
+    )
+    return f"The network is off for this command, but for hosts that the user allows; it asked for {asked}.{inner}"
 
 
 async def make_namespace(bubblewrap: str) -> tuple[socket.socket, int, int]:

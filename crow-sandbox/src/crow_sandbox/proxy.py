@@ -11,7 +11,7 @@ from typing import Any
 
 import h11
 
-from crow_sandbox.hosts import HostRules, format_authority, is_address, parse_authority, parse_host
+from crow_sandbox.hosts import WEB_PORTS, HostRules, format_authority, is_address, parse_authority, parse_host
 
 MAX_CONNECTIONS = 256  # at a time; further ones wait
 MAX_HEAD = 64 * 1024  # bytes of a request's line and headers
@@ -20,6 +20,7 @@ MAX_RESOLUTIONS = 8  # at a time, in threads
 HEAD_TIMEOUT = 10.0  # seconds until a client has said where it wants to go
 DIAL_TIMEOUT = 10.0  # seconds to resolve a name, and to connect to each address
 QUIET_TIMEOUT = 300.0  # seconds without a byte after which a connection ends of which one side has closed
+LINGER_TIMEOUT = 2.0  # seconds for a client to close after an answer
 CHUNK = 64 * 1024
 HOP_HEADERS = {
     *(b"connection", b"keep-alive", b"proxy-connection", b"proxy-authorization", b"proxy-authenticate"),
@@ -40,7 +41,7 @@ class Decision:
     port: int
     allowed: bool
     reason: str
-    """Why not; "" if it is allowed."""
+    """Why not, as a sentence without a period; "" if it is allowed."""
     pattern: str = ""
     """The pattern that allows it, for `Network.allow`; "" if it is allowed, or if nothing can allow it."""
 
@@ -122,18 +123,21 @@ class Proxy:
             raise self._refuse(shown, port, reason) from None
         where = format_authority(name, port)
         if not self._rules.allow(name, port):
-            raise self._refuse(name, port, f"{where} is not among the hosts that this command may reach", where)
+            raise self._refuse(
+                name, port, f"{where} is not among the hosts that this command may reach", make_pattern(name, port)
+            )
         async with self._resolutions, asyncio.timeout(DIAL_TIMEOUT):
             found = [name] if is_address(name) else await self._resolve(name, port)
         addresses = [address for address in found if self._rules.allow_address(address, port)][:MAX_ADDRESSES]
         if not addresses:
-            inner = format_authority(found[0], port) if found else ""
-            raise self._refuse(name, port, f"{where} has the address {inner}, which is not public", inner)
+            inner = found[0].partition("%")[0] if found else ""
+            reason = f"{where} has the address {inner}, which is not public"
+            raise self._refuse(name, port, reason, make_pattern(inner, port) if inner else "")
         connected = await self._dial(addresses, port)
         here, there = connected.getsockname()[0], connected.getpeername()[0]
         if here == there and not self._rules.allow(there, port):
             connected.close()
-            raise self._refuse(name, port, f"{where} is this machine", format_authority(there, port))
+            raise self._refuse(name, port, f"{where} is this machine", make_pattern(there, port))
         self._record(Decision(name, port, True, ""))
         return connected
 
@@ -200,6 +204,11 @@ class Proxy:
             await join(client, server, reader.rest)
 
 
+def make_pattern(host: str, port: int) -> str:
+    """Return the pattern that allows a host and port."""
+    return host if port in WEB_PORTS else format_authority(host, port)
+
+
 def make_socks_reply(code: int) -> bytes:
     """Return the reply of SOCKS5 to a request: 0 connected, 2 refused, 4 unreachable, 7 and 8 not supported."""
     return bytes([5, code, 0, 1, 0, 0, 0, 0, 0, 0])
@@ -241,6 +250,8 @@ class HttpClient:
                 request = await read_event(self._client, self._http)
             if not isinstance(request, h11.Request):
                 return
+            if request.http_version not in (b"1.0", b"1.1"):
+                raise ValueError("The version of HTTP is neither 1.0 nor 1.1")
             target = request.target.decode("ascii")
             if request.method == b"CONNECT":
                 await self._serve_tunnel(request, target)
@@ -332,7 +343,12 @@ class HttpClient:
         shown = "".join(c for c in text if c.isascii() and c.isprintable()) + "\n"
         head = f"HTTP/1.1 {status} {''.join(c for c in reason if c.isascii() and c.isprintable())}\r\n"
         fields = f"Content-Type: text/plain\r\nContent-Length: {len(shown)}\r\nConnection: close\r\n\r\n"
-        await asyncio.get_running_loop().sock_sendall(self._client, (head + fields + shown).encode())
+        loop = asyncio.get_running_loop()
+        await loop.sock_sendall(self._client, (head + fields + shown).encode())
+        self._client.shutdown(socket.SHUT_WR)
+        async with asyncio.timeout(LINGER_TIMEOUT):  # a socket that is closed with unread bytes loses its answer
+            while await loop.sock_recv(self._client, CHUNK):
+                pass
 
 
 def split_target(authority: str, port: int | None = None) -> tuple[str, int]:
