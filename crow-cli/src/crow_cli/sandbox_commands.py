@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import click
 from crow_agent.settings.config import load_config
 from crow_agent.settings.home import Home
+from crow_agent.settings.structs import Config
 from crow_core.errors import ConfigError
 from crow_core.text import escape_controls
 
@@ -29,6 +30,18 @@ CHECK_TIMEOUT = 30.0
 """Seconds that one try may take."""
 UNSHARE = "import ctypes, sys; sys.exit(ctypes.CDLL(None).unshare(0x10000000) == 0)"
 """A Python program that fails if it can make a user namespace."""
+
+
+async def find_standing(config: Config, home: Home) -> tuple[str, str]:
+    """Find the level that holds for commands on this machine, and the sentence about it."""
+    if config.sandbox.level == "off":
+        return "off", "Commands are asked about before they run, by [sandbox] level."
+    from crow_sandbox.sandbox import Sandbox  # imported here, as most commands of crow need none
+
+    standing = await Sandbox(home.data / "sandbox").prove("review")
+    if standing.level == "review":
+        return "review", standing.says
+    return "off", f"Commands are asked about before they run. {standing.says}"
 
 
 @dataclass(frozen=True)
@@ -96,7 +109,7 @@ async def run_reviewed(command: Sequence[str], *, applies: bool, discard: bool) 
 
     from crow_cli.explanation import load_context, make_session
 
-    home, folder = Home.find(os.environ), os.path.realpath(os.getcwd())
+    home, folder = Home.find(os.environ), str(Path.cwd())
     settings = load_config(home, os.environ).sandbox
     made = Sandbox(home.data / "sandbox")
     if (standing := await made.prove("review")).level != "review":
