@@ -11,7 +11,7 @@ import os
 import shutil
 import stat
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from errno import EEXIST, EINVAL, ELOOP, ENOSYS, ENOTDIR
@@ -28,7 +28,9 @@ from crow_sandbox.changes import (
     has_conflict,
     is_same,
     open_folder,
+    open_parent,
     open_parent_at,
+    read_file,
     read_status,
     to_type,
     walk,
@@ -121,6 +123,36 @@ def apply_changes(
             raise applying.to_error(error) from error
         raise
     return [AppliedChange(change, applying.find_before(step)) for change, step in planned]
+
+
+def read_before_after(applied: AppliedChange, limit: int) -> Iterator[tuple[str, bytes | None, bytes | None]]:
+    """Yield the path, from the layer's root, and the bytes before and now, up to `limit` each, of every applied file.
+
+    The target of a link is its content. None stands for no file and for what cannot be read. Of a folder, that is
+    every file that it held or holds. Raises SandboxError for a folder that cannot be read.
+    """
+    change = applied.change
+    root, kept = change.layer.root, applied.before
+    paths = {change.path: None, **dict.fromkeys(list_below(os.fspath(root), change.path))}
+    if kept:
+        paths |= {change.path + found: None for found in list_below(os.fspath(kept.parent), kept.name, relative=True)}
+    for path in sorted(paths):
+        before = read_file(kept.parent, kept.name + path.removeprefix(change.path), limit) if kept else None
+        after = read_file(root, path, limit)
+        if before is not None or after is not None:
+            yield path, before, after
+
+
+def list_below(base: str, path: str, *, relative: bool = False) -> list[str]:
+    """List the files below a path, which is left out if `relative`; an empty list if there is nothing."""
+    try:
+        with open_parent(base, path) as (parent, name):
+            found = [below for below, status in walk(parent, name) if not stat.S_ISDIR(status.st_mode)]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise SandboxError(f"{os.path.join(base, path)} cannot be read: {error.strerror}.") from error
+    return found if relative else [path + below for below in found]
 
 
 def finish_applying(folder: Path) -> Sequence[str]:

@@ -80,6 +80,28 @@ def list_files(change: LayerChange) -> Iterator[str]:
         raise SandboxError(f"{change.path} cannot be read: {error.strerror}") from error
 
 
+def read_contents(change: LayerChange, limit: int, path: str = "") -> tuple[bytes | None, bytes | None]:
+    """Read a file before and after its change, up to `limit` bytes each; the target of a link is its content.
+
+    None stands for no file, a folder, and what cannot be read. `path` names a file in a changed folder, from the root.
+    """
+    path = path or change.path
+    before = read_file(change.layer.root, path, limit)
+    return before, None if change.kind == "removed" else read_file(change.layer.upper, path, limit)
+
+
+def read_file(base: str | os.PathLike[str], path: str, limit: int) -> bytes | None:
+    """Read the first bytes of a file below `base`, or where a link points, without following links."""
+    with suppress(OSError), open_parent(os.fspath(base), path) as (parent, name):
+        status = os.stat(name, dir_fd=parent, follow_symlinks=False)
+        if stat.S_ISLNK(status.st_mode):
+            return os.fsencode(os.readlink(name, dir_fd=parent))[:limit]
+        if stat.S_ISREG(status.st_mode):
+            with open_file(name, parent) as descriptor, open(descriptor, "rb", closefd=False) as file:
+                return file.read(limit)
+    return None
+
+
 def _compare_folders(layer: Layer, prefix: str, upper: int, root: int, *, opaque: bool) -> Iterator[LayerChange]:
     """List the changes below two open folders. What an opaque folder does not hold is removed."""
     with os.scandir(upper) as entries:
