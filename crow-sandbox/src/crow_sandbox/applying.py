@@ -155,7 +155,7 @@ def list_below(base: str, path: str, *, relative: bool = False) -> list[str]:
     return found if relative else [path + below for below in found]
 
 
-def finish_applying(folder: Path) -> Sequence[str]:
+def finish_applying(folder: Path, before_step: Callable[[], object] = lambda: None) -> Sequence[str]:
     """Complete what a killed process had begun to apply, in all runs below `folder` whose process is gone, and remove
     their folders. Return a sentence for each."""
     sentences: list[str] = []
@@ -164,7 +164,7 @@ def finish_applying(folder: Path) -> Sequence[str]:
             if not run.is_dir() or run.is_symlink() or run.name.startswith("."):
                 continue
             lock_run(run, stack)
-            if sentence := _finish_run(run):
+            if sentence := _finish_run(run, before_step):
                 sentences.append(sentence)
     return sentences
 
@@ -178,8 +178,8 @@ def lock_run(run: Path, stack: ExitStack) -> None:
     posix.lock(descriptor, wait=False)
 
 
-def _finish_run(run: Path) -> str | None:
-    applying = Applying(run, lambda: None)
+def _finish_run(run: Path, before_step: Callable[[], object]) -> str | None:
+    applying = Applying(run, before_step)
     sentence = None
     try:
         if applying.read_journal() and applying.journal.state != "applied":
@@ -420,7 +420,10 @@ class Applying:
 
     def check(self, step: Step, name: str, parent: int) -> None:
         status = read_status(name, parent)
-        if (to_identity(status) if status else None) != step.real:
+        found = to_identity(status) if status else None
+        if found and step.real and stat.S_ISDIR(found[1]) and stat.S_ISDIR(step.real[1]):
+            found = found[0], step.real[1], *found[2:]  # its permissions may have been changed to move it
+        if found != step.real:
             raise SandboxError(f"Somebody else has changed {self.path} since the command started; nothing was applied.")
 
     def move(self, parent: int, name: str, target: int, target_name: str) -> None:
