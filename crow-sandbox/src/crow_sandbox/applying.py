@@ -24,14 +24,14 @@ import msgspec
 from crow_sandbox.changes import (
     FOLDER_FLAGS,
     OVERLAY,
+    Identity,
     LayerChange,
-    has_conflict,
-    is_same,
     open_folder,
     open_parent,
     open_parent_at,
     read_file,
     read_status,
+    to_identity,
     to_type,
     walk,
 )
@@ -69,7 +69,7 @@ class Step(msgspec.Struct, array_like=True):
     kept: bytes
     """The folder that holds the earlier file, and its name there."""
     kept_name: bytes
-    real: tuple[int, int, int, int] | None
+    real: Identity | None
     """The real file before: inode, mode, size and time of the last change."""
     mode: int
     """The permissions afterwards."""
@@ -289,8 +289,7 @@ class Applying:
         self.unlock_layer(upper, path)
         layer_parent, _ = self.folders.open("new", upper, path)
         new = read_status(last, layer_parent)
-        if not change.conflicts and self.is_changed_since(change, layer_parent, real_parent, last, new, old):
-            raise SandboxError(f"Somebody else has changed {self.path} since the command started; nothing was applied.")
+        self.check_change(change, real_parent, last, old)
         if change.kind == "removed":
             return step if old else None
         if new is None:
@@ -311,22 +310,17 @@ class Applying:
             step.source, step.source_path = step.kept, b"new-" + step.kept_name
         return step
 
-    def is_changed_since(
-        self,
-        change: LayerChange,
-        upper: int,
-        root: int,
-        name: str,
-        new: os.stat_result | None,
-        old: os.stat_result | None,
-    ) -> bool:
+    def check_change(self, change: LayerChange, parent: int, name: str, old: os.stat_result | None) -> None:
+        """Raise SandboxError if the real file has changed since the changes were read."""
         if is_folder_mode(change):
-            return old is None or not stat.S_ISDIR(old.st_mode)
-        if has_conflict(change.layer.start_ns, upper, root, name):
-            return True
-        if change.kind == "changed":
-            return old is None
-        return change.kind == "added" and old is not None and not (new and is_same(upper, root, name, new, old))
+            same = old is not None and stat.S_ISDIR(old.st_mode)
+        else:
+            same = (to_identity(old) if old else None) == change.real
+        if same and old and stat.S_ISDIR(old.st_mode) and not change.mode_only and not change.conflicts:
+            below = (status for found, status in walk(parent, name) if found)
+            same = all(status.st_ctime_ns <= change.layer.start_ns for status in below)
+        if not same:
+            raise SandboxError(f"Somebody else has changed {self.path} meanwhile; nothing was applied.")
 
     def unlock(self, root: str, path: str, parent: int) -> None:
         """Note a folder that its owner may not write."""
@@ -424,7 +418,7 @@ class Applying:
         if found and step.real and stat.S_ISDIR(found[1]) and stat.S_ISDIR(step.real[1]):
             found = found[0], step.real[1], *found[2:]  # its permissions may have been changed to move it
         if found != step.real:
-            raise SandboxError(f"Somebody else has changed {self.path} since the command started; nothing was applied.")
+            raise SandboxError(f"Somebody else has changed {self.path} meanwhile; nothing was applied.")
 
     def move(self, parent: int, name: str, target: int, target_name: str) -> None:
         """Rename a file or folder to a name that is free. Raises FileExistsError."""
@@ -563,8 +557,9 @@ class Applying:
                 self.move(real, name, source, source_name)
         if read_status(kept_name, kept) is not None:
             self.move(kept, kept_name, real, name)
-            if step.real and stat.S_ISDIR(step.real[1]):
-                self.set_mode(os.path.join(step.root, step.path), stat.S_IMODE(step.real[1]))
+        status = read_status(name, real)
+        if status and step.real and stat.S_ISDIR(step.real[1]) and status.st_ino == step.real[0]:
+            self.set_mode(os.path.join(step.root, step.path), stat.S_IMODE(step.real[1]))
 
     def remove_journal(self) -> None:
         with suppress(FileNotFoundError):
@@ -660,10 +655,6 @@ def is_writable(status: os.stat_result) -> bool:
 def is_folder_mode(change: LayerChange) -> bool:
     """Tell if a change is one of a folder's permissions alone."""
     return change.mode_only and change.type == "folder"
-
-
-def to_identity(status: os.stat_result) -> tuple[int, int, int, int]:
-    return status.st_ino, status.st_mode, status.st_size, status.st_mtime_ns
 
 
 def has_marks(parent: int, path: str) -> bool:
