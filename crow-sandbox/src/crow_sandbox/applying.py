@@ -21,6 +21,7 @@ from typing import Literal, ParamSpec, TypeVar
 
 import msgspec
 
+from crow_sandbox import layers
 from crow_sandbox.changes import (
     FOLDER_FLAGS,
     OVERLAY,
@@ -160,22 +161,18 @@ def finish_applying(folder: Path, before_step: Callable[[], object] = lambda: No
     their folders. Return a sentence for each."""
     sentences: list[str] = []
     for run in sorted(folder.iterdir()) if folder.is_dir() else []:
-        with suppress(BlockingIOError), ExitStack() as stack:
-            if not run.is_dir() or run.is_symlink() or run.name.startswith("."):
-                continue
-            lock_run(run, stack)
+        if not run.is_dir() or run.is_symlink():
+            continue
+        with layers.lock_folder(folder):  # a folder that is made now has no lock yet
+            descriptor = layers.try_lock(run)
+        if descriptor is None:
+            continue
+        try:
             if sentence := _finish_run(run, before_step):
                 sentences.append(sentence)
+        finally:
+            os.close(descriptor)
     return sentences
-
-
-def lock_run(run: Path, stack: ExitStack) -> None:
-    """Lock the folder of a run, as its process does from begin to end. Raises BlockingIOError if that lives."""
-    from crow_system import posix  # POSIX alone
-
-    descriptor = os.open(run, FOLDER_FLAGS)
-    stack.callback(os.close, descriptor)
-    posix.lock(descriptor, wait=False)
 
 
 def _finish_run(run: Path, before_step: Callable[[], object]) -> str | None:
@@ -193,27 +190,10 @@ def _finish_run(run: Path, before_step: Callable[[], object]) -> str | None:
                 )
             sentence = f"crow was ended while it applied a command's changes to {applying.roots}; they are applied now."
         applying.remove_stages()
-        remove_run(run)
+        layers.remove_run(run)
     except (OSError, msgspec.DecodeError, SandboxError) as error:
         return f"{run} cannot be finished: {error}"
     return sentence
-
-
-def remove_run(run: Path) -> None:
-    """Remove the folder of a run, with all that was not applied. Raises OSError."""
-    unlock_folders(run)
-    shutil.rmtree(run)
-
-
-def unlock_folders(folder: Path) -> None:
-    """Let the owner write every folder in this one, as those without that permission cannot be emptied."""
-    folders = [os.fspath(folder)]
-    while folders:
-        path = folders.pop()
-        if stat.S_IMODE(os.lstat(path).st_mode) & 0o700 != 0o700:
-            os.chmod(path, 0o700)
-        with os.scandir(path) as entries:
-            folders += [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
 
 
 class Applying:
@@ -507,7 +487,7 @@ class Applying:
         self.folders.close()
         for stage in self.journal.stages:
             if os.path.lexists(stage):
-                self.call(remove_folder, Path(os.fsdecode(stage)))
+                self.call(layers.remove_tree, Path(os.fsdecode(stage)))
 
     def find_before(self, step: Step) -> Path | None:
         """Return where the earlier file of a step is kept, after all of them."""
@@ -631,20 +611,13 @@ def chmod_folder(parent: int, name: str, mode: int) -> None:
 def copy_tree(source: bytes, target: bytes) -> None:
     """Copy a file, link or folder, with modes and times, in place of a copy that was cut off."""
     first, second = os.fsdecode(source), os.fsdecode(target)
-    if os.path.lexists(second):
-        remove_folder(Path(second))
+    if os.path.islink(second) or os.path.isfile(second):
+        os.unlink(second)
+    layers.remove_tree(Path(second))
     if os.path.isdir(first) and not os.path.islink(first):
         shutil.copytree(first, second, symlinks=True)
     else:
         shutil.copy2(first, second, follow_symlinks=False)
-
-
-def remove_folder(path: Path) -> None:
-    """Remove a folder, or a file."""
-    if path.is_dir() and not path.is_symlink():
-        remove_run(path)
-    else:
-        path.unlink()
 
 
 def is_writable(status: os.stat_result) -> bool:
