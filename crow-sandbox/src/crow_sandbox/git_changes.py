@@ -46,7 +46,7 @@ class GitChanges:
 
     layer: Layer
     folder: str
-    """The git folder, from the layer's root: `.git`, `lib/.git`, `.git/modules/lib`."""
+    """The git folder, from the layer's root: `.git`, `lib/.git`, `.git/modules/lib`; empty if the root is one."""
     changes: list[LayerChange] = field(default_factory=list[LayerChange])
     refs: list[RefChange] = field(default_factory=list[RefChange])
     objects: int = 0
@@ -59,40 +59,57 @@ class GitChanges:
     @property
     def is_index_only(self) -> bool:
         """True if nothing has changed but the index."""
-        return self.index and all(change.path == f"{self.folder}/index" for change in self.changes)
+        return self.index and all(change.path == os.path.join(self.folder, "index") for change in self.changes)
 
     def __str__(self) -> str:
         parts = [f"{shorten(ref.name)} {ref.before or 'new'} → {ref.after or 'removed'}" for ref in self.refs]
         parts += [f"{count_objects(self.objects)} added"] if self.objects else []
         parts += [f"{count_objects(self.removed_objects)} removed"] if self.removed_objects else []
         parts += ["index"] if self.index else []
-        return f"{self.folder}: {', '.join(parts) or 'data of git'}"
+        return f"{self.folder or self.layer.root}: {', '.join(parts) or 'data of git'}"
 
 
-def classify_git_path(path: str) -> Literal["data", "runs-later"] | None:
-    """Tell if a path is data of git, or runs later or may; None for a path that is not in a git folder.
+def classify_git_path(layer: Layer, path: str) -> Literal["data", "runs-later"] | None:
+    """Tell if a path, from the layer's root, is data of git, or runs later or may; None if it is in no git folder.
 
     A `.git` that is a file counts as running later, as it names the folder whose configuration holds.
     """
-    parts = path.split("/")
+    parts = to_git_path(layer, path).split("/")
     if ".git" not in parts:
         return None
-    folder, rest = split_git_path(path)
+    folder, rest = split_git_path(layer, path)
     if folder is None or not rest:
         return "runs-later"
     inside = parts[parts.index(".git") + 1 :]
     # The name of a submodule may hold slashes and the names of git's own files.
     if inside[0] == "modules" and RUN_LATER & {*inside[1:]} and not re.search(r"/hooks/[\w-]+\.sample$", path):
         return "runs-later"
-    is_worktree = re.search(r"(^|/)worktrees/[^/]+$", folder)
+    is_worktree = inside[: -1 - rest.count("/")][-2:-1] == ["worktrees"]
     if DATA.fullmatch(rest) or (is_worktree and WORKTREE_DATA.fullmatch(rest)):
         return "data"
     return "runs-later"
 
 
-def split_git_path(path: str) -> tuple[str | None, str]:
-    """Split a path into the git folder, which may be that of a submodule or a worktree, and the path in it."""
-    parts = path.split("/")
+def to_git_path(layer: Layer, path: str) -> str:
+    """Return a path that holds `.git` if the file is in a git folder, also where the root is that folder or in it."""
+    if ".git" in path.split("/"):
+        return path
+    parts = layer.root.parts
+    if ".git" in parts:
+        return "/".join((*parts[parts.index(".git") :], path))
+    if all(os.path.lexists(layer.root / name) for name in ("HEAD", "objects", "refs", "config")):  # without a work tree
+        return f".git/{path}"
+    return path
+
+
+def split_git_path(layer: Layer, path: str) -> tuple[str | None, str]:
+    """Split a path into the git folder, which may be that of a submodule or a worktree, and the path in it.
+
+    The folder is a path from the layer's root; it is empty if the root is the git folder, or in it, and None for a path
+    in no git folder.
+    """
+    whole = to_git_path(layer, path)
+    parts = whole.split("/")
     if ".git" not in parts:
         return None, path
     start = parts.index(".git") + 1
@@ -106,7 +123,10 @@ def split_git_path(path: str) -> tuple[str | None, str]:
             start = ends[0]
         else:
             break
-    return "/".join(parts[:start]), "/".join(parts[start:])
+    rest = "/".join(parts[start:])
+    if len(rest) > len(path):  # the root is a folder in a git folder
+        return "", rest
+    return path.removesuffix(rest).rstrip("/"), rest
 
 
 def is_git_name(name: str) -> bool:
@@ -126,15 +146,19 @@ def split_git_changes(changes: Sequence[LayerChange]) -> tuple[list[GitChanges],
         if not may_hold_git(change):
             shown.append(change)
             continue
-        paths = [path for path in list_files(change) if ".git" in path.split("/")]
+        paths = [path for path in list_files(change) if ".git" in to_git_path(change.layer, path).split("/")]
         data = [path for path in paths if is_data(change, path)]
         for path in data:
-            folder, rest = split_git_path(path)
-            if folder and rest:
+            folder, rest = split_git_path(change.layer, path)
+            if folder is not None and rest:
                 found.setdefault((change.layer, folder), GitChanges(change.layer, folder))
                 files[change.layer, folder].append((rest, change))
-        folder, _ = split_git_path(change.path)
-        if folder and len(data) == len(paths) and (paths or classify_git_path(change.path) == "data"):
+        folder, _ = split_git_path(change.layer, change.path)
+        if (
+            folder is not None
+            and len(data) == len(paths)
+            and (paths or classify_git_path(change.layer, change.path) == "data")
+        ):
             key = change.layer, folder
             found.setdefault(key, GitChanges(*key)).changes.append(change)
         else:
@@ -145,7 +169,7 @@ def split_git_changes(changes: Sequence[LayerChange]) -> tuple[list[GitChanges],
 
 
 def may_hold_git(change: LayerChange) -> bool:
-    return change.type == "folder" or ".git" in change.path.split("/")
+    return change.type == "folder" or ".git" in to_git_path(change.layer, change.path).split("/")
 
 
 def is_data(change: LayerChange, path: str) -> bool:
@@ -154,10 +178,10 @@ def is_data(change: LayerChange, path: str) -> bool:
         return True
     if change.type == "other" or (change.type == "link" and change.kind != "removed"):
         return False
-    if re.search(r"(^|/)\.git/(modules/.+/)?worktrees/[^/]+/commondir$", path):
+    if re.search(r"(^|/)worktrees/[^/]+/commondir$", to_git_path(change.layer, path)):
         written = read_file(change.layer.upper, path, 100)
         return change.kind == "removed" or (written is not None and written.strip() == COMMON_FOLDER)
-    return classify_git_path(path) == "data"
+    return classify_git_path(change.layer, path) == "data"
 
 
 def summarize(git: GitChanges, files: Sequence[tuple[str, LayerChange]]) -> None:
@@ -169,7 +193,7 @@ def summarize(git: GitChanges, files: Sequence[tuple[str, LayerChange]]) -> None
         if re.fullmatch(r"objects/[0-9a-f]{2}/[0-9a-f]+", path):
             count = 1
         elif re.fullmatch(r"objects/pack/[\w-]+\.pack", path):
-            count = read_pack_count(layer, f"{git.folder}/{path}", gone)
+            count = read_pack_count(layer, os.path.join(git.folder, path), gone)
         elif path.startswith("refs/") or path == "HEAD":
             loose.add(path)
             removed |= {path} if gone else set()
@@ -182,7 +206,7 @@ def summarize(git: GitChanges, files: Sequence[tuple[str, LayerChange]]) -> None
     before = read_packed(layer, git.folder, new=False)
     after = read_packed(layer, git.folder, new=True) if packed else before
     for name in sorted(loose | {name for name in {*before, *after} if before.get(name) != after.get(name)}):
-        path = f"{git.folder}/{name}"
+        path = os.path.join(git.folder, name)
         old = read_ref(layer.root, path)
         new = None if name in removed else read_ref(layer.upper, path) if name in loose else old
         first, second = old or before.get(name), new or after.get(name)
@@ -197,7 +221,7 @@ def read_pack_count(layer: Layer, path: str, gone: bool) -> int:
 
 
 def read_packed(layer: Layer, folder: str, *, new: bool) -> dict[str, str]:
-    path = f"{folder}/packed-refs"
+    path = os.path.join(folder, "packed-refs")
     data = read_file(layer.upper, path, READ_LIMIT) if new else read_file(layer.root, path, READ_LIMIT)
     return dict(parse_packed((data or b"").splitlines()))
 
