@@ -8,14 +8,14 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from errno import ENOSPC
 from pathlib import Path
 
 import pytest
-from crow_sandbox.applying import apply_changes, finish_applying
+from crow_sandbox.applying import apply_changes, finish_applying, read_before_after
 from crow_sandbox.bubblewrap import find_programs
-from crow_sandbox.changes import LayerChange, read_changes
+from crow_sandbox.changes import LayerChange, list_files, read_changes, read_contents
 from crow_sandbox.layers import Layer
 from crow_sandbox.policy import SandboxError
 
@@ -260,3 +260,170 @@ def fails_at(changes: list[LayerChange], run: Path, moment: int) -> bool:
             if "No space left on device" not in str(error):
                 raise
     return failing.count <= moment
+
+
+def test_names_links_holes_and_many_files_are_applied(tmp_path: Path) -> None:
+    before = r"""
+        mkdir many; printf x > $'\xff\xfe'; printf x > $'a\nb'; ln -s $'\xff' $'\xfe'; truncate -s 1M sparse
+        for i in $(seq 500); do echo $i > many/$i; done
+    """
+    command = r"""
+        rm $'\xff\xfe'; printf y > $'a\nb'; printf z > $'\xfd'; ln -sfn $'\xfa' $'\xfe'; truncate -s 3M sparse
+        for i in $(seq 0 3 2000); do echo new > many/$i; done; rm many/5; mkdir $'\xf0'; echo > $'\xf0/\n'
+        ln sparse also
+    """
+    listed = check(tmp_path, before, command)
+    assert len(listed) == 667 + 1 + 7
+
+
+def test_devices_sockets_and_pipes_are_listed_but_never_applied(tmp_path: Path) -> None:
+    view = make_view(tmp_path, "echo a > file; mkfifo old")
+    socket = "import socket; socket.socket(socket.AF_UNIX).bind('socket')"
+    view.sh(
+        f'rm file; mkfifo file; mkfifo pipe; python3 -c "{socket}"; mkdir new; mkfifo new/pipe; echo > new/file; rm old'
+    )
+    assert view.listed() == [
+        ("changed", "other", "file"),
+        ("added", "folder", "new"),
+        ("removed", "other", "old"),
+        ("added", "other", "pipe"),
+        ("added", "other", "socket"),
+    ]
+    view.apply()
+    assert sorted(os.listdir(view.root)) == ["file", "new"]
+    assert (view.root / "file").read_text() == "a\n"
+    assert os.listdir(view.root / "new") == ["file"]
+
+
+def test_nothing_is_listed_for_what_is_the_same(tmp_path: Path) -> None:
+    view = make_view(tmp_path, "mkdir -p a/b; echo 1 > a/b/1; ln -s a link; mkdir -p made/below; echo x > made/below/x")
+    view.sh(": >> a/b/1; rm link; ln -s a link; touch a new; rm new; mkdir c; rmdir c; chmod 700 a; chmod 755 a")
+    view.sh("cp -a made copy; rm -r made; cp -a copy made; rm -r copy")
+    assert view.listed() == []
+
+
+def test_touched_file_differs_in_its_time_only(tmp_path: Path) -> None:
+    view = make_view(tmp_path, "echo 1 > touched; echo 1 > mode; touch -d 2001-01-01 touched")
+    view.sh("touch touched; chmod +x mode")
+    assert [(each.path, each.mode_only, each.times_only) for each in view.changes()] == [
+        ("mode", True, False),
+        ("touched", True, True),
+    ]
+
+
+CONFLICTS = [
+    ("echo 1 > a", "echo 2 > a", "echo 3 > a", ["a"]),
+    ("echo 1 > a", "rm a", "echo 3 > a", ["a"]),
+    ("", "echo 2 > a", "echo 3 > a", ["a"]),
+    ("echo 1 > a", "echo 2 > a", "rm a", ["a"]),
+    ("mkdir d", "rmdir d", "echo 3 > d/x", ["d"]),
+    ("mkdir -p d/e", "rm -r d", "echo 3 > d/e/x", ["d"]),
+    ("mkdir -p d/e", "rm -r d; echo > d", "echo 3 > d/e/x", ["d"]),
+    ("mkdir -p d/e", "rm -r d; mkdir d; echo > d/new", "echo 3 > d/e/x", ["d/e"]),
+    ("mkdir d; echo 1 > d/a", "echo 2 > d/a", "rm -r d", ["d"]),
+    ("mkdir d; echo 1 > d/a", "echo 2 > d/a", "rm -r d; echo > d", ["d"]),
+    ("mkdir d; echo 1 > d/a", "echo 2 > d/a", "rm -r d; ln -s / d", ["d"]),
+    ("echo 1 > a", "echo 2 > a", "echo 2 > a", []),
+    ("echo 1 > a", "rm a", "rm a", []),
+    ("", "echo 2 > a", "echo 2 > a", []),
+    ("mkdir d", "echo 2 > d/a", "echo 2 > d/b", []),
+    ("", "mkdir d; echo 2 > d/a", "mkdir d; echo 2 > d/b", []),
+]
+
+
+@pytest.mark.parametrize(("before", "command", "person", "conflicts"), CONFLICTS)
+def test_conflict_is_what_somebody_else_changed_too(
+    tmp_path: Path, before: str, command: str, person: str, conflicts: list[str]
+) -> None:
+    view = make_view(tmp_path, before)
+    view.sh(command)
+    subprocess.run(["bash", "-ec", person], check=True, cwd=view.root)
+    assert [change.path for change in view.changes() if change.conflicts] == conflicts
+
+
+def test_file_that_was_changed_since_the_changes_were_read_is_not_overwritten(tmp_path: Path) -> None:
+    view = make_view(tmp_path, "echo 1 > a; echo 1 > b; mkdir -p d/e")
+    view.sh("echo 2 > a; echo 2 > b; rm -r d")
+    changes = view.changes()
+    for person, file in (("echo 33 > b", "b"), ("echo 3 > d/e/x", "d")):
+        subprocess.run(["bash", "-ec", person], check=True, cwd=view.root)
+        with pytest.raises(SandboxError, match=rf"Somebody else has changed .*/{file} meanwhile; nothing was applied"):
+            apply_changes(changes, view.run)
+        subprocess.run(["bash", "-ec", "echo 1 > b; touch -r a b"], check=True, cwd=view.root)
+        changes = [change for change in changes if change.path != "b"]
+    assert (view.root / "a").read_text() == "1\n"
+    assert (view.root / "d/e/x").exists()
+
+
+def test_conflict_that_is_among_the_changes_is_applied_and_the_earlier_file_kept(tmp_path: Path) -> None:
+    view = make_view(tmp_path, "echo 1 > a")
+    view.sh("echo 2 > a; mkdir new; echo n > new/file; ln -s a link")
+    (view.root / "a").write_text("3\n")
+    applied = apply_changes(view.changes(), view.run)
+    assert (view.root / "a").read_text() == "2\n"
+    assert [item for each in applied for item in read_before_after(each, 100)] == [
+        ("a", b"3\n", b"2\n"),
+        ("link", None, b"a"),
+        ("new/file", None, b"n\n"),
+    ]
+
+
+def test_changes_that_are_not_chosen_are_left_out(tmp_path: Path) -> None:
+    view = make_view(tmp_path, "mkdir d; echo 1 > d/a; echo 1 > d/b")
+    view.sh("rm -r d; mkdir d; echo 2 > d/a; echo 3 > c")
+    apply_changes([change for change in view.changes() if change.path == "d/a"], view.run)
+    assert snapshot_names(view.root) == ["d", "d/a", "d/b"]
+    assert (view.root / "d/a").read_text() == "2\n"
+
+
+def snapshot_names(root: Path) -> list[str]:
+    return sorted(str(path.relative_to(root)) for path in root.rglob("*"))
+
+
+@pytest.mark.parametrize("path", ["../outside", "d/../../outside", "/etc/x", "d//a", "."])
+def test_path_that_leads_out_of_the_root_is_refused(tmp_path: Path, path: str) -> None:
+    view = make_view(tmp_path, "mkdir d")
+    view.sh("echo 1 > d/a")
+    with pytest.raises(SandboxError, match="is not a path in"):
+        apply_changes([replace(view.changes()[0], path=path)], view.run)
+
+
+def test_folder_that_became_a_link_is_not_followed(tmp_path: Path) -> None:
+    view = make_view(tmp_path, "mkdir -p d/e; echo 1 > d/e/a; echo 1 > b")
+    (tmp_path / "outside").mkdir()
+    view.sh("echo 2 > b; echo 2 > d/e/a")
+    changes = view.changes()
+    subprocess.run(["bash", "-ec", "mv d/e moved; ln -s ../../outside d/e"], check=True, cwd=view.root)
+    with pytest.raises(SandboxError, match="d/e/a cannot be changed, as a folder of its path is a link or a file now"):
+        apply_changes(changes, view.run)
+    assert (view.root / "b").read_text() == "1\n"
+    assert [(each.path, each.conflicts) for each in view.changes()] == [("b", False), ("d/e", True)]
+
+
+def test_links_of_a_command_are_never_followed(tmp_path: Path) -> None:
+    view = make_view(tmp_path, "mkdir d; echo 1 > d/a")
+    (tmp_path / "outside").mkdir()
+    view.sh("rm -r d; ln -s ../outside d; mkdir -p new; ln -s ../../outside new/link; ln -s /etc/passwd file")
+    assert [(each.path, list(list_files(each))) for each in view.changes()] == [
+        ("d", ["d"]),
+        ("file", ["file"]),
+        ("new", ["new/link"]),
+    ]
+    assert read_contents(view.changes()[1], 100) == (None, b"/etc/passwd")
+    view.apply()
+    assert os.readlink(view.root / "d") == "../outside"
+    assert os.listdir(tmp_path / "outside") == []
+
+
+def test_taking_back_does_not_lose_what_a_person_made_meanwhile(tmp_path: Path) -> None:
+    view = make_view(tmp_path, "echo 1 > a; echo 1 > b")
+    view.sh("echo 2 > a; echo 2 > b")
+    changes = view.changes()
+    run_in_child(lambda: apply_changes(changes, view.run, Killed(4)))  # b is away, and its new file not yet there
+    (view.root / "b").write_text("3\n")
+    [sentence] = finish_applying(view.run.parent)
+    assert "b" in sentence
+    assert str(view.run) in sentence
+    assert (view.root / "a").read_text() == "1\n"
+    assert (view.root / "b").read_text() == "3\n"
+    assert sorted(path.read_text() for path in view.run.rglob("b")) == ["2\n"]
