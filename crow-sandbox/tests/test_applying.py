@@ -311,7 +311,7 @@ def test_touched_file_differs_in_its_time_only(tmp_path: Path) -> None:
     ]
 
 
-CONFLICTS = [
+CONFLICTS: list[tuple[str, str, str, list[str]]] = [
     ("echo 1 > a", "echo 2 > a", "echo 3 > a", ["a"]),
     ("echo 1 > a", "rm a", "echo 3 > a", ["a"]),
     ("", "echo 2 > a", "echo 3 > a", ["a"]),

@@ -74,8 +74,10 @@ class Step(msgspec.Struct, array_like=True):
     """The real file before: inode, mode, size and time of the last change."""
     mode: int
     """The permissions afterwards."""
+    is_folder: bool = False
+    """True if a folder is moved into place."""
     marked: list[tuple[bytes, int]] = []
-    """What overlayfs marked, from the new file on, and its permissions."""
+    """What overlayfs marked, or its owner may not read, from the new file on, and its permissions."""
     special: list[bytes] = []
     """Devices, sockets and pipes in a new folder, which are not applied."""
 
@@ -258,15 +260,17 @@ class Applying:
     def plan_step(self, change: LayerChange, kept: str, staged: bool, name: str) -> Step | None:
         layer, path = change.layer, change.path
         root, upper = os.fspath(layer.root), os.fspath(layer.upper)
+        is_new_folder = self.folders.get("real") != os.path.dirname(self.path)
         real_parent, last = self.folders.open("real", root, path)
-        if os.stat(real_parent).st_dev != os.stat(layer.root).st_dev:
+        if is_new_folder and os.stat(real_parent).st_dev != os.stat(layer.root).st_dev:
             raise SandboxError(f"{self.path} is on another file system than {root}, and is not applied.")
-        self.unlock(root, path, real_parent)
+        if is_new_folder:
+            self.unlock(root, path, real_parent)
+            self.unlock_layer(upper, path)
         old = read_status(last, real_parent)
         real = to_identity(old) if old else None
         names = [os.fsencode(each) for each in (root, path, upper, path, kept, name)]
         step = Step("remove", names[0], names[1], names[2], names[3], names[4], names[5], real, 0)
-        self.unlock_layer(upper, path)
         layer_parent, _ = self.folders.open("new", upper, path)
         new = read_status(last, layer_parent)
         self.check_change(change, real_parent, last, old)
@@ -275,6 +279,7 @@ class Applying:
         if new is None:
             raise SandboxError(f"{self.path} is not applied, as the command's file is gone.")
         step.mode = stat.S_IMODE(new.st_mode)
+        step.is_folder = stat.S_ISDIR(new.st_mode)
         if is_folder_mode(change):
             step.kind = "mode"
             return step
@@ -283,7 +288,7 @@ class Applying:
             below = os.fsencode(found)
             if to_type(status) == "other":
                 step.special.append(below)
-            elif has_marks(layer_parent, last + found):
+            elif is_locked(status) or has_marks(layer_parent, last + found):
                 step.marked.append((below, stat.S_IMODE(status.st_mode)))
         if staged:
             self.journal.copies.append(Copy(step.source, step.kept, step.kept_name))
@@ -419,17 +424,27 @@ class Applying:
         """Remove what overlayfs wrote about the new files, and set permissions that were changed to move a folder."""
         if step.real and stat.S_ISDIR(step.real[1]) and step.kind != "mode":
             self.set_mode(os.path.join(step.kept, step.kept_name), stat.S_IMODE(step.real[1]))
-        if step.kind != "move":
+        if step.kind != "move" or not (step.marked or step.is_folder):
             return
         parent, name = self.folders.open("real", step.root, step.path)
         if not (status := read_status(name, parent)):
             return
-        for below, mode in step.marked:
+        self.unlock_files(step, parent, name)
+        for below, mode in reversed(step.marked):
             with suppress(FileNotFoundError, NotADirectoryError), ExitStack() as stack:
                 holder, last = stack.enter_context(open_parent_at(parent, name + os.fsdecode(below)))
                 self.remove_marks(holder, last, mode)
         if stat.S_ISDIR(status.st_mode):
             self.set_mode(os.path.join(step.root, step.path), step.mode)
+
+    def unlock_files(self, step: Step, parent: int, name: str) -> None:
+        """Let the owner read and change the new files."""
+        for below, mode in step.marked:
+            with suppress(FileNotFoundError, NotADirectoryError), ExitStack() as stack:
+                holder, last = stack.enter_context(open_parent_at(parent, name + os.fsdecode(below)))
+                status = os.stat(last, dir_fd=holder, follow_symlinks=False)
+                if is_locked(status):
+                    self.call(os.chmod, last, mode | 0o700, dir_fd=holder)
 
     def remove_marks(self, parent: int, name: str, mode: int) -> None:
         if sys.platform != "linux":
@@ -438,11 +453,11 @@ class Applying:
         status = os.stat(name, dir_fd=parent, follow_symlinks=False)
         if stat.S_ISLNK(status.st_mode):
             return
-        if locked := not status.st_mode & 0o200:
+        marks = [each for each in os.listxattr(path, follow_symlinks=False) if each.startswith(OVERLAY)]
+        if locked := bool(marks) and not status.st_mode & 0o200:
             self.call(os.chmod, name, mode | 0o600, dir_fd=parent)
-        for attribute in os.listxattr(path, follow_symlinks=False):
-            if attribute.startswith(OVERLAY):
-                self.call(os.removexattr, path, attribute, follow_symlinks=False)
+        for attribute in marks:
+            self.call(os.removexattr, path, attribute, follow_symlinks=False)
         if locked or stat.S_IMODE(status.st_mode) != mode:
             self.call(os.chmod, name, mode, dir_fd=parent)
 
@@ -464,13 +479,17 @@ class Applying:
         self.remove_stages()
         for stage in self.journal.stages:
             self.call(os.mkdir, stage, 0o700)
-        for step, copy in zip([s for s in self.journal.steps if s.source == s.kept], self.journal.copies, strict=True):
+        for step, copy in self.list_copies():
             self.path = os.fsdecode(os.path.join(step.root, step.path))
             parent, name = self.folders.open("layer", copy.upper, step.path)
             for below in step.special:
                 self.remove_special(parent, name + os.fsdecode(below))
+            self.unlock_files(step, parent, name)
             source = os.path.join(copy.upper, step.path)
             self.call(copy_tree, source, os.path.join(step.source, step.source_path))
+
+    def list_copies(self) -> Iterator[tuple[Step, Copy]]:
+        return zip([step for step in self.journal.steps if step.source == step.kept], self.journal.copies, strict=True)
 
     def keep_copies(self) -> None:
         """Copy the earlier files out of the hidden folders of their roots."""
@@ -505,6 +524,8 @@ class Applying:
             self.attempt(failures, self.set_mode, folder, mode | 0o700)
         for step in reversed(self.journal.steps):
             self.attempt(failures, self.undo, step)
+        for step, copy in self.list_copies():
+            self.attempt(failures, self.restore_copied, step, copy)
         self.attempt(failures, self.restore_modes)
         for step in self.journal.steps:
             if step.kind == "mode" and step.real:
@@ -535,11 +556,24 @@ class Applying:
             source, source_name = self.folders.open("new", step.source, step.source_path)
             if read_status(source_name, source) is None and read_status(name, real) is not None:
                 self.move(real, name, source, source_name)
+            self.restore_source(step, source, source_name)
         if read_status(kept_name, kept) is not None:
             self.move(kept, kept_name, real, name)
         status = read_status(name, real)
         if status and step.real and stat.S_ISDIR(step.real[1]) and status.st_ino == step.real[0]:
             self.set_mode(os.path.join(step.root, step.path), stat.S_IMODE(step.real[1]))
+
+    def restore_copied(self, step: Step, copy: Copy) -> None:
+        self.restore_source(step, *self.folders.open("layer", copy.upper, step.path))
+
+    def restore_source(self, step: Step, parent: int, name: str) -> None:
+        """Set the permissions of the command's files that were changed to move them."""
+        for below, mode in [*reversed(step.marked), (b"", step.mode)]:
+            with suppress(FileNotFoundError), ExitStack() as stack:
+                holder, last = stack.enter_context(open_parent_at(parent, name + os.fsdecode(below)))
+                status = os.stat(last, dir_fd=holder, follow_symlinks=False)
+                if not stat.S_ISLNK(status.st_mode) and stat.S_IMODE(status.st_mode) != mode:
+                    self.call(os.chmod, last, mode, dir_fd=holder)
 
     def remove_journal(self) -> None:
         with suppress(FileNotFoundError):
@@ -562,6 +596,10 @@ class Folders:
                 os.close(descriptor)
             self.opened[use] = (holder, opened)
         return self.opened[use][1], name
+
+    def get(self, use: str) -> str:
+        """Return the path of the folder that is open for a use; an empty one if there is none."""
+        return self.opened.get(use, ("", -1))[0]
 
     def close(self) -> None:
         for _, descriptor in self.opened.values():
@@ -623,6 +661,12 @@ def copy_tree(source: bytes, target: bytes) -> None:
 def is_writable(status: os.stat_result) -> bool:
     """Tell if the owner of a folder may change what it holds; True for a folder of another owner."""
     return status.st_mode & 0o300 == 0o300 or status.st_uid != os.geteuid()
+
+
+def is_locked(status: os.stat_result) -> bool:
+    """Tell if the owner may not read a file, or not list and search a folder."""
+    wanted = 0o700 if stat.S_ISDIR(status.st_mode) else 0o400
+    return not stat.S_ISLNK(status.st_mode) and status.st_mode & wanted != wanted
 
 
 def is_folder_mode(change: LayerChange) -> bool:
