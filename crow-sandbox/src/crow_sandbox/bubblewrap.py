@@ -13,7 +13,10 @@ from pathlib import Path
 
 TIMEOUT = 10.0
 """Seconds that a proof may take."""
-FILTER_DESCRIPTOR = 9
+FILTER, OPTIONS = 9, 8
+"""The descriptors from which bubblewrap reads."""
+VARIABLES = {"PATH": os.defpath}
+"""The environment of bubblewrap itself."""
 APPARMOR = "/proc/sys/kernel/apparmor_restrict_unprivileged_userns"
 """Holds 1 where AppArmor denies new user namespaces to programs without a profile: Ubuntu since 23.10."""
 LIMITS = ("/proc/sys/user/max_user_namespaces", "/proc/sys/kernel/unprivileged_userns_clone")
@@ -134,23 +137,33 @@ def read_number(path: str) -> int | None:
         return None
 
 
-def make_arguments(
-    bubblewrap: Bubblewrap, mounts: Iterable[Mount], filter_file: Path | None, *, share_network: bool, cwd: str
+def make_command(bubblewrap: Bubblewrap, options: Iterable[str], folder: Path, filter_file: Path) -> list[str]:
+    """Return the arguments that start bubblewrap, to which those of the command are added.
+
+    The options and the filter lie in files, which the shell opens and bubblewrap closes: other users can read the
+    arguments of a program, and variables of the environment among them.
+    """
+    options_file = folder / "options"
+    options_file.write_bytes(b"".join(os.fsencode(option) + b"\0" for option in options))
+    shell = ["/bin/sh", "-c", f'filter=$1; shift; exec "$@" {OPTIONS}<"$0" {FILTER}<"$filter"']
+    return [*shell, str(options_file), str(filter_file), bubblewrap.program, "--args", str(OPTIONS), "--"]
+
+
+def make_options(
+    mounts: Iterable[Mount], variables: Mapping[str, str], cwd: str, *, share_network: bool, with_filter: bool
 ) -> list[str]:
-    """Return the arguments of bubblewrap, to which those of the command are added."""
-    arguments = [bubblewrap.program, *NAMESPACES]
-    if share_network:
-        arguments.append("--share-net")
-    if filter_file is not None:
-        # bubblewrap reads the filter from a descriptor, which the shell opens and bubblewrap closes
-        shell = ["/bin/sh", "-c", f'exec "$@" {FILTER_DESCRIPTOR}<"$0"', str(filter_file)]
-        arguments = [*shell, *arguments, "--seccomp", str(FILTER_DESCRIPTOR)]
-    arguments += VIEW
+    """Return the options of bubblewrap. It gets the variables of the command so, as its own could lead its loader and
+    the shell to files of the roots."""
+    options = [*NAMESPACES, *(["--share-net"] if share_network else [])]
+    options += ["--seccomp", str(FILTER)] if with_filter else []
+    options += VIEW
     for name in PROC_FILES:
-        arguments += ["--ro-bind-try", f"/proc/{name}", f"/proc/{name}"]
+        options += ["--ro-bind-try", f"/proc/{name}", f"/proc/{name}"]
     for mount in sorted(mounts):
-        arguments += mount.arguments
-    return [*arguments, "--chdir", cwd, "--"]
+        options += mount.arguments
+    for name, value in variables.items():
+        options += ["--setenv", name, value]
+    return [*options, "--chdir", cwd]
 
 
 def hide(path: str, empty: Path) -> tuple[str, ...]:
@@ -158,10 +171,10 @@ def hide(path: str, empty: Path) -> tuple[str, ...]:
     return ("--tmpfs",) if stat.S_ISDIR(os.stat(path).st_mode) else ("--ro-bind", str(empty))
 
 
-def make_filter() -> bytes | None:
-    """Make the program of seccomp(2) that refuses SYSTEM_CALLS; None for a machine that is not in that table."""
+def make_filter() -> bytes:
+    """Make the program of seccomp(2) that refuses SYSTEM_CALLS; empty for a machine that is not in that table."""
     if platform.machine() not in SYSTEM_CALLS:
-        return None
+        return b""
     number, refused, socket, ioctl = SYSTEM_CALLS[platform.machine()]
     load, equal, at_least, give = 0x20, 0x15, 0x35, 0x06  # linux/bpf_common.h
     allow, unknown, family, denied = 0x7FFF0000, 0x50026, 0x50061, 0x50001  # ENOSYS, EAFNOSUPPORT, EPERM

@@ -3,13 +3,16 @@
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from glob import glob, has_magic
 from pathlib import Path
 
 import msgspec
+
+from crow_sandbox.layers import is_in
 
 UNIX_SOCKETS = "/proc/net/unix"
 """Lists the sockets of this machine that have a name."""
@@ -59,7 +62,9 @@ def read_table() -> HiddenTable:
     return msgspec.convert(tomllib.loads(text), HiddenTable)
 
 
-def find_surroundings(env: Mapping[str, str], hidden: Iterable[str], exposed: Iterable[str]) -> Surroundings:
+def find_surroundings(
+    env: Mapping[str, str], hidden: Iterable[str], exposed: Iterable[str], roots: Sequence[str]
+) -> Surroundings:
     """Look up what of hidden.toml and of the paths in `hidden` this machine has."""
     table, home = read_table(), os.path.expanduser("~")
     homes = sorted({home, os.path.expanduser(f"~{read_user()}"), env.get("HOME") or home})
@@ -67,9 +72,12 @@ def find_surroundings(env: Mapping[str, str], hidden: Iterable[str], exposed: It
     shown = set(find_paths((path for each in named for path in each.shown), homes))
     kept = (path for each in named for path in each.kept)
     private = {*find_paths((*table.paths, *kept), homes), *find_paths(hidden, homes)} - shown
-    sockets = find_paths((path for each in named for path in list_sockets(each, env)), homes)
+    targets = set(find_targets(private, homes))
+    private |= {path for path in targets if not any(is_in(path, root) or is_in(root, path) for root in roots)}
+    private = {path for path in private if os.access(path, os.R_OK)}
+    sockets = set(find_paths((path for each in named for path in list_sockets(each, env)), homes))
     return Surroundings(
-        hidden=tuple(sorted({*private, *list_named_sockets()} - set(sockets))),
+        hidden=tuple(sorted({*private, *list_named_sockets()} - sockets)),
         texts=dict(read_texts(table, homes)),
         sockets=tuple(sorted(sockets)),
         needed=tuple(sorted(find_paths(table.needed, homes))),
@@ -96,6 +104,16 @@ def find_paths(patterns: Iterable[str], homes: Iterable[str]) -> Iterator[str]:
                     yield os.path.realpath(each)
 
 
+def find_targets(folders: Iterable[str], homes: Iterable[str]) -> Iterator[str]:
+    """Yield what links in hidden folders lead to, if that is in a home: the real files are often kept elsewhere."""
+    inside = tuple(os.path.join(os.path.realpath(home), "") for home in homes)
+    for folder in folders:
+        if folder.startswith(inside) and os.path.isdir(folder):
+            with suppress(OSError), os.scandir(folder) as entries:
+                targets = [os.path.realpath(entry.path) for entry in entries if entry.is_symlink()]
+                yield from (path for path in targets if path.startswith(inside) and os.path.exists(path))
+
+
 def list_sockets(exposed: Exposed, env: Mapping[str, str]) -> Iterator[str]:
     """Yield the paths of sockets that are exposed."""
     for name in exposed.variables:
@@ -114,7 +132,7 @@ def list_named_sockets() -> Iterator[str]:
         return
     for line in lines[1:]:
         path = line.rstrip("\n").split(maxsplit=7)[7:]
-        if path and path[0].startswith("/") and os.path.exists(path[0]):
+        if path and path[0].startswith("/") and os.access(path[0], os.W_OK):
             yield os.path.realpath(path[0])
 
 

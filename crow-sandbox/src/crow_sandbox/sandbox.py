@@ -5,7 +5,6 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,14 +51,13 @@ proofs: dict[str, Proof] = {}
 class SessionFolder:
     """The folder of a session's own: its temporary files, and the layers of caches, which last until it closes."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, temporary: Sequence[str]) -> None:
         self.path, self.lock = layers.make_run_folder(folder, "session-")
+        self.temporary = temporary
         self.empty = self.path / "empty"
         self.empty.touch(mode=0o444)
-        self.filter: Path | None = None
-        if content := bubblewrap.make_filter():
-            self.filter = self.path / "filter"
-            self.filter.write_bytes(content)
+        self.filter = self.path / "filter"
+        self.with_filter = self.filter.write_bytes(bubblewrap.make_filter()) > 0
         self.proven: set[tuple[str, int]] = set()
         self.free: list[Path] = []
         self.made = 0
@@ -109,37 +107,45 @@ class SandboxRun:
         """Return the arguments and the environment that start a command in the sandbox, in the folder `cwd`.
 
         `arguments` begins with the absolute path of the program. `folders` are temporary folders of the caller, which
-        the command may write. Raises SandboxError if the command cannot see `cwd`.
+        the command may write. The environment is that of the sandbox's own program: what the caller adds to it reaches
+        the command. Raises SandboxError if the command cannot see `cwd`.
         """
         if self.policy.level == "off":
             return list(arguments), dict(env)
         program = self._proof.overlay if self.policy.level == "review" else self._proof.binding
         if program is None:
             raise SandboxError(self._proof.says)
-        around = hidden.find_surroundings(env, self.policy.hidden, self.policy.exposed)
+        roots = find_roots(self.policy, self.layers)
+        around = hidden.find_surroundings(env, self.policy.hidden, self.policy.exposed, roots)
         try:
-            mounts = list(self._make_mounts(around, folders))
+            mounts = list(self._make_mounts(around, roots, folders))
             place = find_cwd(cwd, mounts)
         except OSError as error:
             raise SandboxError(f"The sandbox cannot be made: {error}.") from error
-        wrapped = bubblewrap.make_arguments(
-            program, mounts, self._session.filter, share_network=self.policy.hosts is None, cwd=place
-        )
         variables = hidden.remove_variables(env, self.policy.exposed)
-        return [*wrapped, *arguments], {**variables, **bubblewrap.find_environment(variables)}
+        options = bubblewrap.make_options(
+            mounts,
+            {**variables, **bubblewrap.find_environment(variables)},
+            place,
+            share_network=self.policy.hosts is None,
+            with_filter=self._session.with_filter,
+        )
+        wrapped = bubblewrap.make_command(program, options, self.folder, self._session.filter)
+        return [*wrapped, *arguments], dict(bubblewrap.VARIABLES)
 
-    def _make_mounts(self, around: hidden.Surroundings, folders: Iterable[str]) -> Iterator[Mount]:
+    def _make_mounts(
+        self, around: hidden.Surroundings, roots: Sequence[str], folders: Iterable[str]
+    ) -> Iterator[Mount]:
         """Yield what lies over the files of the machine, which are read-only.
 
         What is hidden in a folder that is hidden or empty as a whole is left out: it is not there.
         """
-        roots = find_roots(self.policy, self.layers)
         own = sorted({os.path.realpath(path) for path in (*self.policy.writable, *folders) if os.path.isdir(path)})
-        temporary = [path for path in find_folders(list_temporary()) if path not in roots]
+        temporary = [path for path in find_folders(self._session.temporary) if path not in roots]
         runtime = find_folders(RUNTIME)
         data = os.path.realpath(self._session.path.parent)
         private = [*temporary, *runtime]
-        places = [path for path in (*around.hidden, data) if path not in roots and path not in own]
+        places = [data, *(path for path in around.hidden if path not in (*roots, *own))]
         shown = [*roots, *own]
         for path in temporary:
             yield make_mount(path, HIDDEN, "--bind", str(self._session.make_temporary(path)))
@@ -219,9 +225,11 @@ class SandboxRun:
 class Sandbox:
     """Begins the runs of one session."""
 
-    def __init__(self, folder: Path) -> None:
-        """`folder` holds the runs; it is in crow's data."""
+    def __init__(self, folder: Path, temporary: Sequence[str] = ()) -> None:
+        """`folder` holds the runs; it is in crow's data. `temporary` are the folders of which the session has its own:
+        those of the system, if none is given."""
         self.folder = folder
+        self._temporary = temporary or (*TEMPORARY, tempfile.gettempdir())
         self._session: SessionFolder | None = None
         self._runs: list[SandboxRun] = []
 
@@ -245,7 +253,7 @@ class Sandbox:
         if policy.level != "off" and not (proof.overlay if policy.level == "review" else proof.binding):
             raise SandboxError(proof.says)
         try:
-            self._session = self._session or SessionFolder(self.folder)
+            self._session = self._session or SessionFolder(self.folder, self._temporary)
             roots = layers.check_roots(policy.roots, self.folder) if policy.level != "off" else []
             if policy.level in ("review", "workspace"):
                 roots = layers.check_roots([*roots, *layers.find_repositories(roots)], self.folder)
@@ -319,13 +327,6 @@ def make_overlay(root: str, upper: Path, work: Path, order: int) -> Mount:
 def find_roots(policy: Policy, found: Sequence[Layer]) -> list[str]:
     """Return the roots of a run, without links."""
     return [str(layer.root) for layer in found] or sorted({os.path.realpath(root) for root in policy.roots})
-
-
-def list_temporary() -> Iterator[str]:
-    """Yield the folders for temporary files."""
-    yield from TEMPORARY
-    with suppress(OSError):
-        yield tempfile.gettempdir()
 
 
 def find_folders(paths: Iterable[str]) -> list[str]:
