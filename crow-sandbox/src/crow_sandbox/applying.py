@@ -58,7 +58,7 @@ class AppliedChange:
     """What was there, moved here; None if nothing was. It stays until the run is removed."""
 
 
-class Step(msgspec.Struct, array_like=True):
+class ApplyStep(msgspec.Struct, array_like=True):
     """What to do for one change. Paths are bytes as the system has them."""
 
     kind: Literal["move", "remove", "mode"]
@@ -82,7 +82,7 @@ class Step(msgspec.Struct, array_like=True):
     """Devices, sockets and pipes in a new folder, which are not applied."""
 
 
-class Copy(msgspec.Struct, array_like=True):
+class StagedCopy(msgspec.Struct, array_like=True):
     """A new file that is first copied to the file system of its root."""
 
     upper: bytes
@@ -90,14 +90,14 @@ class Copy(msgspec.Struct, array_like=True):
     name: bytes
 
 
-class Journal(msgspec.Struct):
+class ApplyJournal(msgspec.Struct):
     """All steps of one run, and how far they are."""
 
-    steps: list[Step]
+    steps: list[ApplyStep]
     state: Literal["copying", "moving", "applied"] = "moving"
     locked: list[tuple[bytes, int]] = []
-    """Folders that their owner may not write, with their permissions, which are changed meanwhile."""
-    copies: list[Copy] = []
+    """OpenFolders that their owner may not write, with their permissions, which are changed meanwhile."""
+    copies: list[StagedCopy] = []
     stages: list[bytes] = []
     """Hidden folders of roots whose layer is on another file system."""
 
@@ -204,8 +204,8 @@ class Applying:
     def __init__(self, run: Path, before_step: Callable[[], object]) -> None:
         self.run = run
         self.before_step = before_step
-        self.journal = Journal([])
-        self.folders = Folders()
+        self.journal = ApplyJournal([])
+        self.folders = OpenFolders()
         self.path = os.fspath(run)
         """The file at hand, for an error."""
 
@@ -227,11 +227,11 @@ class Applying:
 
     # The journal
 
-    def plan(self, changes: Sequence[LayerChange]) -> list[tuple[LayerChange, Step]]:
-        """Write down the steps. Folders of the layer become searchable, so that their files can be looked at."""
+    def plan(self, changes: Sequence[LayerChange]) -> list[tuple[LayerChange, ApplyStep]]:
+        """Write down the steps. OpenFolders of the layer become searchable, so that their files can be looked at."""
         token = os.urandom(4).hex()
         kept: dict[Layer, tuple[str, bool]] = {}
-        planned: list[tuple[LayerChange, Step]] = []
+        planned: list[tuple[LayerChange, ApplyStep]] = []
         for number, change in enumerate(sorted(changes, key=is_folder_mode, reverse=True)):
             self.path = os.path.join(change.layer.root, change.path)
             if change.type == "other" and change.kind != "removed":
@@ -257,7 +257,7 @@ class Applying:
         self.journal.stages.append(os.fsencode(stage))
         return stage, True
 
-    def plan_step(self, change: LayerChange, kept: str, staged: bool, name: str) -> Step | None:
+    def plan_step(self, change: LayerChange, kept: str, staged: bool, name: str) -> ApplyStep | None:
         layer, path = change.layer, change.path
         root, upper = os.fspath(layer.root), os.fspath(layer.upper)
         is_new_folder = self.folders.get("real") != os.path.dirname(self.path)
@@ -270,7 +270,7 @@ class Applying:
         old = read_status(last, real_parent)
         real = to_identity(old) if old else None
         names = [os.fsencode(each) for each in (root, path, upper, path, kept, name)]
-        step = Step("remove", names[0], names[1], names[2], names[3], names[4], names[5], real, 0)
+        step = ApplyStep("remove", names[0], names[1], names[2], names[3], names[4], names[5], real, 0)
         layer_parent, _ = self.folders.open("new", upper, path)
         new = read_status(last, layer_parent)
         self.check_change(change, real_parent, last, old)
@@ -291,7 +291,7 @@ class Applying:
             elif is_locked(status) or has_marks(layer_parent, last + found):
                 step.marked.append((below, stat.S_IMODE(status.st_mode)))
         if staged:
-            self.journal.copies.append(Copy(step.source, step.kept, step.kept_name))
+            self.journal.copies.append(StagedCopy(step.source, step.kept, step.kept_name))
             step.source, step.source_path = step.kept, b"new-" + step.kept_name
         return step
 
@@ -344,7 +344,7 @@ class Applying:
             data = (self.run / JOURNAL).read_bytes()
         except FileNotFoundError:
             return False
-        self.journal = msgspec.msgpack.decode(data, type=Journal)
+        self.journal = msgspec.msgpack.decode(data, type=ApplyJournal)
         return True
 
     # Forward
@@ -373,7 +373,7 @@ class Applying:
         self.folders.close()
         self.remove_stages()
 
-    def do(self, step: Step) -> None:
+    def do(self, step: ApplyStep) -> None:
         """Move the real file away and the new one into its place, as far as that is not done."""
         if step.kind == "mode":
             return
@@ -397,7 +397,7 @@ class Applying:
                 self.remove_special(source, source_name + os.fsdecode(below))
             self.move(source, source_name, real, name)
 
-    def check(self, step: Step, name: str, parent: int) -> None:
+    def check(self, step: ApplyStep, name: str, parent: int) -> None:
         status = read_status(name, parent)
         found = to_identity(status) if status else None
         if found and step.real and stat.S_ISDIR(found[1]) and stat.S_ISDIR(step.real[1]):
@@ -420,7 +420,7 @@ class Applying:
             holder, name = stack.enter_context(open_parent_at(parent, path))
             self.call(os.unlink, name, dir_fd=holder)
 
-    def tidy(self, step: Step) -> None:
+    def tidy(self, step: ApplyStep) -> None:
         """Remove what overlayfs wrote about the new files, and set permissions that were changed to move a folder."""
         if step.real and stat.S_ISDIR(step.real[1]) and step.kind != "mode":
             self.set_mode(os.path.join(step.kept, step.kept_name), stat.S_IMODE(step.real[1]))
@@ -437,7 +437,7 @@ class Applying:
         if stat.S_ISDIR(status.st_mode):
             self.set_mode(os.path.join(step.root, step.path), step.mode)
 
-    def unlock_files(self, step: Step, parent: int, name: str) -> None:
+    def unlock_files(self, step: ApplyStep, parent: int, name: str) -> None:
         """Let the owner read and change the new files."""
         for below, mode in step.marked:
             with suppress(FileNotFoundError, NotADirectoryError), ExitStack() as stack:
@@ -475,7 +475,7 @@ class Applying:
     # Another file system
 
     def copy(self) -> None:
-        """Copy the new files to the file system of their root, from the beginning if that was cut off."""
+        """StagedCopy the new files to the file system of their root, from the beginning if that was cut off."""
         self.remove_stages()
         for stage in self.journal.stages:
             self.call(os.mkdir, stage, 0o700)
@@ -488,11 +488,11 @@ class Applying:
             source = os.path.join(copy.upper, step.path)
             self.call(copy_tree, source, os.path.join(step.source, step.source_path))
 
-    def list_copies(self) -> Iterator[tuple[Step, Copy]]:
+    def list_copies(self) -> Iterator[tuple[ApplyStep, StagedCopy]]:
         return zip([step for step in self.journal.steps if step.source == step.kept], self.journal.copies, strict=True)
 
     def keep_copies(self) -> None:
-        """Copy the earlier files out of the hidden folders of their roots."""
+        """StagedCopy the earlier files out of the hidden folders of their roots."""
         if not self.journal.stages:
             return
         before = self.run / "before"
@@ -508,7 +508,7 @@ class Applying:
             if os.path.lexists(stage):
                 self.call(layers.remove_tree, Path(os.fsdecode(stage)))
 
-    def find_before(self, step: Step) -> Path | None:
+    def find_before(self, step: ApplyStep) -> Path | None:
         """Return where the earlier file of a step is kept, after all of them."""
         if not step.real or step.kind == "mode":
             return None
@@ -546,7 +546,7 @@ class Applying:
         except (OSError, SandboxError) as error:
             failures.append(error)
 
-    def undo(self, step: Step) -> None:
+    def undo(self, step: ApplyStep) -> None:
         if step.kind == "mode" or self.journal.state == "copying":
             return
         self.path = os.fsdecode(os.path.join(step.root, step.path))
@@ -563,10 +563,10 @@ class Applying:
         if status and step.real and stat.S_ISDIR(step.real[1]) and status.st_ino == step.real[0]:
             self.set_mode(os.path.join(step.root, step.path), stat.S_IMODE(step.real[1]))
 
-    def restore_copied(self, step: Step, copy: Copy) -> None:
+    def restore_copied(self, step: ApplyStep, copy: StagedCopy) -> None:
         self.restore_source(step, *self.folders.open("layer", copy.upper, step.path))
 
-    def restore_source(self, step: Step, parent: int, name: str) -> None:
+    def restore_source(self, step: ApplyStep, parent: int, name: str) -> None:
         """Set the permissions of the command's files that were changed to move them."""
         for below, mode in [*reversed(step.marked), (b"", step.mode)]:
             with suppress(FileNotFoundError), ExitStack() as stack:
@@ -580,7 +580,7 @@ class Applying:
             self.call((self.run / JOURNAL).unlink)
 
 
-class Folders:
+class OpenFolders:
     """The open folders that files are moved from and to: the last one for each use. Links are not followed."""
 
     def __init__(self) -> None:
@@ -647,7 +647,7 @@ def chmod_folder(parent: int, name: str, mode: int) -> None:
 
 
 def copy_tree(source: bytes, target: bytes) -> None:
-    """Copy a file, link or folder, with modes and times, in place of a copy that was cut off."""
+    """StagedCopy a file, link or folder, with modes and times, in place of a copy that was cut off."""
     first, second = os.fsdecode(source), os.fsdecode(target)
     if os.path.islink(second) or os.path.isfile(second):
         os.unlink(second)
