@@ -116,7 +116,9 @@ def apply_changes(
     try:
         planned = applying.plan(changes)
         applying.write_journal()
-    except OSError as error:
+    except (OSError, SandboxError) as error:
+        with suppress(OSError):
+            applying.restore_modes()
         raise applying.to_error(error) from error
     try:
         applying.go_forward()
@@ -125,6 +127,8 @@ def apply_changes(
         if isinstance(error, OSError):
             raise applying.to_error(error) from error
         raise
+    with suppress(OSError):  # what stays is removed with the run
+        applying.remove_stages()
     return [AppliedChange(change, applying.find_before(step)) for change, step in planned]
 
 
@@ -371,7 +375,6 @@ class Applying:
         self.journal.state = "applied"
         self.write_journal()
         self.folders.close()
-        self.remove_stages()
 
     def do(self, step: ApplyStep) -> None:
         """Move the real file away and the new one into its place, as far as that is not done."""
