@@ -11,7 +11,7 @@ import os
 import shutil
 import stat
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from errno import EEXIST, EINVAL, ELOOP, ENOSYS, ENOTDIR
@@ -21,15 +21,18 @@ from typing import Literal, ParamSpec, TypeVar
 
 import msgspec
 
+from crow_sandbox import layers
 from crow_sandbox.changes import (
     FOLDER_FLAGS,
     OVERLAY,
+    Identity,
     LayerChange,
-    has_conflict,
-    is_same,
     open_folder,
+    open_parent,
     open_parent_at,
+    read_file,
     read_status,
+    to_identity,
     to_type,
     walk,
 )
@@ -55,7 +58,7 @@ class AppliedChange:
     """What was there, moved here; None if nothing was. It stays until the run is removed."""
 
 
-class Step(msgspec.Struct, array_like=True):
+class ApplyStep(msgspec.Struct, array_like=True):
     """What to do for one change. Paths are bytes as the system has them."""
 
     kind: Literal["move", "remove", "mode"]
@@ -67,17 +70,19 @@ class Step(msgspec.Struct, array_like=True):
     kept: bytes
     """The folder that holds the earlier file, and its name there."""
     kept_name: bytes
-    real: tuple[int, int, int, int] | None
+    real: Identity | None
     """The real file before: inode, mode, size and time of the last change."""
     mode: int
     """The permissions afterwards."""
+    is_folder: bool = False
+    """True if a folder is moved into place."""
     marked: list[tuple[bytes, int]] = []
-    """What overlayfs marked, from the new file on, and its permissions."""
+    """What overlayfs marked, or its owner may not read, from the new file on, and its permissions."""
     special: list[bytes] = []
     """Devices, sockets and pipes in a new folder, which are not applied."""
 
 
-class Copy(msgspec.Struct, array_like=True):
+class StagedCopy(msgspec.Struct, array_like=True):
     """A new file that is first copied to the file system of its root."""
 
     upper: bytes
@@ -85,14 +90,14 @@ class Copy(msgspec.Struct, array_like=True):
     name: bytes
 
 
-class Journal(msgspec.Struct):
+class ApplyJournal(msgspec.Struct):
     """All steps of one run, and how far they are."""
 
-    steps: list[Step]
+    steps: list[ApplyStep]
     state: Literal["copying", "moving", "applied"] = "moving"
     locked: list[tuple[bytes, int]] = []
-    """Folders that their owner may not write, with their permissions, which are changed meanwhile."""
-    copies: list[Copy] = []
+    """OpenFolders that their owner may not write, with their permissions, which are changed meanwhile."""
+    copies: list[StagedCopy] = []
     stages: list[bytes] = []
     """Hidden folders of roots whose layer is on another file system."""
 
@@ -111,7 +116,9 @@ def apply_changes(
     try:
         planned = applying.plan(changes)
         applying.write_journal()
-    except OSError as error:
+    except (OSError, SandboxError) as error:
+        with suppress(OSError):
+            applying.restore_modes()
         raise applying.to_error(error) from error
     try:
         applying.go_forward()
@@ -120,34 +127,62 @@ def apply_changes(
         if isinstance(error, OSError):
             raise applying.to_error(error) from error
         raise
+    with suppress(OSError):  # what stays is removed with the run
+        applying.remove_stages()
     return [AppliedChange(change, applying.find_before(step)) for change, step in planned]
 
 
-def finish_applying(folder: Path) -> Sequence[str]:
+def read_before_after(applied: AppliedChange, limit: int) -> Iterator[tuple[str, bytes | None, bytes | None]]:
+    """Yield the path, from the layer's root, and the bytes before and now, up to `limit` each, of every applied file.
+
+    The target of a link is its content. None stands for no file and for what cannot be read. Of a folder, that is
+    every file that it held or holds. Raises SandboxError for a folder that cannot be read.
+    """
+    change = applied.change
+    root, kept = change.layer.root, applied.before
+    paths = {change.path: None, **dict.fromkeys(list_below(os.fspath(root), change.path))}
+    if kept:
+        paths |= {change.path + found: None for found in list_below(os.fspath(kept.parent), kept.name, relative=True)}
+    for path in sorted(paths):
+        before = read_file(kept.parent, kept.name + path.removeprefix(change.path), limit) if kept else None
+        after = read_file(root, path, limit)
+        if before is not None or after is not None:
+            yield path, before, after
+
+
+def list_below(base: str, path: str, *, relative: bool = False) -> list[str]:
+    """List the files below a path, which is left out if `relative`; an empty list if there is nothing."""
+    try:
+        with open_parent(base, path) as (parent, name):
+            found = [below for below, status in walk(parent, name) if not stat.S_ISDIR(status.st_mode)]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise SandboxError(f"{os.path.join(base, path)} cannot be read: {error.strerror}.") from error
+    return found if relative else [path + below for below in found]
+
+
+def finish_applying(folder: Path, before_step: Callable[[], object] = lambda: None) -> Sequence[str]:
     """Complete what a killed process had begun to apply, in all runs below `folder` whose process is gone, and remove
     their folders. Return a sentence for each."""
     sentences: list[str] = []
     for run in sorted(folder.iterdir()) if folder.is_dir() else []:
-        with suppress(BlockingIOError), ExitStack() as stack:
-            if not run.is_dir() or run.is_symlink() or run.name.startswith("."):
-                continue
-            lock_run(run, stack)
-            if sentence := _finish_run(run):
+        if not run.is_dir() or run.is_symlink():
+            continue
+        with layers.lock_folder(folder):  # a folder that is made now has no lock yet
+            descriptor = layers.try_lock(run)
+        if descriptor is None:
+            continue
+        try:
+            if sentence := _finish_run(run, before_step):
                 sentences.append(sentence)
+        finally:
+            os.close(descriptor)
     return sentences
 
 
-def lock_run(run: Path, stack: ExitStack) -> None:
-    """Lock the folder of a run, as its process does from begin to end. Raises BlockingIOError if that lives."""
-    from crow_system import posix  # POSIX alone
-
-    descriptor = os.open(run, FOLDER_FLAGS)
-    stack.callback(os.close, descriptor)
-    posix.lock(descriptor, wait=False)
-
-
-def _finish_run(run: Path) -> str | None:
-    applying = Applying(run, lambda: None)
+def _finish_run(run: Path, before_step: Callable[[], object]) -> str | None:
+    applying = Applying(run, before_step)
     sentence = None
     try:
         if applying.read_journal() and applying.journal.state != "applied":
@@ -161,27 +196,10 @@ def _finish_run(run: Path) -> str | None:
                 )
             sentence = f"crow was ended while it applied a command's changes to {applying.roots}; they are applied now."
         applying.remove_stages()
-        remove_run(run)
+        layers.remove_run(run)
     except (OSError, msgspec.DecodeError, SandboxError) as error:
         return f"{run} cannot be finished: {error}"
     return sentence
-
-
-def remove_run(run: Path) -> None:
-    """Remove the folder of a run, with all that was not applied. Raises OSError."""
-    unlock_folders(run)
-    shutil.rmtree(run)
-
-
-def unlock_folders(folder: Path) -> None:
-    """Let the owner write every folder in this one, as those without that permission cannot be emptied."""
-    folders = [os.fspath(folder)]
-    while folders:
-        path = folders.pop()
-        if stat.S_IMODE(os.lstat(path).st_mode) & 0o700 != 0o700:
-            os.chmod(path, 0o700)
-        with os.scandir(path) as entries:
-            folders += [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
 
 
 class Applying:
@@ -190,8 +208,8 @@ class Applying:
     def __init__(self, run: Path, before_step: Callable[[], object]) -> None:
         self.run = run
         self.before_step = before_step
-        self.journal = Journal([])
-        self.folders = Folders()
+        self.journal = ApplyJournal([])
+        self.folders = OpenFolders()
         self.path = os.fspath(run)
         """The file at hand, for an error."""
 
@@ -213,11 +231,11 @@ class Applying:
 
     # The journal
 
-    def plan(self, changes: Sequence[LayerChange]) -> list[tuple[LayerChange, Step]]:
-        """Write down the steps. Folders of the layer become searchable, so that their files can be looked at."""
+    def plan(self, changes: Sequence[LayerChange]) -> list[tuple[LayerChange, ApplyStep]]:
+        """Write down the steps. OpenFolders of the layer become searchable, so that their files can be looked at."""
         token = os.urandom(4).hex()
         kept: dict[Layer, tuple[str, bool]] = {}
-        planned: list[tuple[LayerChange, Step]] = []
+        planned: list[tuple[LayerChange, ApplyStep]] = []
         for number, change in enumerate(sorted(changes, key=is_folder_mode, reverse=True)):
             self.path = os.path.join(change.layer.root, change.path)
             if change.type == "other" and change.kind != "removed":
@@ -243,27 +261,29 @@ class Applying:
         self.journal.stages.append(os.fsencode(stage))
         return stage, True
 
-    def plan_step(self, change: LayerChange, kept: str, staged: bool, name: str) -> Step | None:
+    def plan_step(self, change: LayerChange, kept: str, staged: bool, name: str) -> ApplyStep | None:
         layer, path = change.layer, change.path
         root, upper = os.fspath(layer.root), os.fspath(layer.upper)
+        is_new_folder = self.folders.get("real") != os.path.dirname(self.path)
         real_parent, last = self.folders.open("real", root, path)
-        if os.stat(real_parent).st_dev != os.stat(layer.root).st_dev:
+        if is_new_folder and os.stat(real_parent).st_dev != os.stat(layer.root).st_dev:
             raise SandboxError(f"{self.path} is on another file system than {root}, and is not applied.")
-        self.unlock(root, path, real_parent)
+        if is_new_folder:
+            self.unlock(root, path, real_parent)
+            self.unlock_layer(upper, path)
         old = read_status(last, real_parent)
         real = to_identity(old) if old else None
         names = [os.fsencode(each) for each in (root, path, upper, path, kept, name)]
-        step = Step("remove", names[0], names[1], names[2], names[3], names[4], names[5], real, 0)
-        self.unlock_layer(upper, path)
+        step = ApplyStep("remove", names[0], names[1], names[2], names[3], names[4], names[5], real, 0)
         layer_parent, _ = self.folders.open("new", upper, path)
         new = read_status(last, layer_parent)
-        if not change.conflicts and self.is_changed_since(change, layer_parent, real_parent, last, new, old):
-            raise SandboxError(f"Somebody else has changed {self.path} since the command started; nothing was applied.")
+        self.check_change(change, real_parent, last, old)
         if change.kind == "removed":
             return step if old else None
         if new is None:
             raise SandboxError(f"{self.path} is not applied, as the command's file is gone.")
         step.mode = stat.S_IMODE(new.st_mode)
+        step.is_folder = stat.S_ISDIR(new.st_mode)
         if is_folder_mode(change):
             step.kind = "mode"
             return step
@@ -272,29 +292,24 @@ class Applying:
             below = os.fsencode(found)
             if to_type(status) == "other":
                 step.special.append(below)
-            elif has_marks(layer_parent, last + found):
+            elif is_locked(status) or has_marks(layer_parent, last + found):
                 step.marked.append((below, stat.S_IMODE(status.st_mode)))
         if staged:
-            self.journal.copies.append(Copy(step.source, step.kept, step.kept_name))
+            self.journal.copies.append(StagedCopy(step.source, step.kept, step.kept_name))
             step.source, step.source_path = step.kept, b"new-" + step.kept_name
         return step
 
-    def is_changed_since(
-        self,
-        change: LayerChange,
-        upper: int,
-        root: int,
-        name: str,
-        new: os.stat_result | None,
-        old: os.stat_result | None,
-    ) -> bool:
+    def check_change(self, change: LayerChange, parent: int, name: str, old: os.stat_result | None) -> None:
+        """Raise SandboxError if the real file has changed since the changes were read."""
         if is_folder_mode(change):
-            return old is None or not stat.S_ISDIR(old.st_mode)
-        if has_conflict(change.layer.start_ns, upper, root, name):
-            return True
-        if change.kind == "changed":
-            return old is None
-        return change.kind == "added" and old is not None and not (new and is_same(upper, root, name, new, old))
+            same = old is not None and stat.S_ISDIR(old.st_mode)
+        else:
+            same = (to_identity(old) if old else None) == change.real
+        if same and old and stat.S_ISDIR(old.st_mode) and not change.mode_only and not change.conflicts:
+            below = (status for found, status in walk(parent, name) if found)
+            same = all(status.st_ctime_ns <= change.layer.start_ns for status in below)
+        if not same:
+            raise SandboxError(f"Somebody else has changed {self.path} meanwhile; nothing was applied.")
 
     def unlock(self, root: str, path: str, parent: int) -> None:
         """Note a folder that its owner may not write."""
@@ -333,7 +348,7 @@ class Applying:
             data = (self.run / JOURNAL).read_bytes()
         except FileNotFoundError:
             return False
-        self.journal = msgspec.msgpack.decode(data, type=Journal)
+        self.journal = msgspec.msgpack.decode(data, type=ApplyJournal)
         return True
 
     # Forward
@@ -360,9 +375,8 @@ class Applying:
         self.journal.state = "applied"
         self.write_journal()
         self.folders.close()
-        self.remove_stages()
 
-    def do(self, step: Step) -> None:
+    def do(self, step: ApplyStep) -> None:
         """Move the real file away and the new one into its place, as far as that is not done."""
         if step.kind == "mode":
             return
@@ -386,10 +400,13 @@ class Applying:
                 self.remove_special(source, source_name + os.fsdecode(below))
             self.move(source, source_name, real, name)
 
-    def check(self, step: Step, name: str, parent: int) -> None:
+    def check(self, step: ApplyStep, name: str, parent: int) -> None:
         status = read_status(name, parent)
-        if (to_identity(status) if status else None) != step.real:
-            raise SandboxError(f"Somebody else has changed {self.path} since the command started; nothing was applied.")
+        found = to_identity(status) if status else None
+        if found and step.real and stat.S_ISDIR(found[1]) and stat.S_ISDIR(step.real[1]):
+            found = found[0], step.real[1], *found[2:]  # its permissions may have been changed to move it
+        if found != step.real:
+            raise SandboxError(f"Somebody else has changed {self.path} meanwhile; nothing was applied.")
 
     def move(self, parent: int, name: str, target: int, target_name: str) -> None:
         """Rename a file or folder to a name that is free. Raises FileExistsError."""
@@ -406,21 +423,31 @@ class Applying:
             holder, name = stack.enter_context(open_parent_at(parent, path))
             self.call(os.unlink, name, dir_fd=holder)
 
-    def tidy(self, step: Step) -> None:
+    def tidy(self, step: ApplyStep) -> None:
         """Remove what overlayfs wrote about the new files, and set permissions that were changed to move a folder."""
         if step.real and stat.S_ISDIR(step.real[1]) and step.kind != "mode":
             self.set_mode(os.path.join(step.kept, step.kept_name), stat.S_IMODE(step.real[1]))
-        if step.kind != "move":
+        if step.kind != "move" or not (step.marked or step.is_folder):
             return
         parent, name = self.folders.open("real", step.root, step.path)
         if not (status := read_status(name, parent)):
             return
-        for below, mode in step.marked:
+        self.unlock_files(step, parent, name)
+        for below, mode in reversed(step.marked):
             with suppress(FileNotFoundError, NotADirectoryError), ExitStack() as stack:
                 holder, last = stack.enter_context(open_parent_at(parent, name + os.fsdecode(below)))
                 self.remove_marks(holder, last, mode)
         if stat.S_ISDIR(status.st_mode):
             self.set_mode(os.path.join(step.root, step.path), step.mode)
+
+    def unlock_files(self, step: ApplyStep, parent: int, name: str) -> None:
+        """Let the owner read and change the new files."""
+        for below, mode in step.marked:
+            with suppress(FileNotFoundError, NotADirectoryError), ExitStack() as stack:
+                holder, last = stack.enter_context(open_parent_at(parent, name + os.fsdecode(below)))
+                status = os.stat(last, dir_fd=holder, follow_symlinks=False)
+                if is_locked(status):
+                    self.call(os.chmod, last, mode | 0o700, dir_fd=holder)
 
     def remove_marks(self, parent: int, name: str, mode: int) -> None:
         if sys.platform != "linux":
@@ -429,11 +456,11 @@ class Applying:
         status = os.stat(name, dir_fd=parent, follow_symlinks=False)
         if stat.S_ISLNK(status.st_mode):
             return
-        if locked := not status.st_mode & 0o200:
+        marks = [each for each in os.listxattr(path, follow_symlinks=False) if each.startswith(OVERLAY)]
+        if locked := bool(marks) and not status.st_mode & 0o200:
             self.call(os.chmod, name, mode | 0o600, dir_fd=parent)
-        for attribute in os.listxattr(path, follow_symlinks=False):
-            if attribute.startswith(OVERLAY):
-                self.call(os.removexattr, path, attribute, follow_symlinks=False)
+        for attribute in marks:
+            self.call(os.removexattr, path, attribute, follow_symlinks=False)
         if locked or stat.S_IMODE(status.st_mode) != mode:
             self.call(os.chmod, name, mode, dir_fd=parent)
 
@@ -451,20 +478,24 @@ class Applying:
     # Another file system
 
     def copy(self) -> None:
-        """Copy the new files to the file system of their root, from the beginning if that was cut off."""
+        """StagedCopy the new files to the file system of their root, from the beginning if that was cut off."""
         self.remove_stages()
         for stage in self.journal.stages:
             self.call(os.mkdir, stage, 0o700)
-        for step, copy in zip([s for s in self.journal.steps if s.source == s.kept], self.journal.copies, strict=True):
+        for step, copy in self.list_copies():
             self.path = os.fsdecode(os.path.join(step.root, step.path))
             parent, name = self.folders.open("layer", copy.upper, step.path)
             for below in step.special:
                 self.remove_special(parent, name + os.fsdecode(below))
+            self.unlock_files(step, parent, name)
             source = os.path.join(copy.upper, step.path)
             self.call(copy_tree, source, os.path.join(step.source, step.source_path))
 
+    def list_copies(self) -> Iterator[tuple[ApplyStep, StagedCopy]]:
+        return zip([step for step in self.journal.steps if step.source == step.kept], self.journal.copies, strict=True)
+
     def keep_copies(self) -> None:
-        """Copy the earlier files out of the hidden folders of their roots."""
+        """StagedCopy the earlier files out of the hidden folders of their roots."""
         if not self.journal.stages:
             return
         before = self.run / "before"
@@ -478,9 +509,9 @@ class Applying:
         self.folders.close()
         for stage in self.journal.stages:
             if os.path.lexists(stage):
-                self.call(remove_folder, Path(os.fsdecode(stage)))
+                self.call(layers.remove_tree, Path(os.fsdecode(stage)))
 
-    def find_before(self, step: Step) -> Path | None:
+    def find_before(self, step: ApplyStep) -> Path | None:
         """Return where the earlier file of a step is kept, after all of them."""
         if not step.real or step.kind == "mode":
             return None
@@ -496,6 +527,8 @@ class Applying:
             self.attempt(failures, self.set_mode, folder, mode | 0o700)
         for step in reversed(self.journal.steps):
             self.attempt(failures, self.undo, step)
+        for step, copy in self.list_copies():
+            self.attempt(failures, self.restore_copied, step, copy)
         self.attempt(failures, self.restore_modes)
         for step in self.journal.steps:
             if step.kind == "mode" and step.real:
@@ -516,7 +549,7 @@ class Applying:
         except (OSError, SandboxError) as error:
             failures.append(error)
 
-    def undo(self, step: Step) -> None:
+    def undo(self, step: ApplyStep) -> None:
         if step.kind == "mode" or self.journal.state == "copying":
             return
         self.path = os.fsdecode(os.path.join(step.root, step.path))
@@ -526,17 +559,31 @@ class Applying:
             source, source_name = self.folders.open("new", step.source, step.source_path)
             if read_status(source_name, source) is None and read_status(name, real) is not None:
                 self.move(real, name, source, source_name)
+            self.restore_source(step, source, source_name)
         if read_status(kept_name, kept) is not None:
             self.move(kept, kept_name, real, name)
-            if step.real and stat.S_ISDIR(step.real[1]):
-                self.set_mode(os.path.join(step.root, step.path), stat.S_IMODE(step.real[1]))
+        status = read_status(name, real)
+        if status and step.real and stat.S_ISDIR(step.real[1]) and status.st_ino == step.real[0]:
+            self.set_mode(os.path.join(step.root, step.path), stat.S_IMODE(step.real[1]))
+
+    def restore_copied(self, step: ApplyStep, copy: StagedCopy) -> None:
+        self.restore_source(step, *self.folders.open("layer", copy.upper, step.path))
+
+    def restore_source(self, step: ApplyStep, parent: int, name: str) -> None:
+        """Set the permissions of the command's files that were changed to move them."""
+        for below, mode in [*reversed(step.marked), (b"", step.mode)]:
+            with suppress(FileNotFoundError), ExitStack() as stack:
+                holder, last = stack.enter_context(open_parent_at(parent, name + os.fsdecode(below)))
+                status = os.stat(last, dir_fd=holder, follow_symlinks=False)
+                if not stat.S_ISLNK(status.st_mode) and stat.S_IMODE(status.st_mode) != mode:
+                    self.call(os.chmod, last, mode, dir_fd=holder)
 
     def remove_journal(self) -> None:
         with suppress(FileNotFoundError):
             self.call((self.run / JOURNAL).unlink)
 
 
-class Folders:
+class OpenFolders:
     """The open folders that files are moved from and to: the last one for each use. Links are not followed."""
 
     def __init__(self) -> None:
@@ -552,6 +599,10 @@ class Folders:
                 os.close(descriptor)
             self.opened[use] = (holder, opened)
         return self.opened[use][1], name
+
+    def get(self, use: str) -> str:
+        """Return the path of the folder that is open for a use; an empty one if there is none."""
+        return self.opened.get(use, ("", -1))[0]
 
     def close(self) -> None:
         for _, descriptor in self.opened.values():
@@ -599,22 +650,15 @@ def chmod_folder(parent: int, name: str, mode: int) -> None:
 
 
 def copy_tree(source: bytes, target: bytes) -> None:
-    """Copy a file, link or folder, with modes and times, in place of a copy that was cut off."""
+    """StagedCopy a file, link or folder, with modes and times, in place of a copy that was cut off."""
     first, second = os.fsdecode(source), os.fsdecode(target)
-    if os.path.lexists(second):
-        remove_folder(Path(second))
+    if os.path.islink(second) or os.path.isfile(second):
+        os.unlink(second)
+    layers.remove_tree(Path(second))
     if os.path.isdir(first) and not os.path.islink(first):
         shutil.copytree(first, second, symlinks=True)
     else:
         shutil.copy2(first, second, follow_symlinks=False)
-
-
-def remove_folder(path: Path) -> None:
-    """Remove a folder, or a file."""
-    if path.is_dir() and not path.is_symlink():
-        remove_run(path)
-    else:
-        path.unlink()
 
 
 def is_writable(status: os.stat_result) -> bool:
@@ -622,13 +666,15 @@ def is_writable(status: os.stat_result) -> bool:
     return status.st_mode & 0o300 == 0o300 or status.st_uid != os.geteuid()
 
 
+def is_locked(status: os.stat_result) -> bool:
+    """Tell if the owner may not read a file, or not list and search a folder."""
+    wanted = 0o700 if stat.S_ISDIR(status.st_mode) else 0o400
+    return not stat.S_ISLNK(status.st_mode) and status.st_mode & wanted != wanted
+
+
 def is_folder_mode(change: LayerChange) -> bool:
     """Tell if a change is one of a folder's permissions alone."""
     return change.mode_only and change.type == "folder"
-
-
-def to_identity(status: os.stat_result) -> tuple[int, int, int, int]:
-    return status.st_ino, status.st_mode, status.st_size, status.st_mtime_ns
 
 
 def has_marks(parent: int, path: str) -> bool:

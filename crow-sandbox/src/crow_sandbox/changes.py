@@ -6,13 +6,16 @@ import sys
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from crow_sandbox.layers import Layer
 from crow_sandbox.policy import SandboxError
 
 Kind = Literal["added", "changed", "removed"]
 Type = Literal["file", "folder", "link", "other"]
+
+Identity: TypeAlias = tuple[int, int, int, int]
+"""Inode, mode, size and time of the last change of a file, which all stay the same if it is moved."""
 
 COUNT_LIMIT = 1000
 """How many files of a folder are counted. A folder that was removed and made anew is listed file by file up to this
@@ -43,6 +46,8 @@ class LayerChange:
     """True if only permissions or times differ."""
     times_only: bool = False
     """True if only the time of the last change differs."""
+    real: Identity | None = None
+    """The real file as it was when the changes were read; None if there was none."""
 
 
 def read_changes(layer: Layer) -> Sequence[LayerChange]:
@@ -80,6 +85,28 @@ def list_files(change: LayerChange) -> Iterator[str]:
         raise SandboxError(f"{change.path} cannot be read: {error.strerror}") from error
 
 
+def read_contents(change: LayerChange, limit: int, path: str = "") -> tuple[bytes | None, bytes | None]:
+    """Read a file before and after its change, up to `limit` bytes each; the target of a link is its content.
+
+    None stands for no file, a folder, and what cannot be read. `path` names a file in a changed folder, from the root.
+    """
+    path = path or change.path
+    before = read_file(change.layer.root, path, limit)
+    return before, None if change.kind == "removed" else read_file(change.layer.upper, path, limit)
+
+
+def read_file(base: str | os.PathLike[str], path: str, limit: int) -> bytes | None:
+    """Read the first bytes of a file below `base`, or where a link points, without following links."""
+    with suppress(OSError), open_parent(os.fspath(base), path) as (parent, name):
+        status = os.stat(name, dir_fd=parent, follow_symlinks=False)
+        if stat.S_ISLNK(status.st_mode):
+            return os.fsencode(os.readlink(name, dir_fd=parent))[:limit]
+        if stat.S_ISREG(status.st_mode):
+            with open_file(name, parent) as descriptor, open(descriptor, "rb", closefd=False) as file:
+                return file.read(limit)
+    return None
+
+
 def _compare_folders(layer: Layer, prefix: str, upper: int, root: int, *, opaque: bool) -> Iterator[LayerChange]:
     """List the changes below two open folders. What an opaque folder does not hold is removed."""
     with os.scandir(upper) as entries:
@@ -94,9 +121,9 @@ def _compare_folders(layer: Layer, prefix: str, upper: int, root: int, *, opaque
         elif stat.S_ISDIR(new.st_mode) and old and stat.S_ISDIR(old.st_mode):
             replaced = opaque or attributes.get("opaque") == b"y"
             if replaced and count_files(upper, name, in_layer=True) + count_files(root, name) >= COUNT_LIMIT:
-                conflicts = has_conflict(layer.start_ns, upper, root, name)
+                conflicts = is_later(layer.start_ns, root, name, old)
                 files = count_files(upper, name, in_layer=True)
-                yield LayerChange(layer, path, "changed", "folder", files, conflicts)
+                yield LayerChange(layer, path, "changed", "folder", files, conflicts, real=to_identity(old))
                 continue
             if stat.S_IMODE(new.st_mode) != stat.S_IMODE(old.st_mode):
                 yield LayerChange(layer, path, "changed", "folder", mode_only=True)
@@ -108,38 +135,38 @@ def _compare_folders(layer: Layer, prefix: str, upper: int, root: int, *, opaque
 
 def _removal(layer: Layer, path: str, root: int, name: str, old: os.stat_result) -> LayerChange:
     conflicts = is_later(layer.start_ns, root, name, old)
-    return LayerChange(layer, path, "removed", to_type(old), count_files(root, name), conflicts)
+    return LayerChange(layer, path, "removed", to_type(old), count_files(root, name), conflicts, real=to_identity(old))
 
 
 def _compare_files(
     layer: Layer, path: str, upper: int, root: int, name: str, new: os.stat_result, old: os.stat_result | None
 ) -> LayerChange | None:
     """Compare what the command left with the real file, of which at least one is not a folder."""
-    same = old is not None and is_same(upper, root, name, new, old)
-    if old is None or not same:
-        kind: Kind = "changed" if old else "added"
-        conflicts = has_conflict(layer.start_ns, upper, root, name)
-        return LayerChange(layer, path, kind, to_type(new), count_files(upper, name, in_layer=True), conflicts)
-    if stat.S_ISLNK(new.st_mode):
+    real, kind = to_identity(old) if old else None, to_type(new)
+    if old is None or not is_same(upper, root, name, new, old):
+        files = count_files(upper, name, in_layer=True) if kind == "folder" else 1
+        conflicts = (
+            is_later(layer.start_ns, root, name, old) if old else is_gone(layer.start_ns, upper, root, name, new)
+        )
+        return LayerChange(layer, path, "changed" if old else "added", kind, files, conflicts, real=real)
+    if kind == "link":
         return None
     if stat.S_IMODE(new.st_mode) != stat.S_IMODE(old.st_mode):
-        return LayerChange(layer, path, "changed", to_type(new), mode_only=True)
+        return LayerChange(layer, path, "changed", kind, mode_only=True, real=real)
     if new.st_mtime_ns != old.st_mtime_ns:
-        return LayerChange(layer, path, "changed", to_type(new), mode_only=True, times_only=True)
+        return LayerChange(layer, path, "changed", kind, mode_only=True, times_only=True, real=real)
     return None
 
 
-def has_conflict(start_ns: int, upper: int, root: int, name: str) -> bool:
-    """Tell if somebody else has changed, made or removed the real file since the command started."""
-    new, old = read_status(name, upper), read_status(name, root)
-    if new is None or is_whiteout(new, attributes := read_attributes(upper, name)):
-        return old is not None and is_later(start_ns, root, name, old)
-    if old:
-        return is_later(start_ns, root, name, old) and not is_same(upper, root, name, new, old)
-    # A copy that the kernel made of a real file that is gone. A file may have been moved here by the command, a folder
-    # cannot: the kernel refuses to rename one that is in both layers.
-    copied = "origin" in attributes
-    return copied and (stat.S_ISDIR(new.st_mode) or os.stat(root).st_ctime_ns > start_ns)
+def is_gone(start_ns: int, upper: int, root: int, name: str, new: os.stat_result) -> bool:
+    """Tell if the kernel copied a real file that somebody else has removed since.
+
+    A file with the kernel's mark may have been moved here by the command. A folder cannot: the kernel refuses to move
+    one that is in both layers.
+    """
+    if not stat.S_ISDIR(new.st_mode) and os.stat(root).st_ctime_ns <= start_ns:
+        return False
+    return "origin" in read_attributes(upper, name)
 
 
 def is_later(start_ns: int, parent: int, name: str, status: os.stat_result) -> bool:
@@ -176,6 +203,10 @@ def to_type(status: os.stat_result) -> Type:
     return (
         "file" if stat.S_ISREG(mode) else "folder" if stat.S_ISDIR(mode) else "link" if stat.S_ISLNK(mode) else "other"
     )
+
+
+def to_identity(status: os.stat_result) -> Identity:
+    return status.st_ino, status.st_mode, status.st_size, status.st_mtime_ns
 
 
 def count_files(parent: int, name: str, *, in_layer: bool = False) -> int:
