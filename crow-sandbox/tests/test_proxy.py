@@ -412,3 +412,5 @@ async def test_end_of_the_proxy_ends_its_connections():
     with contextlib.suppress(ConnectionError):
         assert await asyncio.wait_for(reader.read(), 30) == b""
     writer.close()
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection(*world.at)

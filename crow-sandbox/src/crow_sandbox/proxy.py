@@ -80,7 +80,7 @@ class Proxy:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self, listener: socket.socket) -> None:
-        """Serve clients until this is cancelled; then end all connections."""
+        """Serve clients until this is cancelled; then close the socket and end all connections."""
         loop, slots = asyncio.get_running_loop(), asyncio.Semaphore(MAX_CONNECTIONS)
         listener.setblocking(False)
         try:
@@ -97,6 +97,7 @@ class Proxy:
                 task.add_done_callback(self._tasks.discard)
                 task.add_done_callback(lambda _: slots.release())
         finally:
+            listener.close()  # else clients would wait for an answer
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -168,7 +169,7 @@ class Proxy:
     async def _serve_socks(self, client: socket.socket, data: bytes) -> None:
         """Serve SOCKS5 (RFC 1928): the command CONNECT, without authentication."""
         loop = asyncio.get_running_loop()
-        reader = Reader(client, data)
+        reader = SocketReader(client, data)
         async with asyncio.timeout(HEAD_TIMEOUT):
             _, methods = await reader.read(2)
             if 0 not in await reader.read(methods):
@@ -222,7 +223,7 @@ def make_socks_reply(code: int) -> bytes:
     return bytes([5, code, 0, 1, 0, 0, 0, 0, 0, 0])
 
 
-class Reader:
+class SocketReader:
     """Reads exact numbers of bytes from a socket."""
 
     def __init__(self, source: socket.socket, data: bytes) -> None:
