@@ -60,6 +60,9 @@ class Network:
             self._close_sockets()
             self.says = f"Commands have no network, not even allowed hosts: {error or 'bubblewrap does not answer'}."
             return
+        except BaseException:
+            self._close_sockets()
+            raise
         self._serving = asyncio.create_task(Proxy(self._hosts, self._record).serve(self._listener))
         self.says = "Commands have no network but for the hosts that are allowed."
 
