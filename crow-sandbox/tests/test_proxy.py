@@ -206,7 +206,28 @@ async def test_allowed_name_with_an_address_that_is_not_public_is_refused(name: 
         assert got.startswith(b"HTTP/1.1 403 ")
         (decision,) = world.decisions
         assert decision.reason.endswith("which is not public")
-        assert decision.pattern == address.partition("%")[0]
+        assert decision.pattern == (address if address[:3] in ("10.", "100", "fd0", "200") else "")
+
+
+@pytest.mark.parametrize(
+    ("target", "pattern"),
+    [
+        *(
+            ("refused.test:443", "refused.test"),
+            ("refused.test:80", "refused.test"),
+            ("refused.test:22", "refused.test:22"),
+        ),
+        *(("a.allowed.test:8443", "a.allowed.test:8443"), ("10.0.0.1:443", "10.0.0.1"), ("[fd00::1]:1", "[fd00::1]:1")),
+        *(("localhost:80", ""), ("a.localhost:80", ""), ("127.0.0.9:5432", ""), ("[::1]:80", ""), ("0.0.0.0:80", "")),
+        *(("169.254.169.254:80", ""), ("[::ffff:169.254.169.254]:80", ""), ("127.1:80", ""), ("a.test.:443", "")),
+    ],
+)
+async def test_refusal_has_the_pattern_that_allows_it_but_for_this_machine_and_its_link(target: str, pattern: str):
+    async with open_world() as world:
+        await world.ask(f"CONNECT {target} HTTP/1.1\r\nHost: a\r\n\r\n".encode())
+        (decision,) = world.decisions
+        assert decision.pattern == pattern
+        assert not pattern or HostRules([pattern]).allow(decision.host, decision.port)
 
 
 async def test_name_whose_address_changes_is_connected_to_the_address_that_was_checked():
@@ -391,3 +412,5 @@ async def test_end_of_the_proxy_ends_its_connections():
     with contextlib.suppress(ConnectionError):
         assert await asyncio.wait_for(reader.read(), 30) == b""
     writer.close()
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection(*world.at)

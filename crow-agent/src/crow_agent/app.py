@@ -187,7 +187,7 @@ async def build(
                 "project": partial(load_project_rules, trust, env=env),
                 "trusted": trust.is_trusted,
                 "answers": KeptAnswers(home.data),
-                "sandbox": make_review_settings(config, home),
+                "sandbox": make_review_settings(config, home, attended=attended),
             },
         ),
         *([(taint, make_taint_options(config, home, trust, env))] if rules.taint else []),
@@ -222,10 +222,10 @@ def tell_model(crow: Crow, *, sentence: str) -> None:
             session.options.remarks.append(sentence)
 
 
-def make_review_settings(config: Config, home: Home) -> ReviewSettings | None:
-    """Make the settings of commands in the sandbox; None if it is off."""
+def make_review_settings(config: Config, home: Home, *, attended: bool) -> ReviewSettings | None:
+    """Make the settings of commands in the sandbox; None if it is off, as it is by default where nobody answers."""
     sandbox = config.sandbox
-    if sandbox.level == "off":
+    if sandbox.level == "off" or not (attended or sandbox.level):
         return None
     return ReviewSettings(home.data / "sandbox", sandbox.level == "review", sandbox.expose, sandbox.hosts)
 

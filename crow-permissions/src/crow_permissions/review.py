@@ -461,6 +461,8 @@ async def settle_changes(
                 decision = await decide_changes(session, permissions, command, found)
                 decision = decision or await ask_about_changes(session, permissions, command, found)
         if not decision.applies:
+            if decision.choice:
+                result.meta["crow/denied"] = decision.by
             return add_note(result, describe_discarded(found, decision)), found, decision
         applied = await finish_in_thread(command.run.apply, found.changes)
         edits, stays = await finish_in_thread(to_edits, applied)

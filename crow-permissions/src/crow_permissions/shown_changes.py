@@ -32,12 +32,6 @@ NOTED_LIMIT = 100
 BYTECODE = "__pycache__"
 CACHES = (".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis")
 """Folders of caches, which are applied without a question."""
-GIT_DATA = {
-    *("objects", "refs", "logs", "index", "HEAD", "ORIG_HEAD", "FETCH_HEAD", "MERGE_HEAD", "MERGE_MSG", "MERGE_MODE"),
-    *("CHERRY_PICK_HEAD", "REVERT_HEAD", "REBASE_HEAD", "AUTO_MERGE", "packed-refs", "COMMIT_EDITMSG", "SQUASH_MSG"),
-    *("rebase-merge", "rebase-apply", "sequencer", "shallow", "description", "gc.log"),
-}
-"""What git keeps in its folder that neither runs later nor changes what git does."""
 KINDS = {"added": "new", "changed": "changed", "removed": "removed"}
 
 
@@ -76,6 +70,8 @@ class ChangeSet:
 
     shown: Sequence[ShownChange] = field(default_factory=list[ShownChange])
     """What may be applied, in the order of the question."""
+    git: Sequence[str] = field(default_factory=list[str])
+    """What git changed for itself, a line for each repository."""
     denied: tuple[str, str] | None = None
     """A file that a rule forbids to change, and the rule."""
     left: Sequence[str] = field(default_factory=list[str])
@@ -113,7 +109,11 @@ def sort_changes(
 
     Compiled Python files are dropped: they would run later, and come back by themselves.
     """
+    from crow_sandbox.git_changes import split_git_changes  # imported here, as no session needs it before a command
+
     shown, left, denied = list[ShownChange](), list[str](), None
+    git, _ = split_git_changes(changes)
+    data = {change for each in git for change in each.changes}
     for change in changes:
         parts = change.path.split("/")
         if BYTECODE in parts or parts[-1].endswith(".pyc") or change.times_only:
@@ -123,14 +123,13 @@ def sort_changes(
         if change.type == "other" and change.kind != "removed":
             left.append(name)
             continue
-        is_git = is_git_data(path.split("/"))
-        found = ShownChange(change, path, name, is_git=is_git, is_cache=bool({*CACHES} & {*parts}))
+        found = ShownChange(change, path, name, change in data, bool({*CACHES} & {*parts}))
         verdict, reason = find_reason(session, rules, own, protected, found)
         if verdict == "deny":
             denied = denied or (name, reason)
         shown.append(replace(found, reason=reason))
     shown.sort(key=lambda each: (not each.reason, each.change.kind != "removed", each.is_git, each.name))
-    return ChangeSet(shown, denied, left)
+    return ChangeSet(shown, [*map(str, git)], denied, left)
 
 
 def find_reason(
@@ -170,21 +169,6 @@ def list_paths(found: ShownChange) -> Iterator[str]:
         yield from (os.path.join(change.layer.root, each) for each in list_files(change))
 
 
-def is_git_data(parts: Sequence[str]) -> bool:
-    """Test whether git keeps what is at a path for itself, in a repository or in one of its worktrees."""
-    below = find_in_git(parts)
-    if below[:1] in (["worktrees"], ["modules"]):
-        below = below[2:]
-        if below and below[0] in ("commondir", "gitdir"):
-            return True
-    return bool(below) and below[0].removesuffix(".lock") in GIT_DATA
-
-
-def find_in_git(parts: Sequence[str]) -> Sequence[str]:
-    """Return the parts of a path below git's folder; none if it is not in one."""
-    return parts[parts.index(".git") + 1 :] if ".git" in parts else ()
-
-
 def list_untracked_removals(found: ChangeSet, git: Collection[str]) -> list[ShownChange]:
     """List the removals of files that git does not have; `git` are the absolute paths that it has."""
     removed = [each for each in found.shown if each.change.kind == "removed" and not each.is_git and not each.is_cache]
@@ -197,7 +181,6 @@ def describe_changes(found: ChangeSet) -> str:
     first = [each for each in shown if each.reason and each.change.kind != "removed"]
     removed = [each for each in shown if each.change.kind == "removed" and not (each.is_git and not each.reason)]
     files = [each for each in shown if not (each.reason or each.is_git or each.change.kind == "removed")]
-    git = [each for each in shown if each.is_git and not each.reason]
     parts = [
         format_list("⚠ Look at these first", first),
         format_list("Removed", removed),
@@ -205,24 +188,8 @@ def describe_changes(found: ChangeSet) -> str:
     ]
     if len(files) > NAMES_LIMIT:
         parts.append(f"And {len(files) - NAMES_LIMIT:,} more.")
-    if git:
-        parts.append(describe_git(git))
+    parts += map(show_invisible, map(to_line, found.git))
     return "\n\n".join(filter(None, parts))
-
-
-def describe_git(changes: Sequence[ShownChange]) -> str:
-    """Describe in one line what git changed for itself."""
-    refs = [name for each in changes if (name := find_ref(each))]
-    named = f": {', '.join(refs[:8])}{f' and {len(refs) - 8} more' if len(refs) > 8 else ''}" if refs else ""
-    return f"In .git, {len(changes)} of git's own files{named}."
-
-
-def find_ref(found: ShownChange) -> str:
-    """Find the name of a branch or tag that changes; "" for something else."""
-    below = find_in_git(found.path.split("/"))
-    if below[0] == "refs" and len(below) > 2:
-        return show_invisible(to_line("/".join(below[2:]))) + (" (removed)" if found.change.kind == "removed" else "")
-    return below[0] if below[0] in ("HEAD", "index") else ""
 
 
 def format_list(title: str, changes: Sequence[ShownChange]) -> str:

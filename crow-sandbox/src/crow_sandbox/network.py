@@ -36,6 +36,7 @@ class Network:
         self._decisions: deque[Decision] = deque(maxlen=MAX_DECISIONS)
         self._count = 0
         self._listener: socket.socket | None = None
+        self._port = 0
         self._namespaces: Sequence[int] = ()
         self._serving: asyncio.Task[None] | None = None
         self.says = "Commands have no network."
@@ -52,13 +53,16 @@ class Network:
             return
         try:
             self._listener, *self._namespaces = await make_namespace(bubblewrap)
-            self._nsenter = nsenter
+            self._port, self._nsenter = self._listener.getsockname()[1], nsenter
             namespaces = ["--unshare-all", "--unshare-user", *self.bubblewrap_arguments]
             await run([*self.enter, bubblewrap, *namespaces, "--ro-bind", "/", "/", "true"])
         except (OSError, TimeoutError, ValueError) as error:
             self._close_sockets()
             self.says = f"Commands have no network, not even allowed hosts: {error or 'bubblewrap does not answer'}."
             return
+        except BaseException:
+            self._close_sockets()
+            raise
         self._serving = asyncio.create_task(Proxy(self._hosts, self._record).serve(self._listener))
         self.says = "Commands have no network but for the hosts that are allowed."
 
@@ -80,9 +84,9 @@ class Network:
     @property
     def environment(self) -> Mapping[str, str]:
         """Variables by which programs find the proxy, and give up at a refusal; they override those of the user."""
-        if not self._listener:
+        if not self._namespaces:
             return ONCE
-        proxy = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        proxy = f"http://127.0.0.1:{self._port}"
         lower = {"http_proxy": proxy, "https_proxy": proxy, "all_proxy": proxy, "no_proxy": LOCAL}
         return {
             **{name.upper(): value for name, value in lower.items()},
@@ -120,7 +124,7 @@ class Network:
 
     async def close(self) -> None:
         """End the proxy and all connections. Commands that run have no way out then."""
-        if self._serving:
+        if self._serving and not self._serving.done():
             self._serving.cancel()
             await asyncio.gather(self._serving, return_exceptions=True)
         self._close_sockets()

@@ -13,13 +13,13 @@ import h11
 
 from crow_sandbox.hosts import WEB_PORTS, HostRules, format_authority, is_address, parse_authority, parse_host
 
-MAX_CONNECTIONS = 256  # at a time; further ones wait
+MAX_CONNECTIONS = 128  # at a time; further ones wait
 MAX_HEAD = 64 * 1024  # bytes of a request's line and headers
 MAX_ADDRESSES = 4  # of a host that are tried
 MAX_RESOLUTIONS = 8  # at a time, in threads
 HEAD_TIMEOUT = 10.0  # seconds until a client has said where it wants to go
 DIAL_TIMEOUT = 10.0  # seconds to resolve a name, and to connect to each address
-QUIET_TIMEOUT = 300.0  # seconds without a byte after which a connection ends of which one side has closed
+QUIET_TIMEOUT = 300.0  # seconds without a byte, of a server that shall answer, or after one side has closed
 LINGER_TIMEOUT = 2.0  # seconds for a client to close after an answer
 CHUNK = 64 * 1024
 HOP_HEADERS = {
@@ -43,7 +43,7 @@ class Decision:
     reason: str
     """Why not, as a sentence without a period; "" if it is allowed."""
     pattern: str = ""
-    """The pattern that allows it, for `Network.allow`; "" if it is allowed, or if nothing can allow it."""
+    """The pattern that allows it, for a question and `Network.allow`; "" if nobody is to be asked."""
 
     @property
     def where(self) -> str:
@@ -80,7 +80,7 @@ class Proxy:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self, listener: socket.socket) -> None:
-        """Serve clients until this is cancelled; then end all connections."""
+        """Serve clients until this is cancelled; then close the socket and end all connections."""
         loop, slots = asyncio.get_running_loop(), asyncio.Semaphore(MAX_CONNECTIONS)
         listener.setblocking(False)
         try:
@@ -97,6 +97,7 @@ class Proxy:
                 task.add_done_callback(self._tasks.discard)
                 task.add_done_callback(lambda _: slots.release())
         finally:
+            listener.close()  # else clients would wait for an answer
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -133,12 +134,12 @@ class Proxy:
             inner = found[0].partition("%")[0] if found else ""
             reason = f"{where} has the address {inner}, which is not public"
             raise self._refuse(name, port, reason, make_pattern(inner, port) if inner else "")
+        self._record(Decision(name, port, True, ""))
         connected = await self._dial(addresses, port)
         here, there = connected.getsockname()[0], connected.getpeername()[0]
         if here == there and not self._rules.allow(there, port):
             connected.close()
             raise self._refuse(name, port, f"{where} is this machine", make_pattern(there, port))
-        self._record(Decision(name, port, True, ""))
         return connected
 
     def _refuse(self, host: str, port: int, reason: str, pattern: str = "") -> Refused:
@@ -168,7 +169,7 @@ class Proxy:
     async def _serve_socks(self, client: socket.socket, data: bytes) -> None:
         """Serve SOCKS5 (RFC 1928): the command CONNECT, without authentication."""
         loop = asyncio.get_running_loop()
-        reader = Reader(client, data)
+        reader = SocketReader(client, data)
         async with asyncio.timeout(HEAD_TIMEOUT):
             _, methods = await reader.read(2)
             if 0 not in await reader.read(methods):
@@ -205,7 +206,15 @@ class Proxy:
 
 
 def make_pattern(host: str, port: int) -> str:
-    """Return the pattern that allows a host and port."""
+    """Return the pattern that allows a host and port; "" for what only settings may allow: this machine itself, and
+    addresses of the local link, where clouds keep credentials."""
+    if host == "localhost" or host.endswith(".localhost"):
+        return ""
+    if is_address(host):
+        ip = ip_address(host)
+        ip = getattr(ip, "ipv4_mapped", None) or ip
+        if ip.is_loopback or ip.is_link_local or ip.is_unspecified or ip.is_multicast or ip.is_reserved:
+            return ""
     return host if port in WEB_PORTS else format_authority(host, port)
 
 
@@ -214,7 +223,7 @@ def make_socks_reply(code: int) -> bytes:
     return bytes([5, code, 0, 1, 0, 0, 0, 0, 0, 0])
 
 
-class Reader:
+class SocketReader:
     """Reads exact numbers of bytes from a socket."""
 
     def __init__(self, source: socket.socket, data: bytes) -> None:
@@ -309,7 +318,8 @@ class HttpClient:
 
     async def _send_reply(self, server: socket.socket, outer: h11.Connection) -> None:
         while True:
-            event = await read_event(server, outer)
+            async with asyncio.timeout(QUIET_TIMEOUT):
+                event = await read_event(server, outer)
             match event:
                 case h11.Response() | h11.InformationalResponse():
                     headers = forwarded(event.headers)

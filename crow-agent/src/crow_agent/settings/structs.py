@@ -133,7 +133,8 @@ class SandboxSettings(Struct, kw_only=True, forbid_unknown_fields=True):
 
     level: Literal["review", "off"] | None = None
     """`review` runs such a command on a copy of the folders, and asks about what it changed; `off` asks before it runs.
-    Default: `review` where this machine can do it; `review` in the settings also tells where it cannot."""
+    Default: `review` where this machine can do it and a person answers. `review` holds also where nobody answers, so that
+    what changed is discarded in the mode `ask`; it tells where the machine cannot do it."""
     expose: list[Literal["ssh-agent", "gpg-agent", "docker"]] = field(
         default_factory=list[Literal["ssh-agent", "gpg-agent", "docker"]]
     )

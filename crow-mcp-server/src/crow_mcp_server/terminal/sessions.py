@@ -189,16 +189,6 @@ class TerminalSessions:
         env = change_environment(self._make_environment(folder, COMMAND_ENVIRONMENT | editor), workspace.env)
         launched = workspace.launch is not None
         command, script, update_state = self._track_state(arguments.command, env, folder, lists_processes=launched)
-
-        def launch(
-            given: Sequence[str], variables: Mapping[str, str], cwd: str, folders: Sequence[str]
-        ) -> tuple[list[str], dict[str, str]]:
-            assert workspace.launch
-            words, changed = workspace.launch(given, variables, cwd, folders)
-            env.clear()  # what it adds or takes away is no change by the command
-            env.update(changed)
-            return words, changed
-
         program = PipedCommand(
             env[MARK_VARIABLE],
             self._temp_folders.open_capture(from_terminal=False),
@@ -207,7 +197,7 @@ class TerminalSessions:
         )
         try:
             await program.run(
-                command, cwd=folder, env=env, launch=launch if launched else None, folders=self._temp_folders.folders
+                command, cwd=folder, env=env, launch=workspace.launch, folders=self._temp_folders.folders
             )
         except LaunchError as error:
             update_state()
@@ -451,7 +441,7 @@ class TerminalSessions:
             command = f". {shlex.quote(script)}\n{command}"
 
         def update_state() -> None:
-            state.update(path, None if at_host else env, folder)
+            state.update(path, None if at_host or lists_processes else env, folder)
             for temporary in (script, long_command):
                 with suppress(OSError):
                     os.unlink(temporary)

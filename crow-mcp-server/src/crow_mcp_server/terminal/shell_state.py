@@ -41,7 +41,7 @@ class ShellState:
         """Return a script that a shell reads before a command; it saves the environment at the end of the command.
 
         The environment is saved in `path` + ".after". With `lists_processes`, the processes that the shell sees then
-        are saved in `path` + ".left". `before` is the file named by the command's own BASH_ENV, "" for
+        are saved in `path` + ".left", and the first environment in `path` + ".before". `before` is the file named by the command's own BASH_ENV, "" for
         none. With `env_is_unknown`, the script also sets and unsets what earlier commands did, but for the variables in
         `given`, of which it unsets those that are None; and it saves the first environment in `path` + ".before".
         """
@@ -61,6 +61,8 @@ class ShellState:
             lines += [f"command -p env -0 > {shlex.quote(path + '.before')}"]
             return "\n".join([*lines, ""])
         first = f"export BASH_ENV={shlex.quote(before)}; . {shlex.quote(before)}" if before else "unset BASH_ENV"
+        if lists_processes:
+            lines.append(f"command -p env -0 > {shlex.quote(path + '.before')}")
         return "\n".join([first, *lines, ""])
 
     def update(self, path: str, environment: dict[str, str] | None, start: str) -> None:
