@@ -123,7 +123,7 @@ def sort_changes(
         if change.type == "other" and change.kind != "removed":
             left.append(name)
             continue
-        found = ShownChange(change, path, name, change in data, bool({*CACHES} & {*parts}))
+        found = ShownChange(change, path, name, is_git=change in data, is_cache=bool({*CACHES} & {*parts}))
         verdict, reason = find_reason(session, rules, own, protected, found)
         if verdict == "deny":
             denied = denied or (name, reason)

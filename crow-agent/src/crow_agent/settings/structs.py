@@ -133,8 +133,8 @@ class SandboxSettings(Struct, kw_only=True, forbid_unknown_fields=True):
 
     level: Literal["review", "off"] | None = None
     """`review` runs such a command on a copy of the folders, and asks about what it changed; `off` asks before it runs.
-    Default: `review` where this machine can do it and a person answers. `review` holds also where nobody answers, so that
-    what changed is discarded in the mode `ask`; it tells where the machine cannot do it."""
+    Default: `review` where this machine can do it and a person answers. With `review`, commands also run so where
+    nobody answers: what changed is discarded in the mode `ask`. crow tells where the machine cannot do it."""
     expose: list[Literal["ssh-agent", "gpg-agent", "docker"]] = field(
         default_factory=list[Literal["ssh-agent", "gpg-agent", "docker"]]
     )

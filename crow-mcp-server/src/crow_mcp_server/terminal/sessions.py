@@ -196,9 +196,7 @@ class TerminalSessions:
             update_state,
         )
         try:
-            await program.run(
-                command, cwd=folder, env=env, launch=workspace.launch, folders=self._temp_folders.folders
-            )
+            await program.run(command, cwd=folder, env=env, launch=workspace.launch, folders=self._temp_folders.folders)
         except LaunchError as error:
             update_state()
             raise ToolRefusal(f"The command was not run: {error}") from None

@@ -40,10 +40,10 @@ class ShellState:
     ) -> str:
         """Return a script that a shell reads before a command; it saves the environment at the end of the command.
 
-        The environment is saved in `path` + ".after". With `lists_processes`, the processes that the shell sees then
-        are saved in `path` + ".left", and the first environment in `path` + ".before". `before` is the file named by the command's own BASH_ENV, "" for
+        The environment is saved in `path` + ".after". `before` is the file named by the command's own BASH_ENV, "" for
         none. With `env_is_unknown`, the script also sets and unsets what earlier commands did, but for the variables in
-        `given`, of which it unsets those that are None; and it saves the first environment in `path` + ".before".
+        `given`, of which it unsets those that are None; and it saves the first environment in `path` + ".before". With
+        `lists_processes`, it saves that, too, and the processes that the shell sees at the end in `path` + ".left".
         """
         left = f"echo $$ /proc/[0-9]* > {shlex.quote(path + '.left')}; " if lists_processes else ""
         lines = [
