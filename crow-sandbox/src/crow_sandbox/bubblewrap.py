@@ -23,8 +23,8 @@ APPARMOR = "/proc/sys/kernel/apparmor_restrict_unprivileged_userns"
 """Holds 1 where AppArmor denies new user namespaces to programs without a profile: Ubuntu since 23.10."""
 LIMITS = ("/proc/sys/user/max_user_namespaces", "/proc/sys/kernel/unprivileged_userns_clone")
 """Hold 0 where user namespaces are forbidden."""
-PROC_FILES = ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "scsi", "driver", "tty")
-"""What of /proc is about the machine. Root may write it without any capability, as the owner of the files."""
+PROC_FILES = ("sysrq-trigger", "irq", "bus", "fs", "acpi", "scsi", "driver", "tty")
+"""What of /proc is about the machine, beside `sys`. Root may write it without any capability, as the owner."""
 
 NAMESPACES = (
     "--unshare-all", "--unshare-user", "--disable-userns", "--cap-drop", "ALL", "--die-with-parent", "--new-session",
@@ -168,7 +168,7 @@ def make_options(
     options = [*NAMESPACES, *network]
     options += ["--seccomp", str(FILTER)] if with_filter else []
     options += VIEW
-    for name in PROC_FILES if is_root() else ():
+    for name in ("sys", *(PROC_FILES if is_root() else ())):
         options += ["--ro-bind-try", f"/proc/{name}", f"/proc/{name}"]
     for mount in sorted(mounts):
         options += mount.arguments
