@@ -275,7 +275,7 @@ def test_setuid_program_gains_nothing(world, program: str):
     copy = world.root / f"own-{program}"
     result = world.shell(
         f"{found} --help >/dev/null 2>&1; cp {found} {copy}; chmod 4755 {copy}; {copy} --version >/dev/null 2>&1;"
-        " grep -h -E '^(CapEff|CapPrm)' /proc/self/status;",
+        " grep -h -E '^(CapEff|CapPrm)' /proc/self/status;"
         "grep ' / ' /proc/self/mountinfo | head -1; id -u",
     )
     assert re.findall(r"Cap\w+:\t0{16}", result.stdout)

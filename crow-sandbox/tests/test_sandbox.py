@@ -433,3 +433,37 @@ def test_start_is_not_later_than_what_others_change_afterwards(world):
     run = world.begin()
     (world.root / "file").write_text("the root's\n")
     assert (world.root / "file").stat().st_ctime_ns >= run.layers[0].start_ns
+
+
+# the network
+
+
+@pytest.mark.parametrize("level", ["review", "workspace"])
+def test_command_reaches_only_the_hosts_of_its_policy_by_the_proxy(world, level):
+    """The view, the roots and the user are the same as without a network."""
+    script = """
+import http.client, os, urllib.request
+open('made', 'w').write('x')
+print(os.getuid(), os.stat('made').st_uid, os.environ['HTTP_PROXY'][:17])
+for host in ('refused.example', 'allowed.invalid'):
+    try: urllib.request.urlopen(f'http://{host}/', timeout=10)
+    except OSError as error: print(host, getattr(error, 'code', error))
+"""
+
+    arguments = [os.path.realpath(sys.executable), "-I", "-c", script]
+
+    async def try_hosts():
+        sandbox = Sandbox(world.home / ".local/share/crow/of-network", temporary=(str(world.base / "tmp"),))
+        run = await sandbox.begin(Policy(level, (str(world.root),), hosts=("allowed.invalid",)))
+        wrapped, env = run.wrap(arguments, os.environ, str(world.root), ())
+        done = await asyncio.to_thread(subprocess.run, wrapped, env=env, capture_output=True, text=True)
+        refused = [each.host for each in sandbox.network.refused()] if sandbox.network else []
+        await sandbox.close()
+        sandbox.folder.rmdir()
+        return done, refused
+
+    done, refused = asyncio.run(try_hosts())
+    assert done.stdout.startswith(f"{os.getuid()} {os.getuid()} http://127.0.0.1:"[:20]), done.stderr
+    assert "refused.example" in refused
+    assert (world.root / "made").exists() == (level == "workspace")
+    (world.root / "made").unlink(missing_ok=True)

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from crow_sandbox.layers import is_root
+
 TIMEOUT = 10.0
 """Seconds that a proof may take."""
 FILTER, OPTIONS = 9, 8
@@ -21,8 +23,8 @@ APPARMOR = "/proc/sys/kernel/apparmor_restrict_unprivileged_userns"
 """Holds 1 where AppArmor denies new user namespaces to programs without a profile: Ubuntu since 23.10."""
 LIMITS = ("/proc/sys/user/max_user_namespaces", "/proc/sys/kernel/unprivileged_userns_clone")
 """Hold 0 where user namespaces are forbidden."""
-PROC_FILES = ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "scsi", "driver", "tty")
-"""What of /proc is about the machine. Root may write it without any capability, as the owner of the files."""
+PROC_FILES = ("sysrq-trigger", "irq", "bus", "fs", "acpi", "scsi", "driver", "tty")
+"""What of /proc is about the machine, beside `sys`. Root may write it without any capability, as the owner."""
 
 NAMESPACES = (
     "--unshare-all", "--unshare-user", "--disable-userns", "--cap-drop", "ALL", "--die-with-parent", "--new-session",
@@ -146,8 +148,8 @@ def read_number(path: str) -> int | None:
         return None
 
 
-def make_command(bubblewrap: Bubblewrap, options: Iterable[str], folder: Path, filter_file: Path) -> list[str]:
-    """Return the arguments that start bubblewrap, to which those of the command are added.
+def make_command(program: Sequence[str], options: Iterable[str], folder: Path, filter_file: Path) -> list[str]:
+    """Return the arguments that start bubblewrap, whose path ends `program`; those of the command are added.
 
     The options and the filter lie in files, which the shell opens and bubblewrap closes: other users can read the
     arguments of a program, and variables of the environment among them.
@@ -155,18 +157,18 @@ def make_command(bubblewrap: Bubblewrap, options: Iterable[str], folder: Path, f
     options_file = folder / "options"
     options_file.write_bytes(b"".join(os.fsencode(option) + b"\0" for option in options))
     shell = ["/bin/sh", "-c", f'filter=$1; shift; exec "$@" {OPTIONS}<"$0" {FILTER}<"$filter"']
-    return [*shell, str(options_file), str(filter_file), bubblewrap.program, "--args", str(OPTIONS), "--"]
+    return [*shell, str(options_file), str(filter_file), *program, "--args", str(OPTIONS), "--"]
 
 
 def make_options(
-    mounts: Iterable[Mount], variables: Mapping[str, str], cwd: str, *, share_network: bool, with_filter: bool
+    mounts: Iterable[Mount], variables: Mapping[str, str], cwd: str, *, network: Iterable[str], with_filter: bool
 ) -> list[str]:
     """Return the options of bubblewrap. It gets the variables of the command so, as its own could lead its loader and
     the shell to files of the roots."""
-    options = [*NAMESPACES, *(["--share-net"] if share_network else [])]
+    options = [*NAMESPACES, *network]
     options += ["--seccomp", str(FILTER)] if with_filter else []
     options += VIEW
-    for name in PROC_FILES:
+    for name in ("sys", *(PROC_FILES if is_root() else ())):
         options += ["--ro-bind-try", f"/proc/{name}", f"/proc/{name}"]
     for mount in sorted(mounts):
         options += mount.arguments
@@ -219,6 +221,6 @@ def find_environment(env: Mapping[str, str]) -> dict[str, str]:
         "GIT_DISCOVERY_ACROSS_FILESYSTEM": "1",  # a folder of a repository is a mount of its own
         "GIT_OPTIONAL_LOCKS": "0",  # reading does not refresh the index
     }
-    if os.geteuid() == 0:
+    if is_root():
         made["TAR_OPTIONS"] = "--no-same-owner"  # no other owner can be given to a file
     return {name: value for name, value in made.items() if name not in env}

@@ -2,6 +2,7 @@
 
 import os
 import re
+import sys
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -90,11 +91,13 @@ def find_surroundings(
 
 def read_user() -> str:
     """Return the name of this user in the system's list; "" if it has none."""
-    try:
-        import pwd  # not on Windows
+    if sys.platform == "win32":
+        return ""
+    import pwd  # not on Windows
 
+    try:
         return pwd.getpwuid(os.getuid()).pw_name
-    except (ImportError, KeyError):
+    except KeyError:
         return ""
 
 
@@ -123,7 +126,8 @@ def list_sockets(exposed: Exposed, env: Mapping[str, str]) -> Iterator[str]:
         path = env.get(name, "").removeprefix("unix://")
         if os.path.isabs(path):
             yield path
-    yield from (path.format(uid=os.getuid()) for path in exposed.sockets)
+    user = 0 if sys.platform == "win32" else os.getuid()
+    yield from (path.format(uid=user) for path in exposed.sockets)
 
 
 def list_named_sockets() -> Iterator[str]:

@@ -180,11 +180,18 @@ def find_reason(path: str, folder: Path) -> str:
         return f"holds crow's own data ({show(folder)})"
     if is_in(path, os.path.realpath(folder)):
         return f"is in crow's own data ({show(folder)})"
-    if os.geteuid() == 0 and status.st_uid != 0:
+    if is_root() and status.st_uid != 0:
         return f"belongs to another user (number {status.st_uid}) and crow runs as root: start crow as that user"
     if (kind := read_file_system(path)) in FOREIGN_FILE_SYSTEMS:
         return f"is on a network share ({kind})"
     return ""
+
+
+def is_root() -> bool:
+    """Test whether crow runs as root."""
+    if sys.platform == "win32":
+        return False
+    return os.geteuid() == 0
 
 
 def is_in(path: str, folder: str) -> bool:

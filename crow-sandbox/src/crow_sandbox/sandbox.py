@@ -13,6 +13,7 @@ from crow_sandbox.applying import AppliedChange, apply_changes
 from crow_sandbox.bubblewrap import Bubblewrap, Mount, make_mount
 from crow_sandbox.changes import LayerChange, read_changes
 from crow_sandbox.layers import Layer
+from crow_sandbox.network import Network
 from crow_sandbox.policy import Level, Policy, SandboxError
 
 TEMPORARY = ("/tmp", "/var/tmp")
@@ -99,6 +100,8 @@ class SandboxRun:
         self.layers = layers
         self.session = session
         self.proof = proof
+        self.network: Network | None = None
+        """The way out, if the policy names hosts."""
         self._lock: int | None = lock
         self._caches: Path | None = None
 
@@ -124,14 +127,14 @@ class SandboxRun:
         except OSError as error:
             raise SandboxError(f"The sandbox cannot be made: {error}.") from error
         variables = hidden.remove_variables(env, self.policy.exposed)
-        options = bubblewrap.make_options(
-            mounts,
-            {**variables, **bubblewrap.find_environment(variables), **self._redirect_caches(variables)},
-            place,
-            share_network=self.policy.hosts is None,
-            with_filter=self.session.with_filter,
-        )
-        wrapped = bubblewrap.make_command(program, options, self.folder, self.session.filter)
+        variables |= {**bubblewrap.find_environment(variables), **self._redirect_caches(variables)}
+        enter: Sequence[str] = ()
+        share: Sequence[str] = ("--share-net",) if self.policy.hosts is None else ()
+        if self.network is not None:
+            enter, share = self.network.enter, self.network.bubblewrap_arguments
+            variables |= self.network.environment
+        options = bubblewrap.make_options(mounts, variables, place, network=share, with_filter=self.session.with_filter)
+        wrapped = bubblewrap.make_command([*enter, program.program], options, self.folder, self.session.filter)
         return [*wrapped, *arguments], dict(bubblewrap.VARIABLES)
 
     def _redirect_caches(self, variables: Mapping[str, str]) -> dict[str, str]:
@@ -231,6 +234,11 @@ class SandboxRun:
         """Apply changes; what is not among them is discarded with the run."""
         return apply_changes(changes, self.folder)
 
+    @property
+    def is_removed(self) -> bool:
+        """True if the folder of the run was removed."""
+        return self._lock is None
+
     def remove(self) -> None:
         """Remove the folder of the run with all that was not applied."""
         if self._lock is None:
@@ -250,6 +258,9 @@ class Sandbox:
         those of the system, if none is given."""
         self.folder = folder
         self._temporary = temporary or (*TEMPORARY, tempfile.gettempdir())
+        self.network: Network | None = None
+        """The way out of the session's commands, from the first one on whose policy names hosts."""
+        self._opening = asyncio.Lock()
         self._session: SessionFolder | None = None
         self._runs: list[SandboxRun] = []
 
@@ -266,7 +277,25 @@ class Sandbox:
 
     async def begin(self, policy: Policy) -> SandboxRun:
         """Begin a run. Raises SandboxError if the policy cannot be applied here."""
-        return await asyncio.to_thread(self._begin, policy)
+        run = await asyncio.to_thread(self._begin, policy)
+        if policy.hosts and run.proof.binding is not None and policy.level != "off":
+            try:
+                run.network = await self._open_network(run.proof.binding.program, policy.hosts)
+            except BaseException:
+                run.remove()
+                raise
+        self._runs = [each for each in (*self._runs, run) if not each.is_removed]
+        return run
+
+    async def _open_network(self, program: str, hosts: Iterable[str]) -> Network:
+        """Return the session's network, on which these hosts are allowed from now on. Raises SandboxError."""
+        async with self._opening:
+            if self.network is None:
+                self.network = Network()
+                await self.network.open(program)
+        for host in hosts:
+            self.network.allow(host)
+        return self.network
 
     def _begin(self, policy: Policy) -> SandboxRun:
         proof = prove(self.folder)
@@ -287,7 +316,6 @@ class Sandbox:
         except SandboxError:
             run.remove()
             raise
-        self._runs.append(run)
         return run
 
     def _make_layer(self, root: Path, number: int, run: SandboxRun) -> Layer:
@@ -321,6 +349,9 @@ class Sandbox:
 
     async def close(self) -> None:
         """End the session's network, and remove its runs."""
+        if self.network is not None:
+            await self.network.close()
+            self.network = None
         for run in self._runs:
             run.remove()
         self._runs.clear()
