@@ -4,6 +4,7 @@ import asyncio
 import os
 import re
 import subprocess
+import sys
 import tomllib
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -414,6 +415,18 @@ async def test_commit_is_asked_about_in_one_line_and_is_whole(sandbox: ReviewSet
         git(repository, "fsck", "--strict")
 
 
+async def test_first_allowed_command_after_applied_changes_is_asked_about(
+    sandbox: ReviewSettings, project: Path
+) -> None:
+    model = in_turn(run("printf '\\0' > data.bin $(true)"), run("python3 -V"))
+    options: dict[str, Any] = {"mode": "accept-edits", "allow": ["terminal:python3 *"]}
+    async with converse(project, sandbox, model, **options) as talk:
+        await talk.prompt()
+        assert talk.questions == []
+        await talk.prompt()
+        assert "may run code of this folder" in get_text(talk.questions[0])
+
+
 async def test_git_settings_that_run_later_are_asked_about_in_accept_edits(
     sandbox: ReviewSettings, repository: Path
 ) -> None:
@@ -573,3 +586,33 @@ async def test_day_of_ordinary_commands_asks_rarely(
         asked = [cast(Any, question.tool_call.raw_input)["command"] for question in talk.questions]
         print(f"{mode}: {len(asked)} questions: {asked}")
         assert len(asked) <= limit, asked
+
+
+async def test_where_there_is_no_sandbox_the_user_is_told_once_and_asked_before(project: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    impossible = ReviewSettings(tmp_path / "file" / "sandbox", is_wanted=True)
+    model = in_turn(run("touch new.txt"), run("touch other.txt"))
+    async with converse(project, impossible, model, "reject_once") as talk:
+        assert "This was not run" in await talk.prompt()
+        assert "This was not run" in await talk.prompt()
+        assert talk.editor.thoughts.count("Commands are asked about before they run") == 1
+
+
+async def test_runs_of_a_process_that_is_gone_are_removed_at_the_first_prompt(
+    sandbox: ReviewSettings, project: Path
+) -> None:
+    program = """
+import asyncio, os, sys
+from pathlib import Path
+from crow_sandbox.policy import Policy
+from crow_sandbox.sandbox import Sandbox
+
+asyncio.run(Sandbox(Path(sys.argv[1])).begin(Policy("review", (sys.argv[2],))))
+os._exit(9)
+"""
+    command = [sys.executable, "-c", program, str(sandbox.folder), str(project)]
+    await asyncio.to_thread(subprocess.run, command)
+    assert any(name.startswith("run-") for name in list_names(sandbox.folder))
+    async with converse(project, sandbox, in_turn(run("ls"))) as talk:
+        await talk.prompt()
+    assert list_names(sandbox.folder) == []

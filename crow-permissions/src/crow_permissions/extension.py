@@ -230,26 +230,33 @@ def permissions(
         command = review.take_ended(session, tool_call, result) if review else None
         if command is None:
             return None
-        permissions = get_permissions(session)
-        if wants_outside(result) and command.tool_call.id == tool_call.id and permissions.mode != "plan":
+        permissions, refused = get_permissions(session), command.describe_refused()
+        result = add_note(result, refused) if refused else result
+        if (
+            (refused or wants_outside(result))
+            and result.meta.get("crow/exit")
+            and command.tool_call.id == tool_call.id
+            and permissions.mode != "plan"
+        ):
             await finish_in_thread(command.run.remove)
-            return await run_outside(session, tool_call, result)
+            return await run_outside(session, tool_call, result, refused)
         result, found, decision = await settle_changes(session, permissions, command, result)
         if decision:
             if decision.answer and decision.choice:
                 await keep(session, permissions, decision.answer)
             verdict = "allow" if decision.applies else "deny"
-            decided = Judgement(verdict, decision.by, answer=decision.answer)
+            decided = Judgement(verdict, decision.by, answer=decision.answer, writes=decision.applies)
+            permissions.has_edits |= decision.applies
             record(session, command.tool_call, decided, take_names(found))
         return return_to_start(session, command, result)
 
-    async def run_outside(session: Session, tool_call: ToolCall, result: ToolResult) -> ToolResult:
+    async def run_outside(session: Session, tool_call: ToolCall, result: ToolResult, refused: str) -> ToolResult:
         """Ask whether a command that has failed for want of a network or a daemon runs outside of the sandbox."""
         permissions = get_permissions(session)
         async with permissions.queue:
             judgement = await judge_with_git(session, tool_call, reviews=False)
             if judgement.verdict == "ask":
-                remark = "\n\n".join(filter(None, [WANTS_MORE, judgement.remark]))
+                remark = "\n\n".join(filter(None, [WANTS_MORE, refused, judgement.remark]))
                 judgement = await ask_user(session, permissions, tool_call, replace(judgement, remark=remark))
         record(session, tool_call, judgement)
         if judgement.verdict == "deny":

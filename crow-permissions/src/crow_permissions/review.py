@@ -91,6 +91,8 @@ class ReviewedCommand:
     """The folder in which it started."""
     in_plan: bool
     """True if it began in the mode plan."""
+    network_mark: int = 0
+    """The state of the session's network when it began."""
     has_started: bool = False
     is_running: bool = False
     """True if its tool call has been answered, and it runs on."""
@@ -105,6 +107,12 @@ class ReviewedCommand:
         if any(script.startswith(os.path.join(folder, "")) for folder in folders):
             changed["BASH_ENV"] = script
         return wrapped, changed
+
+    def describe_refused(self) -> str:
+        """Say which hosts the command did not reach; "" if it has reached all, or has no network at all."""
+        from crow_sandbox.network import describe_refused
+
+        return describe_refused(self.run.network.refused(self.network_mark)) if self.run.network else ""
 
 
 @dataclass
@@ -153,7 +161,7 @@ class Review:
             return
         self._has_finished = True
         try:
-            if not any(os.scandir(self.settings.folder)):
+            if not os.listdir(self.settings.folder):
                 return
         except OSError:
             return
@@ -203,7 +211,8 @@ class Review:
                 await session.notice(to_line(f"{ASKS_BEFORE}: {error}"), "warning")
             return False
         start = session.folders.starts.get(tool_call.id) or session.cwd
-        state.commands[tool_call.id] = ReviewedCommand(run, tool_call, start, permissions.mode == "plan")
+        mark = run.network.mark() if run.network else 0
+        state.commands[tool_call.id] = ReviewedCommand(run, tool_call, start, permissions.mode == "plan", mark)
         return True
 
     def take_ended(self, session: Session, tool_call: ToolCall, result: ToolResult) -> ReviewedCommand | None:
@@ -405,9 +414,9 @@ def to_digest(text: str | None) -> str | None:
 
 
 def wants_outside(result: ToolResult) -> bool:
-    """Test whether a command has failed for want of what the sandbox does not give."""
+    """Test whether a command that failed says that it has not reached what the sandbox does not give."""
     texts = (str(block.get("text", "")) for block in result.content)
-    return bool(result.meta.get("crow/exit")) and any(WANTS_OUTSIDE.search(text[-20_000:]) for text in texts)
+    return any(WANTS_OUTSIDE.search(text[-20_000:]) for text in texts)
 
 
 def add_note(result: ToolResult, note: str) -> ToolResult:
