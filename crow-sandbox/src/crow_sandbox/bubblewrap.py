@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import shutil
 import stat
 import struct
@@ -17,8 +18,11 @@ TIMEOUT = 10.0
 """Seconds that a proof may take."""
 FILTER, OPTIONS = 9, 8
 """The descriptors from which bubblewrap reads."""
-VARIABLES = {"PATH": os.defpath}
-"""The environment of bubblewrap itself."""
+LOADING = re.compile(
+    "(LD_|BASH_FUNC_|MALLOC_|GLIBC_TUNABLES$|GCONV_PATH$|LOCPATH$|NLSPATH$|SHELLOPTS$|BASHOPTS$|PS4$|IFS$|ENV$)"
+)
+"""Matches variables by which a program loads or runs files: only the command gets them, not the shell and bubblewrap,
+which start outside of the sandbox."""
 APPARMOR = "/proc/sys/kernel/apparmor_restrict_unprivileged_userns"
 """Holds 1 where AppArmor denies new user namespaces to programs without a profile: Ubuntu since 23.10."""
 LIMITS = ("/proc/sys/user/max_user_namespaces", "/proc/sys/kernel/unprivileged_userns_clone")
@@ -152,7 +156,7 @@ def make_command(program: Sequence[str], options: Iterable[str], folder: Path, f
     """Return the arguments that start bubblewrap, whose path ends `program`; those of the command are added.
 
     The options and the filter lie in files, which the shell opens and bubblewrap closes: other users can read the
-    arguments of a program, and variables of the environment among them.
+    arguments of a program.
     """
     options_file = folder / "options"
     options_file.write_bytes(b"".join(os.fsencode(option) + b"\0" for option in options))
@@ -163,8 +167,7 @@ def make_command(program: Sequence[str], options: Iterable[str], folder: Path, f
 def make_options(
     mounts: Iterable[Mount], variables: Mapping[str, str], cwd: str, *, network: Iterable[str], with_filter: bool
 ) -> list[str]:
-    """Return the options of bubblewrap. It gets the variables of the command so, as its own could lead its loader and
-    the shell to files of the roots."""
+    """Return the options of bubblewrap, which gives the command these variables beside its own."""
     options = [*NAMESPACES, *network]
     options += ["--seccomp", str(FILTER)] if with_filter else []
     options += VIEW

@@ -111,8 +111,8 @@ class SandboxRun:
         """Return the arguments and the environment that start a command in the sandbox, in the folder `cwd`.
 
         `arguments` begins with the absolute path of the program. `folders` are temporary folders of the caller, which
-        the command may write. The environment is that of the sandbox's own program: what the caller adds to it reaches
-        the command. Raises SandboxError if the command cannot see `cwd`.
+        the command may write. What the caller adds to the environment reaches the command. Raises SandboxError if the
+        command cannot see `cwd`.
         """
         if self.policy.level == "off":
             return list(arguments), dict(env)
@@ -133,9 +133,10 @@ class SandboxRun:
         if self.network is not None:
             enter, share = self.network.enter, self.network.bubblewrap_arguments
             variables |= self.network.environment
-        options = bubblewrap.make_options(mounts, variables, place, network=share, with_filter=self.session.with_filter)
+        inner = {name: value for name, value in variables.items() if bubblewrap.LOADING.match(name)}
+        options = bubblewrap.make_options(mounts, inner, place, network=share, with_filter=self.session.with_filter)
         wrapped = bubblewrap.make_command([*enter, program.program], options, self.folder, self.session.filter)
-        return [*wrapped, *arguments], dict(bubblewrap.VARIABLES)
+        return [*wrapped, *arguments], {name: value for name, value in variables.items() if name not in inner}
 
     def _redirect_caches(self, variables: Mapping[str, str]) -> dict[str, str]:
         """Return variables that lead programs to temporary files of the session where a cache is not there."""
