@@ -85,13 +85,14 @@ def ours(path: Path, modules: dict[str, Path]) -> set[str]:
 
 
 CORE = {"crow_system", "crow_core"}
-EXTENSIONS = {"crow_permissions", "crow_extensions", "crow_persistence", "crow_compact", "crow_skills"}
+EXTENSIONS = {"crow_sandbox", "crow_permissions", "crow_extensions", "crow_persistence", "crow_compact", "crow_skills"}
 AGENT = {*CORE, *EXTENSIONS, "crow_mcp_server"}
 MAY_IMPORT = {
     "crow_system": set[str](),
     "crow_mcp_server": {"crow_system"},
     "crow_core": {"crow_system"},
-    "crow_permissions": CORE,
+    "crow_sandbox": {"crow_system"},
+    "crow_permissions": {*CORE, "crow_sandbox"},
     "crow_extensions": CORE,
     "crow_persistence": CORE,
     "crow_compact": CORE,

@@ -60,9 +60,10 @@ from crow_extensions.until_done import until_done
 from crow_extensions.usage import usage
 from crow_extensions.work_trees import work_trees
 from crow_mcp_server.web.search_settings import PROVIDER_KEYS
-from crow_mcp_server.workspace import Workspace, local_workspace
+from crow_mcp_server.workspace import Launch, LaunchError, Workspace, local_workspace
 from crow_permissions.extension import permissions
 from crow_permissions.kept_answers import KeptAnswers
+from crow_permissions.review import ReviewSettings, find_launch
 from crow_permissions.running import RunningAgents
 from crow_permissions.taint import taint
 from crow_persistence.extension import persistence
@@ -188,6 +189,7 @@ async def build(
                 "project": partial(load_project_rules, trust, env=env),
                 "trusted": trust.is_trusted,
                 "answers": KeptAnswers(home.data),
+                "sandbox": make_review_settings(config, home, attended=attended),
             },
         ),
         *([(taint, make_taint_options(config, home, trust, env))] if rules.taint else []),
@@ -220,6 +222,14 @@ def tell_model(crow: Crow, *, sentence: str) -> None:
     def remark(session: Session) -> None:
         if session.model is next(iter(crow.models.values())) and not session.parent:
             session.options.remarks.append(sentence)
+
+
+def make_review_settings(config: Config, home: Home, *, attended: bool) -> ReviewSettings | None:
+    """Make the settings of commands in the sandbox; None if it is off, as it is by default where nobody answers."""
+    sandbox = config.sandbox
+    if sandbox.level == "off" or not (attended or sandbox.level):
+        return None
+    return ReviewSettings(home.data / "sandbox", sandbox.level == "review", sandbox.expose, sandbox.hosts)
 
 
 def make_taint_options(config: Config, home: Home, trust: TrustedFolders, env: Mapping[str, str]) -> dict[str, Any]:
@@ -340,9 +350,10 @@ def make_workspace(meta: dict[str, Any]) -> Workspace:
     here = local_workspace(meta)
     if (session := SESSIONS.get(here.session)) is None:
         return here
-    editor = ClientWorkspace(session, str(meta.get("crow/call")))
+    editor = ClientWorkspace(session, here.call)
     return replace(
         here,
+        launch=to_launch(find_launch(session, here.call)),
         files=editor,
         terminals=editor if editor.runs else None,
         watch=editor.show_output,
@@ -350,6 +361,21 @@ def make_workspace(meta: dict[str, Any]) -> Workspace:
         shell=lambda: find_shell(session.log),
         at_end=session.state[AT_END].append,
     )
+
+
+def to_launch(launch: Launch | None) -> Launch | None:
+    """Return how a command starts in the sandbox, with the errors that the tool knows; None outside of it."""
+
+    def start(*arguments: Any) -> tuple[list[str], dict[str, str]]:
+        from crow_sandbox.policy import SandboxError  # imported here: a session may run no command
+
+        assert launch
+        try:
+            return launch(*arguments)
+        except SandboxError as error:
+            raise LaunchError(str(error)) from error
+
+    return start if launch else None
 
 
 def list_changes(log: Sequence[Message]) -> list[EditNotes]:

@@ -21,6 +21,7 @@ from crow_cli.perms_commands import perms
 from crow_cli.process import fail, run_to_end
 from crow_cli.prompts_commands import prompts
 from crow_cli.run_command import read_schema, run, told_as
+from crow_cli.sandbox_commands import sandbox
 from crow_cli.sessions_commands import sessions
 from crow_cli.settings_commands import completion, config, setup, status
 from crow_cli.skills_commands import skills
@@ -62,6 +63,7 @@ cli.add_command(status)
 cli.add_command(completion)
 cli.add_command(trust)
 cli.add_command(perms)
+cli.add_command(sandbox)
 cli.add_command(worker)
 cli.add_command(workflows)
 

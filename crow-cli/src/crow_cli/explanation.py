@@ -24,6 +24,7 @@ from crow_permissions.exits import find_exit
 from crow_permissions.extension import judge_git
 from crow_permissions.judgement import Mode, SessionPermissions, judge
 from crow_permissions.kept_answers import KeptAnswers
+from crow_permissions.review import can_review
 from crow_permissions.rules import Rule, Rules, Verdict, parse_rules
 from crow_permissions.simple_commands import UNKNOWN, CommandLine, read_command_line
 
@@ -45,6 +46,8 @@ class Explanation:
     """The simple commands of a command line, with `…` for what only the shell can know."""
     is_clear: bool = True
     """False if parts of the command line cannot be known before it runs, such as the value of a variable."""
+    sandbox: bool = False
+    """True if the command may run in the sandbox instead, so that the question is about what it changes."""
     taint: str = ""
     """Why a session that has read private data and untrusted content is asked about the call; "" if it is not."""
 
@@ -128,6 +131,7 @@ async def explain(
         source,
         sorted(each.replace(UNKNOWN, "…") for each in line.commands) if line else [],
         is_clear=not (line and line.unclear),
+        sandbox=judgement.may_review and can_review(tool_call),
         taint=find_taint(tool_call, line) if has_taint and judgement.verdict != "deny" else "",
     )
 

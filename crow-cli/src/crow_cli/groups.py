@@ -19,7 +19,7 @@ SECTIONS = {
     "Start": ("setup", "run", "chat", "demo"),
     "Connect": ("acp", "serve", "mcp", "skills"),
     "Look back": ("sessions", "calls", "prompts", "undo"),
-    "Settings and safety": ("config", "status", "doctor", "perms"),
+    "Settings and safety": ("config", "status", "doctor", "perms", "sandbox"),
 }
 """The commands that `crow --help` describes; the others are only named."""
 

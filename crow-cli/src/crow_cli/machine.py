@@ -27,6 +27,8 @@ from crow_agent.settings.trust import TrustedFolders
 from crow_core.errors import ConfigError, StoreError
 from crow_core.models.quirks import find_quirks
 
+from crow_cli.sandbox_commands import find_standing
+
 Verdict = Literal["ok", "partly", "no"]
 
 MIN_SPACE = 200 * 2**20
@@ -111,6 +113,13 @@ def check_programs(machine: CheckedMachine) -> Iterator[tuple[Verdict, str]]:
         yield "no", f"There is no {shell} on PATH, which runs the model's commands. Install it."
     if (login := machine.env.get("SHELL")) and not os.access(login, os.X_OK):
         yield "partly", f"SHELL={login} is no program. Set SHELL to your shell."
+
+
+def check_sandbox(machine: CheckedMachine) -> Iterator[tuple[Verdict, str]]:
+    if machine.config is None:
+        return
+    level, says = asyncio.run(find_standing(machine.config, machine.home))
+    yield "ok" if level == "review" or machine.config.sandbox.level == "off" else "partly", says
 
 
 def check_settings(machine: CheckedMachine) -> Iterator[tuple[Verdict, str]]:
@@ -361,6 +370,7 @@ def check_terminal(machine: CheckedMachine) -> Iterator[tuple[Verdict, str]]:
 CHECKS: dict[str, Check] = {
     "python": check_python,
     "programs": check_programs,
+    "sandbox": check_sandbox,
     "settings": check_settings,
     "servers": check_servers,
     "folders": check_folders,

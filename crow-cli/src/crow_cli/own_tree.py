@@ -84,6 +84,8 @@ CLASSES = {
     "prompts unpin": SETTINGS,
     "reask": WORKS,
     "run": WORKS,
+    "sandbox check": READS,
+    "sandbox run": FILES,
     "serve": WORKS,
     "sessions delete": STORED,
     "sessions export": READS,

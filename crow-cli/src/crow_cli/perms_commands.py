@@ -1,5 +1,6 @@
 """`crow perms`: list and revoke kept answers, explain a decision, and test the permission rules."""
 
+import asyncio
 import os
 import sys
 import tomllib
@@ -9,6 +10,7 @@ from typing import Any, cast
 
 import click
 import msgspec
+from crow_agent.settings.config import load_config
 from crow_agent.settings.home import Home
 from crow_core.errors import ConfigError
 from crow_core.text import escape_controls
@@ -17,6 +19,7 @@ from crow_permissions.rules import Verdict
 
 from crow_cli.console import AS_JSON, format_time, print_json, print_note, print_table
 from crow_cli.process import fail
+from crow_cli.sandbox_commands import find_standing
 
 VERDICTS: tuple[Verdict, ...] = ("allow", "ask", "deny")
 FOLDER = click.option(
@@ -116,6 +119,8 @@ def explain_call(call: str, mode: str | None, folder: Path, as_json: bool) -> No
     click.echo(escape_controls(f"{found.verdict}: {found.reason}"))
     if found.source:
         click.echo(escape_controls(f"from: {found.source}"))
+    if found.sandbox:
+        click.echo(escape_controls(f"sandbox: {asyncio.run(describe_sandbox(context.permissions.mode))}"))
     for command in found.commands:
         click.echo(escape_controls(f"runs: {command}"))
     if not found.is_clear:
@@ -126,6 +131,19 @@ def explain_call(call: str, mode: str | None, folder: Path, as_json: bool) -> No
         click.echo(escape_controls(f"then: {after}, as this may send data away: {found.taint}"))
     for note in context.notes:
         print_note(note)
+
+
+async def describe_sandbox(mode: str) -> str:
+    """Say whether a command that no rule allows or forbids runs in the sandbox, and what becomes of its changes."""
+    home = Home.find(os.environ)
+    level, says = await find_standing(load_config(home, os.environ), home)
+    if level != "review":
+        return says
+    ends = {
+        "plan": "what it changes is thrown away",
+        "accept-edits": "what it changes is applied; you are asked about files that run later",
+    }
+    return f"it runs there at once, and {ends.get(mode, 'you are asked about what it changes')}"
 
 
 @perms.command("test")

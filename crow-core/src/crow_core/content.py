@@ -234,7 +234,7 @@ def to_update(result: ToolResult, tool_call: ToolCall) -> ToolCallUpdate:
     ]
     if terminal := result.meta.get("crow/terminal"):
         content.append(TerminalContent(terminal_id=terminal))
-    shows_text = result.is_error or not content
+    shows_text = result.is_error or not content or (tool_call.kind == "execute" and not terminal)
     if shows_text:
         content += [BlockContent(content=to_block(block, tool_call.kind)) for block in result.content]
     locations = [
@@ -310,6 +310,8 @@ def to_tool_message(result: ToolResult, tool_call: ToolCall) -> Message:
     notes: Notes = {"shown": shown}
     if changes := result.meta.get("crow/changes"):
         notes["changes"] = changes
+    if (stays := result.meta.get("crow/stays")) is not None:
+        notes["stays"] = stays
     if shell := result.meta.get("crow/shell"):
         notes["shell"] = shell
     if (plan := result.meta.get("crow/plan")) is not None:

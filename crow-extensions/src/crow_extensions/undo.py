@@ -369,9 +369,13 @@ def find_lasting(turn: Sequence[Message]) -> Iterator[str]:
         notes = answer.get("crow", {})
         kind = notes.get("shown", {}).get("kind", "other")
         cut = answer.get("content", INTERRUPTED) == INTERRUPTED
+        title = make_title(use["function"]["name"], parse_arguments(use) or {})
+        if "stays" in notes:  # all that it did is known
+            yield from (f"{title}: {each}" for each in notes["stays"])
+            continue
         harmless = kind in HARMLESS_KINDS or (kind != "execute" and notes.get("failed")) or list_edits(answer)
         if use["id"] not in denied and (cut or not harmless):
-            yield make_title(use["function"]["name"], parse_arguments(use) or {})
+            yield title
 
 
 def describe_file(file: ChangedFile) -> str:

@@ -8,6 +8,15 @@ from typing import Any, NotRequired, Protocol, TypedDict
 Watch = Callable[[str], Awaitable[None]]
 """Receives the last lines of a running command's output, at intervals."""
 
+Launch = Callable[[Sequence[str], Mapping[str, str], str, Sequence[str]], tuple[list[str], dict[str, str]]]
+"""Returns the arguments and the environment with which a command starts instead. It receives those that it would start
+with, of which the first argument is the program's absolute path, the folder in which it starts, and the temporary
+folders that it reads and writes. Raises LaunchError."""
+
+
+class LaunchError(Exception):
+    """A command cannot start as the host wants it to; the text is a sentence for the model."""
+
 
 class Files(Protocol):
     """A host's view of text files, for instance an editor's buffers with unsaved changes.
@@ -93,6 +102,10 @@ class Workspace:
     """Receives the output of commands that run on this machine."""
     folder: str = ""
     """The folder in which a command starts; "" for the one in which the session's last command ended."""
+    call: str = ""
+    """Id of the tool call. The result in which a command with a `launch` has ended names the call that started it."""
+    launch: Launch | None = None
+    """Starts the command, which does not run in the host's terminal then; None for an ordinary process."""
     env: Mapping[str, str | None] = field(default_factory=dict[str, str | None])
     """Variables for the command, with priority over those that commands have set; None takes one away."""
     path: str = ""
@@ -138,6 +151,7 @@ def local_workspace(meta: dict[str, Any], bounds: Sequence[str] = ()) -> Workspa
         readable=readable,
         folder=start,
         env=env,
+        call=str(meta.get("crow/call") or ""),
         path=str(meta.get("crow/path") or ""),
         environment=None if environment is None else str(environment),
     )

@@ -139,15 +139,20 @@ def writes_unknown_files(line: CommandLine) -> bool:
     return any(unpacks(spelling.split(" ")) for spelling in line.commands)
 
 
-def find_protection_of_files(
-    session: Session, line: CommandLine, start: str, own_folders: Sequence[str], protected: Sequence[str]
-) -> str:
+def find_own_file(session: Session, line: CommandLine, start: str, own_folders: Sequence[str]) -> str:
+    """Find a file of crow's own that a command line writes; "" if there is none."""
+    for path, writes in list_files(line, start):
+        is_known = writes and UNKNOWN not in path and not os.path.isdir(path)
+        if is_known and is_inside(session, path, own_folders, ignore_case=True):
+            return path
+    return ""
+
+
+def find_protection_of_files(session: Session, line: CommandLine, start: str, protected: Sequence[str]) -> str:
     """Find a reason why the user is asked about a file that a command line writes; "" if there is none."""
     for path, writes in list_files(line, start):
         if not writes or UNKNOWN in path or os.path.isdir(path):
             continue
-        if is_inside(session, path, own_folders, ignore_case=True):
-            return f"This writes {to_line(path)}, one of crow's own files."
         if protection := find_protection(path_from_root(session, path), protected):
             return f"This writes {to_line(path)}. {to_line(protection.pattern)}: {protection.reason}."
     return ""

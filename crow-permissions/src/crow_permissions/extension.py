@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import cast
 
 import msgspec
-from crow_core.acp.schema import BlockContent, DiffContent, TextBlock, ToolCallContent, ToolCallFields
+from crow_core.acp.schema import BlockContent, DiffContent, StopReason, TextBlock, ToolCallContent, ToolCallFields
 from crow_core.app import Crow
 from crow_core.content import to_announcement, to_update
 from crow_core.errors import ConfigError
@@ -56,6 +56,17 @@ from crow_permissions.judgement import (
 )
 from crow_permissions.kept_answers import KeptAnswer, KeptAnswers
 from crow_permissions.lasting import get_folder, list_offers
+from crow_permissions.review import (
+    OFFLINE,
+    Review,
+    ReviewSettings,
+    add_note,
+    finish_in_thread,
+    return_to_start,
+    settle_changes,
+    take_names,
+    wants_outside,
+)
 from crow_permissions.rules import Rules, parse_rules, suggest_tool
 from crow_permissions.running import find_sign_of_crow
 from crow_permissions.simple_commands import UNKNOWN, read_command_line
@@ -65,6 +76,10 @@ VARIABLES_SHOWN = 10
 """Names of variables in a question."""
 COMMAND_SHOWN = 1_000
 """Characters of a command that the user has changed, in the record of the decision."""
+IN_SANDBOX = "it runs in the sandbox, and what it changes is decided afterwards"
+WANTS_MORE = (
+    "In the sandbox, this failed for want of the network or of a daemon. Allowed, it runs again, outside of it."
+)
 RULES_ARE_CHECKED = StateKey("rules_are_checked", bool)
 ANSWERS_FAULT = StateKey("answers_fault", str)
 """The last fault of the kept answers that the user was told."""
@@ -82,8 +97,9 @@ def permissions(
     project: Callable[[str], tuple[Sequence[str], Sequence[str]]] | None = None,
     trusted: Callable[[Path], bool] = lambda folder: False,
     answers: KeptAnswers | None = None,
+    sandbox: ReviewSettings | None = None,
 ) -> None:
-    """Ask before tools act.
+    """Ask before tools act, or, for commands in the `sandbox`, before what they changed is applied.
 
     `own` are the folders of crow's own settings and data, in which each change is asked about, as are changes of files
     that run later or instruct an agent; `protected` are patterns of further such files. `project` returns the `ask` and
@@ -92,6 +108,7 @@ def permissions(
     it, none can be given. Raises ValueError for an invalid rule.
     """
     crow.takes_permission_answers = True
+    review = Review(sandbox) if sandbox else None
     allowed, asked, denied = parse_rules(allow, allows=True), parse_rules(ask), parse_rules(deny)
 
     def get_permissions(session: Session) -> SessionPermissions:
@@ -130,7 +147,8 @@ def permissions(
         if session.toolbox.reject(tool_call) is None:
             keep_places(session, tool_call)
             judgement = await collect_reasons(session, tool_call, judge(session, get_permissions(session), tool_call))
-            if judgement.verdict != "ask" and not may_run_git(session, tool_call, judgement):
+            may_review = review is not None and judgement.may_review
+            if judgement.verdict != "ask" and not may_review and not may_run_git(session, tool_call, judgement):
                 record(session, tool_call, judgement)
 
     @crow.before_tool.last
@@ -140,11 +158,16 @@ def permissions(
         judgement = await judge_with_git(session, tool_call)
         if is_changed_by_user(get_permissions(session), tool_call):
             judgement = to_changed(judgement, find_subject(session, tool_call))
+        elif judgement.may_review and review:
+            if await review.begin(session, get_permissions(session), tool_call):
+                record(session, tool_call, Judgement("allow", IN_SANDBOX))
+                return None
+            judgement = await judge_with_git(session, tool_call, reviews=False)
         if judgement.verdict == "ask":
             async with get_permissions(session).queue:
                 # The answer to the call before may have settled this one, or the mode may have changed.
                 environment = session.folders.environment
-                judgement = await judge_with_git(session, tool_call)
+                judgement = await judge_with_git(session, tool_call, reviews=False)
                 if judgement.verdict == "ask":
                     because = judgement.because
                     judgement = await ask_user(session, get_permissions(session), tool_call, judgement)
@@ -163,21 +186,31 @@ def permissions(
             return replace(ToolResult.error(refusal), meta={"crow/denied": judgement.reason})
         return None
 
-    async def judge_with_git(session: Session, tool_call: ToolCall) -> Judgement:
+    async def judge_with_git(session: Session, tool_call: ToolCall, *, reviews: bool = True) -> Judgement:
+        """Judge a call. `may_review` of the judgement says whether its command runs in the sandbox."""
         judgement = judge(session, get_permissions(session), tool_call)
         if may_run_git(session, tool_call, judgement):
             judgement = await judge_git(session, tool_call, judgement)
+        session.state[OFFLINE].discard(tool_call.id)
+        may_review = reviews and judgement.may_review
+        may_review = may_review and review is not None and await review.may_begin(session, tool_call)
+        judgement = replace(judgement, may_review=may_review)
         return await collect_reasons(session, tool_call, judgement)
 
     async def collect_reasons(session: Session, tool_call: ToolCall, judgement: Judgement) -> Judgement:
         """Ask where an extension says so, whatever allows the call; the answer holds once."""
-        if judgement.verdict == "deny" or get_permissions(session).mode == "yolo":
+        denies = judgement.verdict == "deny"
+        if (denies and not judgement.may_review) or get_permissions(session).mode == "yolo":
             return judgement
         if not (reasons := await crow.must_ask.run(session, tool_call)):
             return judgement
+        if denies:
+            return replace(judgement, may_review=False)
         remark = "\n\n".join(filter(None, [judgement.remark, *reasons]))
         because = reasons[0].partition("\n")[0]
-        return replace(judgement, verdict="ask", rules=(), answer=None, remark=remark, because=because)
+        return replace(
+            judgement, verdict="ask", rules=(), answer=None, remark=remark, because=because, may_review=False
+        )
 
     def may_run_git(session: Session, tool_call: ToolCall, judgement: Judgement) -> bool:
         """Test whether a rule allows a command that may be a git command, in a repository that is not trusted."""
@@ -185,6 +218,63 @@ def permissions(
             return False
         folders = [os.path.realpath(folder.replace(UNKNOWN, "?")) for folder in list_git_folders(session, tool_call)]
         return not trusted(Path(session.cwd)) or not all(is_same_repository(each, session.cwd) for each in folders)
+
+    @crow.after_tool
+    async def review_changes(result: ToolResult, session: Session, tool_call: ToolCall) -> ToolResult | None:
+        """Apply or discard what a command in the sandbox changed, if this result tells that it has ended."""
+        command = review.take_ended(session, tool_call, result) if review else None
+        if command is None:
+            return None
+        permissions, refused = get_permissions(session), command.describe_refused()
+        result = add_note(result, refused) if refused else result
+        if (
+            (refused or wants_outside(result))
+            and result.meta.get("crow/exit")
+            and command.tool_call.id == tool_call.id
+            and permissions.mode != "plan"
+        ):
+            await finish_in_thread(command.run.remove)
+            return await run_outside(session, tool_call, result, refused)
+        result, found, decision = await settle_changes(session, permissions, command, result)
+        if decision:
+            if decision.answer and decision.choice:
+                await keep(session, permissions, decision.answer)
+            verdict = "allow" if decision.applies else "deny"
+            decided = Judgement(verdict, decision.by, answer=decision.answer, writes=decision.applies)
+            permissions.has_edits |= decision.applies
+            record(session, command.tool_call, decided, take_names(found))
+        return return_to_start(session, command, result)
+
+    async def run_outside(session: Session, tool_call: ToolCall, result: ToolResult, refused: str) -> ToolResult:
+        """Ask whether a command that has failed for want of a network or a daemon runs outside of the sandbox."""
+        permissions = get_permissions(session)
+        async with permissions.queue:
+            judgement = await judge_with_git(session, tool_call, reviews=False)
+            if judgement.verdict == "ask":
+                remark = "\n\n".join(filter(None, [WANTS_MORE, refused, judgement.remark]))
+                judgement = await ask_user(session, permissions, tool_call, replace(judgement, remark=remark))
+        record(session, tool_call, judgement)
+        if judgement.verdict == "deny":
+            result.meta["crow/stays"] = []
+            return add_note(result, f"It ran in the sandbox, which has no network. Outside of it: {judgement.reason}")
+        changes = {"command": judgement.command} if judgement.command else {}
+        outside = tool_call.change_arguments(**changes) if changes else tool_call
+        return await session.toolbox.call(outside, session.meta(outside), session)
+
+    @crow.turn_end
+    async def drop_cancelled(session: Session, outcome: StopReason | Exception) -> None:
+        if review:
+            await review.drop_cancelled(session)
+
+    @crow.session_end
+    async def close_sandbox(session: Session) -> None:
+        if review:
+            await review.close(session)
+
+    @crow.before_prompt
+    async def finish_earlier(message: Message, session: Session) -> None:
+        if review:
+            await review.finish_earlier(session)
 
     @crow.after_tool
     def follow_shell(result: ToolResult, session: Session, tool_call: ToolCall) -> ToolResult | None:
@@ -239,13 +329,18 @@ def keep_places(session: Session, tool_call: ToolCall) -> None:
         session.folders.paths[tool_call.id] = find_path(session, tool_call)
 
 
-def record(session: Session, tool_call: ToolCall, judgement: Judgement) -> None:
-    """Append a decision to the log, unless the last one on this call since the reply is the same."""
+def record(session: Session, tool_call: ToolCall, judgement: Judgement, changed: Sequence[str] = ()) -> None:
+    """Append a decision to the log, unless the last one on this call since the reply is the same.
+
+    `changed` names the files that a command in the sandbox changed, if the decision is about these.
+    """
     scope = to_scope(judgement.answer) if judgement.answer else "once"
     decision: Notes = {"kind": "decision", "is": judgement.verdict, "by": judgement.reason, "scope": scope}
     decision |= identify(tool_call)
     if judgement.writes:
         decision["writes"] = True
+    if changed:
+        decision["changed"] = [*changed]
     notes = find_markers_of_call(session.log, tool_call.id)
     last = next((note for note in notes if note.get("kind") == "decision"), None)
     if last is None or not decision.items() <= last.items():
@@ -283,7 +378,7 @@ async def judge_git(session: Session, tool_call: ToolCall, judgement: Judgement)
     source = f"the answer {str(judgement.answer)!r}" if judgement.answer else judgement.reason
     allows = "this only reads" if source == ONLY_READS else f"{source} allows this"
     remark = f"{allows}, but the repository is not trusted, and {to_line(reason[:500])}."
-    return Judgement("ask", remark=remark[:1].upper() + remark[1:])
+    return Judgement("ask", remark=remark[:1].upper() + remark[1:], may_review=True)
 
 
 def list_git_folders(session: Session, tool_call: ToolCall) -> list[str]:

@@ -13,6 +13,7 @@ from crow_core.session_state import StateKey
 from crow_core.text import to_line
 
 from crow_permissions.command_files import (
+    find_own_file,
     find_protection_of_files,
     find_rule_for_files,
     find_rule_for_named_files,
@@ -88,6 +89,9 @@ class Judgement:
     """With the verdict "ask": whether it is about a command that runs code which the session may have changed."""
     writes: bool = False
     """With the verdict "allow": whether it is about a command that is known to write files."""
+    may_review: bool = False
+    """True if no rule and no answer asks about the command or denies it, so that it may run in the sandbox instead, and
+    the user is asked about what it changes."""
 
 
 @dataclass
@@ -189,7 +193,7 @@ def judge(session: Session, permissions: SessionPermissions, tool_call: ToolCall
     for step in JUDGEMENT_STEPS:
         if judgement := step(call):
             return judgement
-    return Judgement("ask", rules=call.covering, remark=find_unlisted(call))
+    return Judgement("ask", rules=call.covering, remark=find_unlisted(call), may_review=True)
 
 
 def judge_too_long(permissions: SessionPermissions, tool_call: ToolCall) -> Judgement:
@@ -226,7 +230,8 @@ def judge_by_mode(call: JudgedCall) -> Judgement | None:
     if kind == "execute" and only_polls_terminal(call.tool_call):
         return Judgement("allow", "it only looks at what was started, or ends it")
     if mode == "plan" and kind not in ("read", "search", "think", "fetch"):
-        return Judgement("deny", PLAN_MODE)
+        may_review = kind == "execute" and not find_doubt(call)
+        return Judgement("deny", PLAN_MODE, may_review=may_review)
     if mode != "yolo":
         return None
     remark = find_doubt(call)
@@ -247,8 +252,10 @@ def judge_by_protection(call: JudgedCall) -> Judgement | None:
         if found := permissions.find_answer(paths, get_folder(session)):
             return to_judgement(found)
         return Judgement("ask", remark=f"{to_line(protection.pattern)}: {protection.reason}.", rules=paths)
-    remark = find_protection_of_files(session, line, start, own_folders, protected)
-    return Judgement("ask", remark=remark) if remark else None
+    if own := find_own_file(session, line, start, own_folders):
+        return Judgement("ask", remark=f"This writes {to_line(own)}, one of crow's own files.")
+    remark = find_protection_of_files(session, line, start, protected)
+    return Judgement("ask", remark=remark, may_review=True) if remark else None
 
 
 def judge_by_allowing_rules(call: JudgedCall) -> Judgement | None:
@@ -260,19 +267,22 @@ def judge_by_allowing_rules(call: JudgedCall) -> Judgement | None:
     reason = (f"the rule {names}" if len(allowing) == 1 else f"the rules {names}") if allowing else ONLY_READS
     by_pattern = not allowing or any(rule.pattern is not None for rule in allowing)
     if by_pattern and has_unknown_environment(call):
-        return Judgement("ask", reason, by_pattern=True)
+        return Judgement("ask", reason, by_pattern=True, may_review=True)
     if program := find_runner_after_edits(call.permissions, call.tool_call, call.line):
         return ask_about_runner(program)
     if not allowing:
         return Judgement("allow", reason, by_pattern=True)
     if "" in call.line.unclear and (rule := next((rule for rule in allowing if rule.is_open), None)):
         return Judgement(
-            "ask", remark=f"What this runs cannot be known, and the rule {str(rule)!r} only says how it begins."
+            "ask",
+            remark=f"What this runs cannot be known, and the rule {str(rule)!r} only says how it begins.",
+            may_review=True,
         )
     if (rule := next((rule for rule in allowing if rule.is_open), None)) and writes_unknown_files(call.line):
         return Judgement(
             "ask",
             remark=f"Which files this writes cannot be known, and the rule {str(rule)!r} only says how it begins.",
+            may_review=True,
         )
     return Judgement("allow", reason, by_pattern=by_pattern, writes=bool(call.line.writes))
 
@@ -296,11 +306,11 @@ def judge_by_answer(call: JudgedCall) -> Judgement | None:
     if answer is None or (answer.scope != "session" and permissions.mode == "plan"):
         return None
     if has_unknown_environment(call):
-        return replace(to_judgement(answer), verdict="ask", answer=None)
+        return replace(to_judgement(answer), verdict="ask", answer=None, may_review=answer.allows)
     if answer.scope != "session" and (program := find_runner_after_edits(permissions, call.tool_call, call.line)):
         return ask_about_runner(program)
     if answer.allows and answer.rule.kind == "subcommand" and writes_unknown_files(call.line):
-        return Judgement("ask", remark="Which files this writes cannot be known.")
+        return Judgement("ask", remark="Which files this writes cannot be known.", may_review=True)
     return replace(to_judgement(answer), writes=answer.allows and bool(call.line.writes))
 
 

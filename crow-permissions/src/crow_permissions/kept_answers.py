@@ -31,10 +31,11 @@ TEXT_LIMIT = 200
 class AnswerRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The rule of an answer: all that the answer covers."""
 
-    kind: Literal["command", "subcommand", "arguments", "host", "path", "edits", "tool"]
-    """`command`: one command, as it is written; `subcommand`: a program with its subcommand, and any arguments;
-    `arguments`: a call with exactly these arguments; `host`: a host of `fetch`; `path`: changes of one file; `edits`:
-    changes of all files that are not protected; `tool`: all calls of a tool."""
+    kind: Literal["command", "subcommand", "changes", "arguments", "host", "path", "edits", "tool"]
+    """`command`: one command, as it is written; `changes`: what this command changes, after it has run in the sandbox;
+    `subcommand`: a program with its subcommand, and any arguments; `arguments`: a call with exactly these arguments;
+    `host`: a host of `fetch`; `path`: changes of one file; `edits`: changes of all files that are not protected;
+    `tool`: all calls of a tool."""
     tool: str
     value: str
     """The command, the program and its subcommand, the arguments in JSON, the host and port, the absolute path, or the
@@ -47,6 +48,7 @@ class AnswerRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         texts = {
             "command": self.value,
             "subcommand": f"{self.value} …",
+            "changes": f"what {self.value} changes",
             "arguments": f"{self.tool} with {self.value}",
             "host": f"{self.tool} from {self.value}",
             "path": f"changes to {self.value}",

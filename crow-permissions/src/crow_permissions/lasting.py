@@ -100,7 +100,7 @@ class Offer:
     def to_option(self) -> PermissionOption:
         """Convert it to the option. Its name shows the rule, `_meta.crow.answer` holds all that would be stored."""
         answer = self.answer
-        verb = "Allow" if answer.allows else "Reject"
+        verb = "Apply" if answer.rule.kind == "changes" else "Allow" if answer.allows else "Reject"
         places = {"session": f"{verb} for this session", "folder": f"{verb} in this folder", "always": f"Always {verb}"}
         own = {
             "allows": answer.allows,

@@ -61,6 +61,7 @@ from crow_system.shortening import leave_out
 from crow_permissions.exits import find_exit
 from crow_permissions.private_data import find_private_file, is_private_path
 from crow_permissions.protected import to_regex
+from crow_permissions.review import OFFLINE
 from crow_permissions.rules import Rule, parse_rules
 from crow_permissions.simple_commands import read_command_line
 from crow_permissions.subjects import (
@@ -272,6 +273,8 @@ def taint(
     def find_reason(session: Session, tool_call: ToolCall) -> str:
         """Find out why a tool call must be asked about, with what would leave; "" if it need not."""
         found, readings = get_taint(session), get_readings(session, tool_call).values()
+        if tool_call.id in session.state[OFFLINE]:
+            return ""
         private = next(iter(found.sources["private"]), "") or next((r.private for r in readings if r.private), "")
         if not private:
             return ""

@@ -128,6 +128,21 @@ class PermissionSettings(Struct, kw_only=True, forbid_unknown_fields=True):
         parse_rules([*self.ask, *self.deny])
 
 
+class SandboxSettings(Struct, kw_only=True, forbid_unknown_fields=True):
+    """The settings of the sandbox, in which commands run that no rule allows or forbids: `[sandbox]`."""
+
+    level: Literal["review", "off"] | None = None
+    """`review` runs such a command on a copy of the folders, and asks about what it changed; `off` asks before it runs.
+    Default: `review` where this machine can do it and a person answers. With `review`, commands also run so where
+    nobody answers: what changed is discarded in the mode `ask`. crow tells where the machine cannot do it."""
+    expose: list[Literal["ssh-agent", "gpg-agent", "docker"]] = field(
+        default_factory=list[Literal["ssh-agent", "gpg-agent", "docker"]]
+    )
+    """What commands in the sandbox may reach: `ssh-agent`, `gpg-agent`, or `docker`, which is root on this machine."""
+    hosts: list[str] = field(default_factory=list[str])
+    """Patterns of the hosts that commands in the sandbox may reach, such as `pypi.org` and `*.example.com`."""
+
+
 class McpSettings(Struct, kw_only=True, forbid_unknown_fields=True):
     """The settings for MCP: `[mcp]`."""
 
@@ -170,6 +185,7 @@ class Config(Struct, kw_only=True, forbid_unknown_fields=True):
     models: dict[str, ModelSettings] = field(default_factory=dict[str, ModelSettings])
     """Models by the names that you choose."""
     permissions: PermissionSettings = field(default_factory=PermissionSettings)
+    sandbox: SandboxSettings = field(default_factory=SandboxSettings)
     mcp: McpSettings = field(default_factory=McpSettings)
     agents: dict[str, AgentSettings] = field(default_factory=dict[str, AgentSettings])
     """Other ACP agents by name, each a tool of the model."""

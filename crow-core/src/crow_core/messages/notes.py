@@ -125,6 +125,8 @@ class AnswerNotes(TypedDict, total=False):
     """True if the result is an error."""
     changes: list[EditNotes]
     """What the call changed."""
+    stays: list[str]
+    """What it changed that cannot be undone; missing if that is not known."""
     shell: ShellNotes
     """The state in which a command left the shell."""
     plan: list[dict[str, Any]]
@@ -153,6 +155,7 @@ DecisionNotes = TypedDict(
         "tool": str,  # its name
         "arguments": str,  # the SHA-256 of its arguments
         "writes": bool,  # True if the command is known to write files
+        "changed": list[str],  # what a command in the sandbox changed, if this is about that
     },
     total=False,
 )
@@ -456,6 +459,8 @@ ResultMeta = TypedDict(
     "ResultMeta",
     {
         "crow/changes": list[EditNotes],  # what the call changed
+        "crow/stays": list[str],  # what of it cannot be undone; missing if that is not known
+        "crow/ended": str,  # the id of the call that began the command which has ended
         "crow/locations": list[FilePlace],  # what it read or changed
         "crow/plan": list[dict[str, Any]],  # the plan's entries (ACP)
         "crow/shell": ShellNotes,  # the state in which the next command starts

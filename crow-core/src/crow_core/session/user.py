@@ -163,16 +163,23 @@ class User:
             case _:
                 return PermissionChoice("")
 
-    async def ask_allowed(self, about: ToolCallFields, lasting: Sequence[PermissionOption] = ()) -> PermissionAnswer:
+    async def ask_allowed(
+        self,
+        about: ToolCallFields,
+        lasting: Sequence[PermissionOption] = (),
+        *,
+        yes: str = "Allow",
+        no: str = "Reject",
+    ) -> PermissionAnswer:
         """Ask the user whether something is allowed; without an answer it is denied.
 
         `lasting` are options for longer than once, of the kinds `allow_always` and `reject_always`, the narrowest of
         each kind first. Raises EndTurn if the client answers that the turn is cancelled.
         """
         options = [
-            PermissionOption(option_id="allow", name="Allow", kind="allow_once"),
+            PermissionOption(option_id="allow", name=yes, kind="allow_once"),
             *(option for option in lasting if option.kind == "allow_always"),
-            PermissionOption(option_id="reject", name="Reject", kind="reject_once"),
+            PermissionOption(option_id="reject", name=no, kind="reject_once"),
             *(option for option in lasting if option.kind == "reject_always"),
         ]
         try:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from threading import Thread
 
@@ -17,7 +17,7 @@ from anyio import to_thread
 
 from crow_mcp_server.terminal.command_output import OutputCapture
 from crow_mcp_server.terminal.command_watchdog import CommandWatchdog
-from crow_mcp_server.workspace import CommandOutcome, Watch
+from crow_mcp_server.workspace import CommandOutcome, Launch, Watch
 
 SERVER_ENVIRONMENT = {
     "FASTMCP_ENV_FILE": os.devnull,  # otherwise FastMCP reads .env of the working folder
@@ -269,12 +269,30 @@ class PipedCommand(ProcessTree):
         super().__init__(mark, capture, watchdog)
         self.update_state = update_state
         """Takes over the shell state; to be called when the command has ended."""
+        self.launched_by = ""
+        """Id of the tool call whose `launch` started it; "" for an ordinary process."""
+        self.state_path = ""
+        """The beginning of the paths in which its script saves the shell state."""
         self._ignores_output = False
         """True if the tool call is answered, so that the output of background processes is dropped."""
 
-    async def run(self, command: str, *, cwd: str, env: Mapping[str, str]) -> None:
-        """Start the shell with this command. Raises OSError and ValueError."""
+    async def run(
+        self,
+        command: str,
+        *,
+        cwd: str,
+        env: Mapping[str, str],
+        launch: Launch | None = None,
+        folders: Sequence[str] = (),
+    ) -> None:
+        """Start the shell with this command. `launch` is given the temporary `folders`.
+
+        Raises OSError, ValueError and LaunchError.
+        """
         program, arguments = SHELL, system.make_terminal_command(SHELL, command)
+        if launch:
+            arguments, env = launch([program, *arguments[1:]], env, cwd, folders)
+            program = arguments[0]
         if ignores_terminal_signals():
             launcher = f"{RESET_SIGNALS}os.execv(sys.argv[1], sys.argv[2:])"
             program, arguments = sys.executable, [sys.executable, "-I", "-S", "-c", launcher, program, *arguments]

@@ -26,9 +26,9 @@ from crow_mcp_server.terminal.processes import (
     inherit_environment,
     name_signal,
 )
-from crow_mcp_server.terminal.shell_state import ShellState
+from crow_mcp_server.terminal.shell_state import ShellState, has_left_processes
 from crow_mcp_server.terminal.tempfiles import TempFolders
-from crow_mcp_server.workspace import CommandOutcome, Terminals, Workspace
+from crow_mcp_server.workspace import CommandOutcome, LaunchError, Terminals, Workspace
 
 if TYPE_CHECKING:
     from crow_mcp_server.terminal.interactive_shell import Shell
@@ -71,6 +71,7 @@ NEEDS_TERMINAL = re.compile(
     re.IGNORECASE,
 )
 """Complaints of programs that have no terminal."""
+LEFT_PROCESSES = "[it left processes in the background, which ended with it: run what is to go on in a session]"
 MAX_COMPLAINT_CHARACTERS = 2_000  # at the end of the output, where a complaint is looked for
 
 
@@ -98,6 +99,8 @@ class TerminalAnswer:
     """The host's id of the terminal in which the command ran."""
     failure: Mapping[str, int | str] = field(default_factory=dict[str, int | str])
     """`exitCode` or `signal` of a command that ended with another exit code than 0; empty otherwise."""
+    ended: str = ""
+    """Id of the tool call whose `launch` started the command that has ended; "" if there is none."""
 
 
 class LastingState(TypedDict, total=False):
@@ -173,7 +176,8 @@ class TerminalSessions:
             raise ToolRefusal(f"input and keys go to a session: name it. {self._list_sessions()}")
         if not arguments.command.strip():
             raise ToolRefusal("command is empty. Give the shell command to run.")
-        if workspace.terminals and arguments.wait is None:  # with `wait` it may outlive the call
+        may_outlive = arguments.wait is not None  # the call
+        if workspace.terminals and not may_outlive and not workspace.launch:
             return await self._run_at_host(workspace, workspace.terminals, arguments)
         return await self._run_locally(workspace, arguments)
 
@@ -183,7 +187,8 @@ class TerminalSessions:
         editor = dict.fromkeys(EDITOR_VARIABLES, self._temp_folders.no_editor)
         self._check_environment(workspace)
         env = change_environment(self._make_environment(folder, COMMAND_ENVIRONMENT | editor), workspace.env)
-        command, _, update_state = self._track_state(arguments.command, env, folder)
+        launched = workspace.launch is not None
+        command, script, update_state = self._track_state(arguments.command, env, folder, lists_processes=launched)
         program = PipedCommand(
             env[MARK_VARIABLE],
             self._temp_folders.open_capture(from_terminal=False),
@@ -191,13 +196,17 @@ class TerminalSessions:
             update_state,
         )
         try:
-            await program.run(command, cwd=folder, env=env)
+            await program.run(command, cwd=folder, env=env, launch=workspace.launch, folders=self._temp_folders.folders)
+        except LaunchError as error:
+            update_state()
+            raise ToolRefusal(f"The command was not run: {error}") from None
         except (OSError, ValueError) as error:
             update_state()
             reason = error.strerror if isinstance(error, OSError) else str(error)  # for instance because it is too long
             raise ToolRefusal(
                 f"The command could not start: {reason}. Write a long script to a file, run that."
             ) from None
+        program.launched_by, program.state_path = (workspace.call, script.removesuffix(".sh")) if launched else ("", "")
         if arguments.timeout:
             program.set_timeout(arguments.timeout)
         wait = arguments.timeout + 2 * TERM_GRACE if arguments.timeout else COMMAND_WAIT
@@ -220,6 +229,7 @@ class TerminalSessions:
         before = self.shell_state.folder
         outcome = await program.collect_outcome(MAX_OUTPUT_CHARACTERS)
         unshown = program.capture.describe_unshown()
+        left = LEFT_PROCESSES if program.launched_by and has_left_processes(program.state_path) else ""
         program.update_state()
         for ended in [command for command in self._background if not command.has_survivors()]:
             self._background.remove(ended)
@@ -227,9 +237,10 @@ class TerminalSessions:
         if outcome.get("background"):
             self._background.append(program)
         return TerminalAnswer(
-            format_outcome(outcome, program.timeout, unshown, self._describe_move(before)),
+            format_outcome(outcome, program.timeout, left, unshown, self._describe_move(before)),
             self.shell_state.folder,
             failure=find_failure(outcome),
+            ended=program.launched_by,
         )
 
     async def _run_at_host(
@@ -289,7 +300,9 @@ class TerminalSessions:
         elif arguments.keys == "kill":
             del self._sessions[name]
             await program.kill()
-            return TerminalAnswer(join_parts(program.capture.get_text(MAX_OUTPUT_CHARACTERS), "[killed]"))
+            ended = program.launched_by if isinstance(program, PipedCommand) else ""
+            text = join_parts(program.capture.get_text(MAX_OUTPUT_CHARACTERS), "[killed]")
+            return TerminalAnswer(text, ended=ended)
         elif has_input:
             await self._send_input(program, arguments)
         wait = SESSION_WAIT if has_input or command else POLL_WAIT
@@ -396,6 +409,7 @@ class TerminalSessions:
         *,
         at_host: bool = False,
         given: Mapping[str, str | None] | None = None,
+        lists_processes: bool = False,
     ) -> tuple[str, str, Callable[[], None]]:
         """Make a command save its shell state.
 
@@ -413,7 +427,10 @@ class TerminalSessions:
             command = f'eval "$(command -p cat {shlex.quote(long_command)})"'
         with open(script, "w", encoding="utf-8") as file:
             before = env.get("BASH_ENV", "")
-            file.write(state.make_script(path, before, env_is_unknown=at_host, given=given or {}))
+            text = state.make_script(
+                path, before, env_is_unknown=at_host, given=given or {}, lists_processes=lists_processes
+            )
+            file.write(text)
         if at_host:
             pass  # a host may refuse variables that run code
         elif os.path.basename(processes.SHELL) == "bash":
@@ -422,7 +439,7 @@ class TerminalSessions:
             command = f". {shlex.quote(script)}\n{command}"
 
         def update_state() -> None:
-            state.update(path, None if at_host else env, folder)
+            state.update(path, None if at_host or lists_processes else env, folder)
             for temporary in (script, long_command):
                 with suppress(OSError):
                     os.unlink(temporary)

@@ -29,15 +29,25 @@ class ShellState:
         changed = environment | {name: value for name, value in self.changes.items() if value is not None}
         return {name: value for name, value in changed.items() if self.changes.get(name, "") is not None}
 
-    def make_script(self, path: str, before: str, *, env_is_unknown: bool, given: Mapping[str, str | None]) -> str:
+    def make_script(
+        self,
+        path: str,
+        before: str,
+        *,
+        env_is_unknown: bool,
+        given: Mapping[str, str | None],
+        lists_processes: bool = False,
+    ) -> str:
         """Return a script that a shell reads before a command; it saves the environment at the end of the command.
 
         The environment is saved in `path` + ".after". `before` is the file named by the command's own BASH_ENV, "" for
         none. With `env_is_unknown`, the script also sets and unsets what earlier commands did, but for the variables in
-        `given`, of which it unsets those that are None; and it saves the first environment in `path` + ".before".
+        `given`, of which it unsets those that are None; and it saves the first environment in `path` + ".before". With
+        `lists_processes`, it saves that, too, and the processes that the shell sees at the end in `path` + ".left".
         """
+        left = f"echo $$ /proc/[0-9]* > {shlex.quote(path + '.left')}; " if lists_processes else ""
         lines = [
-            f'trap "exec 2>/dev/null; command -p env -0 > {shlex.quote(path + ".after")}" EXIT',
+            f'trap "exec 2>/dev/null; {left}command -p env -0 > {shlex.quote(path + ".after")}" EXIT',
             format_process_limit(),
         ]
         if env_is_unknown:
@@ -51,6 +61,8 @@ class ShellState:
             lines += [f"command -p env -0 > {shlex.quote(path + '.before')}"]
             return "\n".join([*lines, ""])
         first = f"export BASH_ENV={shlex.quote(before)}; . {shlex.quote(before)}" if before else "unset BASH_ENV"
+        if lists_processes:
+            lines.append(f"command -p env -0 > {shlex.quote(path + '.before')}")
         return "\n".join([first, *lines, ""])
 
     def update(self, path: str, environment: dict[str, str] | None, start: str) -> None:
@@ -70,6 +82,16 @@ class ShellState:
         self.changes |= changes
         if changes.keys() - {"OLDPWD"}:
             self.environment = uuid.uuid4().hex
+
+
+def has_left_processes(path: str) -> bool:
+    """Return whether a script that lists processes saw others than its shell and the first one, of a command with
+    process ids of its own; and remove the list."""
+    with suppress(OSError), open(path + ".left", encoding="utf-8") as file:
+        shell, *found = file.read().split()
+        os.unlink(path + ".left")
+        return bool({each.removeprefix("/proc/") for each in found} - {"1", shell, "[0-9]*"})
+    return False
 
 
 def format_process_limit() -> str:

@@ -40,6 +40,11 @@ class TempFolders:
         return self._current[1]
 
     @property
+    def folders(self) -> tuple[str, ...]:
+        """All folders, each once."""
+        return tuple(dict.fromkeys(self._current[:2]))
+
+    @property
     def no_editor(self) -> str:
         """Path of the program NO_EDITOR."""
         path = os.path.join(self.output_folder, "no-editor")

@@ -89,5 +89,6 @@ def register(server: FastMCP, options: ToolOptions) -> None:
             "crow/shell": terminals.lasting_state,
             "crow/terminal": answer.host_terminal,
             "crow/exit": answer.failure,
+            "crow/ended": answer.ended,
         }
         return ToolResult(answer.text, meta={name: value for name, value in meta.items() if value} or None)

@@ -1,7 +1,7 @@
 """Classification of addresses as public or not."""
 
 import pytest
-from crow_mcp_server.web.network import is_public
+from crow_system.addresses import is_public
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,0 +1,618 @@
+"""Commands in the sandbox: the real terminal tool, real overlays, and a person who answers about what changed."""
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from crow_agent.app import make_tool_server
+from crow_core.acp.client import OPTION_NAMES, answer_permission
+from crow_core.acp.schema import (
+    BlockContent,
+    ClientCapabilities,
+    DiffContent,
+    RequestPermissionRequest,
+    RequestPermissionResponse,
+    SelectedOutcome,
+    TextBlock,
+)
+from crow_core.acp.transports import memory_pair
+from crow_core.agent.acp_agent import AcpAgent
+from crow_core.app import Crow
+from crow_core.session.session import Session
+from crow_core.testing import Editor, Reply, ScriptedModel, connect
+from crow_core.testing.script import ScriptedCall as Use
+from crow_extensions.commands import commands
+from crow_extensions.mask_secrets import mask_secrets
+from crow_extensions.undo import undo
+from crow_permissions.extension import permissions
+from crow_permissions.kept_answers import KeptAnswers
+from crow_permissions.review import ReviewSettings
+from crow_permissions.taint import taint
+from crow_sandbox.sandbox import Sandbox
+from crow_testing.databases import unable
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def sandbox(tmp_path: Path) -> ReviewSettings:
+    folder = tmp_path / "data" / "sandbox"
+    standing = await Sandbox(folder).prove("review")
+    if standing.level != "review":
+        unable(standing.says)
+    return ReviewSettings(folder)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "notes.txt").write_text("one\n")
+    return folder
+
+
+def run(command: str, **more: Any) -> Use:
+    return {"name": "terminal", "arguments": {"command": command, **more}}
+
+
+def in_turn(*uses: Use) -> ScriptedModel:
+    """Make a model that makes one of these tool calls in each turn."""
+    return ScriptedModel([reply for use in uses for reply in (Reply(tool_calls=[use]), Reply("Done."))])
+
+
+def one_after_another(*uses: Use) -> ScriptedModel:
+    """Make a model that makes these tool calls in one turn."""
+    return ScriptedModel([*(Reply(tool_calls=[use]) for use in uses), Reply("Done.")])
+
+
+def make_crow(model: ScriptedModel, sandbox: ReviewSettings | None, **options: Any) -> Crow:
+    crow = Crow(model)
+    crow.servers.append(make_tool_server(crow))
+    crow.use(permissions, sandbox=sandbox, **options)
+    crow.use(commands).use(undo).use(mask_secrets, known=["5ecret-value"])
+    return crow
+
+
+def get_answer(model: ScriptedModel) -> str:
+    """Return the last result that the model received."""
+    return [each["content"] for each in model.requests[-1]["messages"] if each["role"] == "tool"][-1]
+
+
+def get_text(question: RequestPermissionRequest) -> str:
+    (block,) = [each for each in cast(Any, question.tool_call.content) if isinstance(each, BlockContent)]
+    return cast(TextBlock, block.content).text
+
+
+def get_diffs(question: RequestPermissionRequest) -> list[DiffContent]:
+    return [each for each in cast(Any, question.tool_call.content) if isinstance(each, DiffContent)]
+
+
+def decisions(session: Session) -> list[tuple[str, str, list[str]]]:
+    notes = [entry.get("crow", {}) for entry in session.log]
+    return [(note["is"], note["by"], note.get("changed", [])) for note in notes if note.get("kind") == "decision"]
+
+
+class Person(Editor):
+    """An editor that may give one answer to every question about a permission."""
+
+    fixed: RequestPermissionResponse | None = None
+
+    async def on_permission(self, question: RequestPermissionRequest) -> RequestPermissionResponse:
+        answer = await super().on_permission(question)
+        return self.fixed or answer
+
+
+class Conversation:
+    """A session with a scripted model, and an editor that answers the questions."""
+
+    def __init__(self, crow: Crow, model: ScriptedModel, editor: Editor, session_id: str) -> None:
+        self.crow, self.model, self.editor, self.id = crow, model, editor, session_id
+
+    @property
+    def session(self) -> Session:
+        return self.crow.sessions[self.id]
+
+    @property
+    def questions(self) -> list[RequestPermissionRequest]:
+        return self.editor.questions
+
+    async def prompt(self, text: str = "go") -> str:
+        """Run a turn, and return the last result that the model received."""
+        await self.editor.prompt(self.id, text)
+        return get_answer(self.model)
+
+
+@asynccontextmanager
+async def converse(
+    project: Path,
+    sandbox: ReviewSettings | None,
+    model: ScriptedModel,
+    permit: str | None = "allow_once",
+    *,
+    answer: RequestPermissionResponse | None = None,
+    person: type["Person"] = Person,
+    **options: Any,
+) -> AsyncGenerator[Conversation]:
+    crow = make_crow(model, sandbox, **options)
+    ours, theirs = memory_pair()
+    agent = asyncio.ensure_future(AcpAgent(theirs, crow).serve())
+    editor = person(ours, permit=permit)
+    editor.fixed = answer
+    try:
+        async with editor.serving():
+            await editor.initialize("editor", ClientCapabilities(terminal=True, meta=OPTION_NAMES))
+            opened = await editor.new_session(str(project))
+            yield Conversation(crow, model, editor, opened.session_id)
+    finally:
+        await asyncio.wait([agent])
+        await crow.shut_down()
+
+
+async def test_command_that_changes_nothing_is_not_asked_about(sandbox: ReviewSettings, project: Path) -> None:
+    model = in_turn(run("cat notes.txt; true $(date)"))
+    async with converse(project, sandbox, model) as talk:
+        assert await talk.prompt() == "one\n"
+        assert talk.questions == []
+
+
+async def test_what_a_command_changed_is_asked_about_and_applied(sandbox: ReviewSettings, project: Path) -> None:
+    model = in_turn(run("echo two >> notes.txt; echo new > new.txt; echo said"))
+    async with converse(project, sandbox, model) as talk:
+        assert await talk.prompt() == "said\n"
+        (question,) = talk.questions
+        assert question.options[0].name == "Apply"
+        assert question.options[-1].name == "Discard"
+        shown = {Path(diff.path).name: (diff.old_text, diff.new_text) for diff in get_diffs(question)}
+        assert shown == {"notes.txt": ("one\n", "one\ntwo\n"), "new.txt": (None, "new\n")}
+        assert (project / "notes.txt").read_text() == "one\ntwo\n"
+        assert (project / "new.txt").read_text() == "new\n"
+        last = decisions(talk.session)[-1]
+        assert last == ("allow", "the user", ["new.txt", "notes.txt"])
+        assert talk.editor.opened_terminals == 0
+
+
+async def test_discarded_changes_leave_the_files_and_the_model_is_told(sandbox: ReviewSettings, project: Path) -> None:
+    model = in_turn(run("rm notes.txt; echo new > new.txt; echo said"))
+    async with converse(project, sandbox, model, "reject_once") as talk:
+        answer = await talk.prompt()
+        assert answer.startswith("said\n")
+        assert "The user discarded what this changed: notes.txt, new.txt; the files are as before." in answer
+        assert list_names(project) == ["notes.txt"]
+        assert decisions(talk.session)[-1][0] == "deny"
+        assert decisions(talk.session)[-1][2] == ["notes.txt", "new.txt"]
+
+
+async def test_reason_of_a_discard_reaches_the_model(sandbox: ReviewSettings, project: Path) -> None:
+    model = in_turn(run("echo new > new.txt"))
+    answer = RequestPermissionResponse(
+        outcome=SelectedOutcome(option_id="reject"), meta={"crow": {"reason": "Call it old.txt."}}
+    )
+    async with converse(project, sandbox, model, answer=answer) as talk:
+        assert "The user says: Call it old.txt." in await talk.prompt()
+        assert not (project / "new.txt").exists()
+
+
+async def test_files_that_run_later_and_removals_come_first(sandbox: ReviewSettings, project: Path) -> None:
+    for number in range(100):
+        (project / f"old{number}").write_text("old\n")
+    model = in_turn(run("rm old*; for n in $(seq 200); do echo > a$n; done; echo 'all:' > Makefile"))
+    async with converse(project, sandbox, model, "reject_once") as talk:
+        await talk.prompt()
+        text = get_text(talk.questions[0])
+        assert text.index("Makefile (new, 5 bytes): a build runs it") < text.index("old0 (removed)")
+        assert all(f"- old{number} (removed)" in text for number in range(100))
+        assert text.index("old99") < text.index("- a1 ")
+        assert "And 140 more." in text
+        assert Path(get_diffs(talk.questions[0])[0].path).name == "Makefile"
+
+
+async def test_mode_accept_edits_asks_only_about_protected_files(sandbox: ReviewSettings, project: Path) -> None:
+    model = in_turn(run("echo new > new.txt; rm notes.txt"), run("echo all: > Makefile"))
+    async with converse(project, sandbox, model, mode="accept-edits") as talk:
+        await talk.prompt()
+        assert talk.questions == []
+        assert list_names(project) == ["new.txt"]
+        await talk.prompt()
+        assert len(talk.questions) == 1
+        assert (project / "Makefile").exists()
+
+
+async def test_mode_plan_runs_a_command_and_throws_away_what_it_changed(sandbox: ReviewSettings, project: Path) -> None:
+    model = in_turn(run("echo two >> notes.txt; cat notes.txt"), run("rm notes.txt"))
+    async with converse(project, sandbox, model, mode="plan", deny=["terminal:rm *"]) as talk:
+        answer = await talk.prompt()
+        assert answer.startswith("one\ntwo\n")
+        assert "What this changed was discarded (plan mode): notes.txt; the files are as before." in answer
+        assert (project / "notes.txt").read_text() == "one\n"
+        assert "This was not run" in await talk.prompt()
+        assert talk.questions == []
+
+
+async def test_answer_for_the_session_applies_later_changes_of_the_command(
+    sandbox: ReviewSettings, project: Path
+) -> None:
+    command = "echo x >> log.txt; test -e remove && rm notes.txt; true"
+    model = in_turn(run(command), run(command), run(command), run("echo x >> log.txt"))
+    async with converse(project, sandbox, model, "allow_always") as talk:
+        await talk.prompt()
+        assert [option.name for option in talk.questions[0].options if option.kind == "allow_always"] == [
+            f"Apply for this session: what {command} changes"
+        ]
+        await talk.prompt()
+        assert len(talk.questions) == 1
+        assert (project / "log.txt").read_text() == "x\nx\n"
+        (project / "remove").touch()
+        await talk.prompt()  # removes a file that git does not have
+        assert len(talk.questions) == 2
+        await talk.prompt()  # is another command
+        assert len(talk.questions) == 3
+
+
+async def test_answer_for_the_folder_is_kept(sandbox: ReviewSettings, project: Path, tmp_path: Path) -> None:
+    kept = KeptAnswers(tmp_path / "kept")
+    model = in_turn(run("echo x >> log.txt"))
+    in_folder = RequestPermissionResponse(outcome=SelectedOutcome(option_id="allow-folder"))
+    async with converse(project, sandbox, model, answer=in_folder, answers=kept) as talk:
+        await talk.prompt()
+    model = in_turn(run("echo x >> log.txt"))
+    async with converse(project, sandbox, model, answers=kept) as talk:
+        await talk.prompt()
+        assert talk.questions == []
+        assert (project / "log.txt").read_text() == "x\nx\n"
+
+
+async def test_undo_takes_back_what_a_command_changed(sandbox: ReviewSettings, project: Path) -> None:
+    (project / "image").write_bytes(b"\0old")
+    (project / "gone.txt").write_text("gone\n")
+    command = "echo two >> notes.txt; rm gone.txt; mkdir -p a/b; echo x > a/b/c; printf '\\0new' > image"
+    model = in_turn(run(command))
+    async with converse(project, sandbox, model) as talk:
+        await talk.prompt()
+        assert (project / "a/b/c").read_text() == "x\n"
+        assert (project / "image").read_bytes() == b"\0new"
+        await talk.editor.prompt(talk.id, "/undo")
+        assert f"`{command}: image`" in talk.editor.text
+        await talk.editor.prompt(talk.id, "/undo yes")
+        assert (project / "notes.txt").read_text() == "one\n"
+        assert (project / "gone.txt").read_text() == "gone\n"
+        assert not (project / "a/b/c").exists()
+
+
+async def test_undo_says_that_nothing_stays_of_a_command_that_changed_nothing(
+    sandbox: ReviewSettings, project: Path
+) -> None:
+    model = in_turn(run("true; $(true)"))
+    async with converse(project, sandbox, model) as talk:
+        await talk.prompt()
+        await talk.editor.prompt(talk.id, "/undo")
+        assert "stays" not in talk.editor.text
+
+
+async def test_folder_and_variables_last_from_one_command_to_the_next(sandbox: ReviewSettings, project: Path) -> None:
+    (project / "below").mkdir()
+    model = in_turn(
+        run("cd below; export NAME=crow; ls $(true)"),
+        run("echo $NAME $(pwd); env | sort > /tmp/crow-review-env; cat /tmp/crow-review-env"),
+    )
+    async with converse(project, sandbox, model) as talk:
+        await talk.prompt()
+        answer = await talk.prompt()
+        assert answer.splitlines()[0] == f"crow {project / 'below'}"
+        (session,) = talk.crow.sessions.values()
+        assert [*session.folders.variables] == ["NAME"]
+        assert talk.questions == []
+        assert "crow-review-env" not in list_names(Path("/tmp"))
+
+
+async def test_next_command_starts_where_the_one_did_of_which_the_folder_was_discarded(
+    sandbox: ReviewSettings, project: Path
+) -> None:
+    model = in_turn(run("mkdir new && cd new"), run("pwd; $(true)"))
+    async with converse(project, sandbox, model, "reject_once") as talk:
+        assert "does not exist outside of the sandbox; back in" in await talk.prompt()
+        assert await talk.prompt() == f"{project}\n"
+
+
+async def test_command_that_outlives_its_call_is_reviewed_when_its_end_is_seen(
+    sandbox: ReviewSettings, project: Path
+) -> None:
+    model = in_turn(
+        run("echo begun > new.txt; sleep 1; echo ended >> new.txt", wait=0.2),
+        {"name": "terminal", "arguments": {"session": "1", "wait": 20}},
+    )
+    async with converse(project, sandbox, model) as talk:
+        assert "still running" in await talk.prompt()
+        assert talk.questions == []
+        assert not (project / "new.txt").exists()
+        await talk.prompt()
+        assert len(talk.questions) == 1
+        assert (project / "new.txt").read_text() == "begun\nended\n"
+
+
+async def test_command_that_is_killed_in_a_later_call_is_reviewed_then(sandbox: ReviewSettings, project: Path) -> None:
+    model = in_turn(
+        run("echo begun > new.txt; sleep 100", wait=0.3),
+        {"name": "terminal", "arguments": {"session": "1", "keys": "kill"}},
+    )
+    async with converse(project, sandbox, model) as talk:
+        await talk.prompt()
+        await talk.prompt()
+        assert len(talk.questions) == 1
+        assert (project / "new.txt").read_text() == "begun\n"
+
+
+async def test_processes_that_a_command_leaves_end_with_it_and_the_model_is_told(
+    sandbox: ReviewSettings, project: Path
+) -> None:
+    model = in_turn(run("sleep 1000 >/dev/null 2>&1 & echo $(echo started)"), run("echo $(echo alone)"))
+    async with converse(project, sandbox, model) as talk:
+        answer = await talk.prompt()
+        assert answer.startswith("started\n[it left processes in the background, which ended with it")
+        assert await talk.prompt() == "alone\n"
+
+
+def list_names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def git(folder: Path, *arguments: str) -> str:
+    names = {"GIT_AUTHOR_NAME": "a", "GIT_AUTHOR_EMAIL": "a@b", "GIT_COMMITTER_NAME": "a", "GIT_COMMITTER_EMAIL": "a@b"}
+    done = subprocess.run(
+        ["git", *arguments], cwd=folder, env={**os.environ, **names}, check=True, capture_output=True, text=True
+    )
+    return done.stdout
+
+
+@pytest.fixture
+def repository(project: Path) -> Path:
+    git(project, "init", "-q", "-b", "main")
+    git(project, "config", "user.name", "a")
+    git(project, "config", "user.email", "a@b")
+    git(project, "add", "-A")
+    git(project, "commit", "-qm", "first")
+    return project
+
+
+def write_project(folder: Path) -> None:
+    """Write a small project in Python and JavaScript, and commit it."""
+    (folder / "src").mkdir()
+    (folder / "tests").mkdir()
+    (folder / "README.md").write_text("# Example\n\nTODO: write.\n")
+    (folder / "src/app.py").write_text(
+        'import sys\n\n\ndef main():\n    return 0\n\n\nif __name__ == "__main__":\n    sys.exit(main())\n'
+    )
+    (folder / "tests/test_app.py").write_text("def test_app():\n    assert True\n")
+    (folder / "index.js").write_text("console.log(1)\n")
+    (folder / "Makefile").write_text("all:\n\t@echo built\n\ntest:\n\t@echo tested\n")
+    (folder / "package.json").write_text(
+        '{"name": "x", "version": "1.0.0", "scripts": {"test": "echo ok", "build": "mkdir -p dist && echo 1 > dist/x"}}'
+    )
+    (folder / "pyproject.toml").write_text('[project]\nname = "x"\nversion = "1"\nrequires-python = ">=3.11"\n')
+    git(folder, "add", "-A")
+    git(folder, "commit", "-qm", "project")
+    git(folder, "branch", "other")
+
+
+async def test_commit_is_asked_about_in_one_line_and_is_whole(sandbox: ReviewSettings, repository: Path) -> None:
+    model = in_turn(run("echo two >> notes.txt && git commit -qam second"))
+    async with converse(repository, sandbox, model) as talk:
+        await talk.prompt()
+        (question,) = talk.questions
+        text = get_text(question)
+        assert "notes.txt (changed, 8 bytes)" in text
+        (line,) = [line for line in text.splitlines() if "git" in line]
+        assert re.fullmatch(r"\.git: main [0-9a-f]{7} → [0-9a-f]{7}, 3 objects added, index", line)
+        assert git(repository, "log", "--format=%s").split() == ["second", "first"]
+        assert git(repository, "status", "--porcelain") == ""
+        git(repository, "fsck", "--strict")
+
+
+async def test_first_allowed_command_after_applied_changes_is_asked_about(
+    sandbox: ReviewSettings, project: Path
+) -> None:
+    model = in_turn(run("printf '\\0' > data.bin $(true)"), run("python3 -V"))
+    options: dict[str, Any] = {"mode": "accept-edits", "allow": ["terminal:python3 *"]}
+    async with converse(project, sandbox, model, **options) as talk:
+        await talk.prompt()
+        assert talk.questions == []
+        await talk.prompt()
+        assert "may run code of this folder" in get_text(talk.questions[0])
+
+
+async def test_git_settings_that_run_later_are_asked_about_in_accept_edits(
+    sandbox: ReviewSettings, repository: Path
+) -> None:
+    model = in_turn(run("git commit -q --allow-empty -m second"), run("echo 'touch x' > .git/hooks/pre-commit $(true)"))
+    async with converse(repository, sandbox, model, "reject_once", mode="accept-edits") as talk:
+        await talk.prompt()
+        assert talk.questions == []
+        await talk.prompt()
+        assert ".git/hooks/pre-commit (new" in get_text(talk.questions[0])
+        assert not (repository / ".git/hooks/pre-commit").exists()
+
+
+async def test_file_that_somebody_changed_meanwhile_is_asked_about(sandbox: ReviewSettings, project: Path) -> None:
+    model = in_turn(
+        run("echo command > notes.txt; sleep 0.5", wait=0.1),
+        {"name": "terminal", "arguments": {"session": "1", "wait": 20}},
+    )
+    async with converse(project, sandbox, model, "reject_once", mode="accept-edits") as talk:
+        await talk.prompt()
+        (project / "notes.txt").write_text("person\n")
+        await talk.prompt()
+        assert "somebody else has changed it meanwhile" in get_text(talk.questions[0])
+        assert (project / "notes.txt").read_text() == "person\n"
+
+
+async def test_rule_that_denies_a_file_discards_what_changed_it(sandbox: ReviewSettings, project: Path) -> None:
+    (project / "make.py").write_text("open('kept.txt', 'w').write('x')")
+    model = in_turn(run("python3 make.py"))
+    async with converse(project, sandbox, model, mode="accept-edits", deny=["file_editor:kept.txt"]) as talk:
+        answer = await talk.prompt()
+        assert not (project / "kept.txt").exists()
+        assert talk.questions == []
+        assert "kept.txt" in answer
+
+
+async def test_rules_that_deny_or_ask_decide_before_a_command_runs(sandbox: ReviewSettings, project: Path) -> None:
+    rules = {"deny": ["terminal:rm *"], "ask": ["terminal:touch *"], "allow": ["terminal:cp *"]}
+    model = in_turn(run("rm notes.txt"), run("touch asked"), run("$(echo rm) notes.txt"))
+    async with converse(project, sandbox, model, "reject_once", **rules) as talk:
+        assert "This was not run" in await talk.prompt()
+        assert talk.questions == []
+        assert "This was not run" in await talk.prompt()
+        assert "This was not run" in await talk.prompt()
+        assert len(talk.questions) == 2
+        assert list_names(project) == ["notes.txt"]
+
+
+async def test_cancelled_command_leaves_the_files_as_they_were(sandbox: ReviewSettings, project: Path) -> None:
+    model = in_turn(run("echo x > new.txt; echo be$(echo gun); sleep 100"), run("ls $(true)"))
+    async with converse(project, sandbox, model) as talk:
+        turn = asyncio.ensure_future(talk.editor.prompt(talk.id, "go"))
+        await talk.editor.until(lambda editor: "begun" in str(editor.updates))
+        await talk.editor.cancel(talk.id)
+        await turn
+        await talk.prompt("The model says that it is done.")
+        assert await talk.prompt() == "notes.txt\n"
+        assert talk.questions == []
+        assert not [path for path in sandbox.folder.iterdir() if path.name.startswith("run-")]
+
+
+async def test_cancelling_the_question_discards(sandbox: ReviewSettings, project: Path) -> None:
+    model = in_turn(run("echo x > new.txt"), run("ls $(true)"))
+    async with converse(project, sandbox, model, None) as talk:
+        turn = asyncio.ensure_future(talk.editor.prompt(talk.id, "go"))
+        await talk.editor.until(lambda editor: editor.questions)
+        await talk.editor.cancel(talk.id)
+        await turn
+        await talk.prompt("The model says that it is done.")
+        assert await talk.prompt() == "notes.txt\n"
+
+
+async def test_nothing_is_left_when_the_session_has_closed(sandbox: ReviewSettings, project: Path) -> None:
+    model = in_turn(run("echo x > new.txt"), run("echo x > other.txt; sleep 100", wait=0.2))
+    async with converse(project, sandbox, model) as talk:
+        await talk.prompt()
+        await talk.prompt()
+    assert [*sandbox.folder.iterdir()] == []
+    assert not (project / "other.txt").exists()
+
+
+async def test_command_without_network_may_run_outside_of_the_sandbox(sandbox: ReviewSettings, project: Path) -> None:
+    connect_to = """python3 -c "import socket; socket.create_connection(('127.0.0.1', 9))\""""
+    model = in_turn(run(f"echo x >> new.txt; {connect_to}"))
+    async with converse(project, sandbox, model) as talk:
+        answer = await talk.prompt()
+        (question,) = talk.questions
+        assert "In the sandbox, this failed for want of the network" in get_text(question)
+        assert question.options[0].name == "Allow"
+        assert "refused" in answer
+        assert (project / "new.txt").read_text() == "x\n"
+
+
+async def test_command_in_the_sandbox_needs_no_question_about_private_data(
+    sandbox: ReviewSettings, project: Path
+) -> None:
+    (project / ".env").write_text("KEY=1\n")
+    model = in_turn(
+        {"name": "file_editor", "arguments": {"command": "view", "path": ".env"}},
+        run("python3 -c 'print(1)'"),
+        run("git push"),
+    )
+    crow = make_crow(model, sandbox)
+    crow.use(taint)
+    async with connect(crow, permit="reject_once") as editor:
+        opened = await editor.new_session(str(project))
+        for _ in range(2):
+            await editor.prompt(opened.session_id, "go")
+        assert get_answer(model) == "1\n"
+        assert editor.questions == []
+
+
+async def test_without_a_sandbox_commands_are_asked_about_before(project: Path) -> None:
+    model = in_turn(run("echo x > new.txt"))
+    async with converse(project, None, model, "reject_once") as talk:
+        assert "This was not run" in await talk.prompt()
+
+
+async def test_caches_are_applied_unasked_and_compiled_files_are_not(sandbox: ReviewSettings, project: Path) -> None:
+    command = "mkdir .pytest_cache __pycache__ && touch .pytest_cache/a __pycache__/a.pyc $(true)"
+    async with converse(project, sandbox, in_turn(run(command))) as talk:
+        await talk.prompt()
+        assert talk.questions == []
+        assert list_names(project) == [".pytest_cache", "notes.txt"]
+
+
+async def test_secrets_are_masked_in_the_question(sandbox: ReviewSettings, project: Path) -> None:
+    model = in_turn(run("echo key=5ecret-value > new.txt"))
+    async with converse(project, sandbox, model, "reject_once") as talk:
+        await talk.prompt()
+        assert "5ecret" not in str(get_diffs(talk.questions[0]))
+
+
+ORDINARY = tomllib.loads(
+    (Path(__file__).parents[2] / "crow-permissions/tests/ordinary_commands.toml").read_text("utf-8")
+)["commands"]
+
+
+class Careful(Person):
+    """A person who applies what commands change, and lets none run outside of the sandbox."""
+
+    async def on_permission(self, question: RequestPermissionRequest) -> RequestPermissionResponse:
+        self.questions.append(question)
+        return answer_permission("allow" if question.options[0].name == "Apply" else "reject")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("mode", "limit"), [("ask", 25), ("accept-edits", 8)])
+async def test_day_of_ordinary_commands_asks_rarely(
+    mode: str, limit: int, sandbox: ReviewSettings, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert len(ORDINARY) == 105
+    monkeypatch.setenv("UV_CACHE_DIR", str(repository.parent / "uv"))
+    write_project(repository)
+    model = one_after_another(*(run(command, cwd=".", timeout=60) for command in ORDINARY))
+    async with converse(repository, sandbox, model, person=Careful, mode=mode) as talk:
+        await talk.prompt()
+        asked = [cast(Any, question.tool_call.raw_input)["command"] for question in talk.questions]
+        print(f"{mode}: {len(asked)} questions: {asked}")
+        assert len(asked) <= limit, asked
+
+
+async def test_where_there_is_no_sandbox_the_user_is_told_once_and_asked_before(project: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    impossible = ReviewSettings(tmp_path / "file" / "sandbox", is_wanted=True)
+    model = in_turn(run("touch new.txt"), run("touch other.txt"))
+    async with converse(project, impossible, model, "reject_once") as talk:
+        assert "This was not run" in await talk.prompt()
+        assert "This was not run" in await talk.prompt()
+        assert talk.editor.thoughts.count("Commands are asked about before they run") == 1
+
+
+async def test_runs_of_a_process_that_is_gone_are_removed_at_the_first_prompt(
+    sandbox: ReviewSettings, project: Path
+) -> None:
+    program = """
+import asyncio, os, sys
+from pathlib import Path
+from crow_sandbox.policy import Policy
+from crow_sandbox.sandbox import Sandbox
+
+asyncio.run(Sandbox(Path(sys.argv[1])).begin(Policy("review", (sys.argv[2],))))
+os._exit(9)
+"""
+    command = [sys.executable, "-c", program, str(sandbox.folder), str(project)]
+    await asyncio.to_thread(subprocess.run, command)
+    assert any(name.startswith("run-") for name in list_names(sandbox.folder))
+    async with converse(project, sandbox, in_turn(run("ls"))) as talk:
+        await talk.prompt()
+    assert list_names(sandbox.folder) == []

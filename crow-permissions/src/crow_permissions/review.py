@@ -1,0 +1,506 @@
+"""Review: a command runs at once on a copy of the folders, and the user is asked afterwards about what it changed.
+
+`crow_sandbox` runs it and applies the changes; here it is decided which are applied.
+"""
+
+import asyncio
+import hashlib
+import os
+import re
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+from crow_core.acp.schema import BlockContent, TextBlock, ToolCallFields
+from crow_core.content import to_announcement
+from crow_core.masking import mask
+from crow_core.mcp.result import ToolResult
+from crow_core.mcp.tool import ToolCall
+from crow_core.messages.notes import EditNotes
+from crow_core.session.session import Session
+from crow_core.session.user import PermissionAnswer
+from crow_core.session_state import StateKey
+from crow_core.text import to_line
+from crow_system.git import make_git_environment
+
+from crow_permissions.judgement import SessionPermissions
+from crow_permissions.kept_answers import AnswerRule, KeptAnswer, now
+from crow_permissions.lasting import Offer, get_folder
+from crow_permissions.rules import COMMAND_TOOL
+from crow_permissions.shown_changes import (
+    NOTED_LIMIT,
+    ChangeSet,
+    describe_changes,
+    list_untracked_removals,
+    make_diffs,
+    read_text,
+    sort_changes,
+)
+from crow_permissions.subjects import find_subject, has_posix_shell
+
+if TYPE_CHECKING:
+    from crow_sandbox.applying import AppliedChange
+    from crow_sandbox.policy import Policy
+    from crow_sandbox.sandbox import Sandbox, SandboxRun
+
+P = ParamSpec("P")
+R = TypeVar("R")
+UNDO_BYTES = 500_000
+"""The largest file whose text is kept for /undo."""
+UNDO_FILES = 200
+UNDO_CHARACTERS = 2_000_000
+"""How many files of one command, and how many characters in them, are kept for /undo."""
+UNDOABLE = [("file", "added"), ("file", "changed"), ("file", "removed"), ("folder", "added")]
+"""The types and kinds of changes of which /undo can keep the texts."""
+ASKS_BEFORE = "Commands are asked about before they run"
+GIT_TIMEOUT = 5.0
+"""Seconds that git may take to list files."""
+WANTS_OUTSIDE = re.compile(
+    r"could not resolve host|temporary failure in name resolution|name or service not known|network is unreachable"
+    r"|no address associated|failed to lookup address|dns error|getaddrinfo|ENOTFOUND|EAI_AGAIN|ENETUNREACH"
+    r"|connection refused|could not connect to server|couldn't connect to server|proxy (?:connect|error|refused)"
+    r"|docker daemon|tunnel connection failed|refused by the sandbox",
+    re.IGNORECASE,
+)
+"""Finds complaints of programs that did not reach a network, a server of this machine or a daemon."""
+
+Launch = Callable[[Sequence[str], Mapping[str, str], str, Sequence[str]], tuple[list[str], dict[str, str]]]
+
+
+@dataclass(frozen=True)
+class ReviewSettings:
+    """How commands run in the sandbox."""
+
+    folder: Path
+    """Holds the runs; in crow's data."""
+    is_wanted: bool = False
+    """True if the user has asked for it, and so is told where it is not possible."""
+    expose: Sequence[str] = ()
+    hosts: Sequence[str] = ()
+
+
+@dataclass
+class ReviewedCommand:
+    """A command in the sandbox, until what it changed is applied or discarded."""
+
+    run: "SandboxRun"
+    tool_call: ToolCall
+    start: str
+    """The folder in which it started."""
+    in_plan: bool
+    """True if it began in the mode plan."""
+    network_mark: int = 0
+    """The state of the session's network when it began."""
+    has_started: bool = False
+    is_running: bool = False
+    """True if its tool call has been answered, and it runs on."""
+
+    def launch(
+        self, arguments: Sequence[str], env: Mapping[str, str], cwd: str, folders: Sequence[str]
+    ) -> tuple[list[str], dict[str, str]]:
+        """Return how the command starts in the sandbox. Raises SandboxError."""
+        self.has_started = True
+        wrapped, changed = self.run.wrap(arguments, {**env, "GIT_OPTIONAL_LOCKS": "0"}, cwd, folders)
+        script = env.get("BASH_ENV", "")  # the tool's own, which saves the shell's state; others stay outside
+        if any(script.startswith(os.path.join(folder, "")) for folder in folders):
+            changed["BASH_ENV"] = script
+        return wrapped, changed
+
+    def describe_refused(self) -> str:
+        """Say which hosts the command did not reach; "" if it has reached all, or has no network at all."""
+        from crow_sandbox.network import describe_refused
+
+        return describe_refused(self.run.network.refused(self.network_mark)) if self.run.network else ""
+
+
+@dataclass
+class SessionReview:
+    """The sandbox of a session and its commands."""
+
+    sandbox: "Sandbox | None" = None
+    fault: str = ""
+    """Why there is no sandbox, as a sentence."""
+    is_proven: bool = False
+    commands: dict[str, ReviewedCommand] = field(default_factory=dict[str, ReviewedCommand])
+    """The open commands, by the ids of the tool calls that began them."""
+    proving: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+REVIEW = StateKey("review", SessionReview)
+OFFLINE = StateKey("offline", set[str])
+"""The ids of the calls whose commands run without a network: nothing can leave by them."""
+
+
+def find_launch(session: Session, call: str) -> Launch | None:
+    """Find how the command of a tool call starts; None if it runs outside of the sandbox."""
+    command = session.state[REVIEW].commands.get(call)
+    return command.launch if command else None
+
+
+def can_review(tool_call: ToolCall) -> bool:
+    """Test whether a tool call is a command of which the whole effect can be seen when it has ended."""
+    server, arguments = tool_call.tool and tool_call.tool.server, tool_call.arguments
+    if tool_call.name != COMMAND_TOOL or not server or not server.built_in or not has_posix_shell(tool_call):
+        return False
+    others = any(arguments.get(name) not in (None, "") for name in ("session", "input", "keys"))
+    return isinstance(arguments.get("command"), str) and not others
+
+
+class Review:
+    """Runs commands in the sandbox, and asks about what they changed. One for an app."""
+
+    def __init__(self, settings: ReviewSettings) -> None:
+        self.settings = settings
+        self._has_finished = False
+
+    async def finish_earlier(self, session: Session) -> None:
+        """Complete what an earlier process had begun to apply, and tell the user."""
+        if self._has_finished:
+            return
+        self._has_finished = True
+        try:
+            if not os.listdir(self.settings.folder):
+                return
+        except OSError:
+            return
+        from crow_sandbox.applying import finish_applying  # imported here: mostly there is nothing to finish
+
+        for sentence in await asyncio.to_thread(finish_applying, self.settings.folder):
+            await session.notice(to_line(sentence), "warning")
+
+    async def find_sandbox(self, session: Session) -> "Sandbox | None":
+        """Find the sandbox of a session; None, of which the user is told once, where `review` does not hold."""
+        state = session.state[REVIEW]
+        async with state.proving:
+            if not state.is_proven:
+                state.is_proven = True
+                from crow_sandbox.sandbox import Sandbox  # imported here: a session may run no command
+
+                sandbox = Sandbox(self.settings.folder)
+                standing = await sandbox.prove("review")
+                if standing.level == "review":
+                    state.sandbox = sandbox
+                elif self.settings.is_wanted:
+                    await session.notice(to_line(f"{ASKS_BEFORE}: {standing.says}"), "warning")
+        return state.sandbox
+
+    async def may_begin(self, session: Session, tool_call: ToolCall) -> bool:
+        """Return whether the command of a tool call can run in the sandbox."""
+        is_possible = can_review(tool_call) and await self.find_sandbox(session) is not None
+        if is_possible and not self.settings.hosts:
+            session.state[OFFLINE].add(tool_call.id)
+        else:
+            session.state[OFFLINE].discard(tool_call.id)
+        return is_possible
+
+    async def begin(self, session: Session, permissions: SessionPermissions, tool_call: ToolCall) -> bool:
+        """Let the command of a tool call run in the sandbox; return False, and tell the user, if it cannot."""
+        from crow_sandbox.policy import SandboxError
+
+        state = session.state[REVIEW]
+        if state.sandbox is None:
+            return False
+        try:
+            run = await begin_run(state.sandbox, make_policy(session, permissions, self.settings))
+        except SandboxError as error:
+            session.state[OFFLINE].discard(tool_call.id)
+            if state.fault != str(error):
+                state.fault = str(error)
+                await session.notice(to_line(f"{ASKS_BEFORE}: {error}"), "warning")
+            return False
+        start = session.folders.starts.get(tool_call.id) or session.cwd
+        mark = run.network.mark() if run.network else 0
+        state.commands[tool_call.id] = ReviewedCommand(run, tool_call, start, permissions.mode == "plan", mark)
+        return True
+
+    def take_ended(self, session: Session, tool_call: ToolCall, result: ToolResult) -> ReviewedCommand | None:
+        """Take the command that has ended, as the result of a tool call tells; None if there is none."""
+        commands = session.state[REVIEW].commands
+        ended = result.meta.pop("crow/ended", "")
+        if (command := commands.get(tool_call.id)) and ended != tool_call.id:
+            command.is_running = command.has_started
+            if not command.has_started:  # the tool has refused it
+                command.run.remove()
+                self.forget(session, tool_call.id)
+        found = commands.get(ended)
+        return self.forget(session, ended) if found else None
+
+    def forget(self, session: Session, call: str) -> ReviewedCommand | None:
+        """Forget a command."""
+        session.state[OFFLINE].discard(call)
+        return session.state[REVIEW].commands.pop(call, None)
+
+    async def drop_cancelled(self, session: Session) -> None:
+        """Discard what the commands of a turn changed that was cancelled before their results."""
+        for call, command in [*session.state[REVIEW].commands.items()]:
+            if not command.is_running:
+                self.forget(session, call)
+                await asyncio.to_thread(command.run.remove)
+
+    async def close(self, session: Session) -> None:
+        """Discard what is open, and end the sandbox of a session."""
+        state = session.state[REVIEW]
+        for command in state.commands.values():
+            await asyncio.to_thread(command.run.remove)
+        state.commands.clear()
+        if state.sandbox:
+            await state.sandbox.close()
+
+
+async def begin_run(sandbox: "Sandbox", policy: "Policy") -> "SandboxRun":
+    """Begin a run; if this is cancelled meanwhile, remove it. Raises SandboxError."""
+    beginning = asyncio.ensure_future(sandbox.begin(policy))
+    try:
+        return await asyncio.shield(beginning)
+    except asyncio.CancelledError:
+        await asyncio.wait([beginning])
+        if not beginning.exception():
+            beginning.result().remove()
+        raise
+
+
+def make_policy(session: Session, permissions: SessionPermissions, settings: ReviewSettings) -> "Policy":
+    """Make the policy of a command from the folders of its session."""
+    from crow_sandbox.policy import Policy
+
+    given = session.folders.roots
+    roots = [*dict.fromkeys(map(os.path.realpath, given))]
+    outer = [root for root in roots if not any(root != each and root.startswith(f"{each}/") for each in roots)]
+    scratch = [each for each in session.folders.for_tools() if each not in given]
+    own = [os.path.realpath(each) for each in permissions.own_folders]
+    return Policy(
+        "review",
+        tuple(outer),
+        tuple(map(os.path.realpath, scratch)),
+        tuple(own),
+        tuple(settings.expose),
+        tuple(settings.hosts),
+    )
+
+
+@dataclass(frozen=True)
+class ReviewDecision:
+    """What becomes of the changes of a command, and by what."""
+
+    applies: bool
+    by: str
+    answer: KeptAnswer | None = None
+    choice: PermissionAnswer | None = None
+    """The user's answer, if the user was asked."""
+
+
+async def decide_changes(
+    session: Session, permissions: SessionPermissions, command: ReviewedCommand, found: ChangeSet
+) -> ReviewDecision | None:
+    """Decide about changes by the mode, the rules and the answers; None if the user is asked."""
+    mode = permissions.mode
+    if command.in_plan or mode == "plan":
+        return ReviewDecision(False, "plan mode")
+    if found.denied:
+        return ReviewDecision(False, f"the rule {found.denied[1]!r} says deny, and this changes {found.denied[0]}")
+    if mode == "yolo":
+        return ReviewDecision(True, "mode yolo")
+    if found.must_ask:
+        return None
+    if found.only_caches:
+        return ReviewDecision(True, "only caches have changed")
+    if mode == "accept-edits":
+        return ReviewDecision(True, "mode accept-edits")
+    answer = permissions.find_answer([get_answer_rule(session, command.tool_call)], get_folder(session))
+    if answer is None or not answer.allows:
+        return None
+    git = await asyncio.to_thread(list_tracked, found)
+    if list_untracked_removals(found, git):
+        return None
+    return ReviewDecision(True, f"the user answered so {answer.place}", answer)
+
+
+def get_answer_rule(session: Session, tool_call: ToolCall) -> AnswerRule:
+    """Return the rule of an answer about all that a command changes."""
+    return AnswerRule("changes", tool_call.name, find_subject(session, tool_call))
+
+
+def list_tracked(found: ChangeSet) -> set[str]:
+    """List the removed files that git has, by their absolute paths."""
+    removed = [each for each in found.shown if each.change.kind == "removed" and each.change.type != "folder"]
+    tracked: set[str] = set()
+    for root in {each.change.layer.root for each in removed}:
+        names = [each.change.path for each in removed if each.change.layer.root == root]
+        try:
+            listed = subprocess.run(
+                ["git", "--literal-pathspecs", "ls-files", "-z", "--", *names[:1000]],
+                cwd=root,
+                env={**os.environ, **make_git_environment()},
+                capture_output=True,
+                timeout=GIT_TIMEOUT,
+                check=True,
+            ).stdout
+        except (OSError, subprocess.SubprocessError):
+            continue
+        tracked |= {os.path.join(root, os.fsdecode(name)) for name in listed.split(b"\0") if name}
+    return tracked
+
+
+async def ask_about_changes(
+    session: Session, permissions: SessionPermissions, command: ReviewedCommand, found: ChangeSet
+) -> ReviewDecision:
+    """Ask the user whether changes are applied; without an answer they are not.
+
+    Raises EndTurn if the client answers that the turn is cancelled.
+    """
+    tool_call = command.tool_call
+    announcement = to_announcement(tool_call, session.cwd)
+    count = len(found.list_names()) or len(found.shown)
+    told = f"This has run in the sandbox, and would change {count:,} {'file' if count == 1 else 'files'} or folders."
+    text = f"{told}\n\n{describe_changes(found)}"
+    diffs = await asyncio.to_thread(make_diffs, found, session.secrets)
+    about = ToolCallFields(
+        tool_call_id=tool_call.id,
+        title=announcement.title,
+        name=announcement.name,
+        kind=tool_call.kind,
+        status="pending",
+        locations=announcement.locations,
+        raw_input=announcement.raw_input,
+        content=[BlockContent(content=TextBlock(text=text)), *diffs],
+    )
+    rule, folder = get_answer_rule(session, tool_call), get_folder(session)
+    offers = [Offer("allow-session", KeptAnswer(True, rule, "session", "", now()))]
+    if permissions.kept is not None:
+        offers.append(Offer("allow-folder", KeptAnswer(True, rule, "folder", folder, now())))
+    options = [offer.to_option() for offer in offers]
+    answer = await session.user.ask_allowed(about, options, yes="Apply", no="Discard")
+    if answer.allowed and answer.choice.command:  # another command is another run
+        return ReviewDecision(False, "the user wants another command: " + to_line(answer.choice.command), choice=answer)
+    chosen = next((offer.answer for offer in offers if offer.option_id == answer.choice.option_id), None)
+    return ReviewDecision(answer.allowed, answer.reason, chosen, answer)
+
+
+def to_edits(applied: "Sequence[AppliedChange]") -> tuple[list[EditNotes], list[str]]:
+    """Convert applied changes to edits that can be undone, and name those that cannot."""
+    edits, stays, characters = list[EditNotes](), list[str](), 0
+    for each in applied:
+        change, root = each.change, each.change.layer.root
+        if change.mode_only or (change.type, change.kind) not in UNDOABLE:
+            stays.append(to_line(change.path))
+            continue
+        for name in [change.path] if change.type == "file" else list_applied(change.path, root):
+            path = os.path.join(root, name)
+            old = read_text(each.before, UNDO_BYTES) if each.before else None
+            new = read_text(Path(path), UNDO_BYTES) if change.kind != "removed" else None
+            is_known = (old is not None or each.before is None) and (new is not None or change.kind == "removed")
+            characters += len(old or "") + len(new or "")
+            if not is_known or len(edits) >= UNDO_FILES or characters > UNDO_CHARACTERS:
+                stays.append(to_line(name))
+                continue
+            edits.append({"path": path, "old": old, "new": new, "before": to_digest(old), "after": to_digest(new)})
+    return edits, stays
+
+
+def list_applied(folder: str, root: Path) -> list[str]:
+    """List the files below a folder that was applied, from the root, up to those that can be kept."""
+    names: list[str] = []
+    for place, _, files in os.walk(root / folder):
+        names += [os.path.relpath(os.path.join(place, file), root) for file in files]
+        if len(names) > UNDO_FILES:
+            return [folder]  # which is no file, and so is named as one that stays
+    return names
+
+
+def to_digest(text: str | None) -> str | None:
+    return None if text is None else hashlib.sha256(text.encode()).hexdigest()
+
+
+def wants_outside(result: ToolResult) -> bool:
+    """Test whether a command that failed says that it has not reached what the sandbox does not give."""
+    texts = (str(block.get("text", "")) for block in result.content)
+    return any(WANTS_OUTSIDE.search(text[-20_000:]) for text in texts)
+
+
+def add_note(result: ToolResult, note: str) -> ToolResult:
+    """Add a sentence for the model to a result."""
+    return replace(result, content=[*result.content, *ToolResult.text(f"[{note}]").content])
+
+
+def describe_discarded(found: ChangeSet, decision: ReviewDecision) -> str:
+    """Tell the model what was discarded, and by whom."""
+    names = found.name_files()
+    choice = decision.choice
+    if choice and not choice.allowed and choice.reason.startswith("the user rejected it"):
+        said = f" The user says: {choice.choice.reason}" if choice.choice.reason else ""
+        return f"The user discarded what this changed: {names}; the files are as before.{said}"
+    return f"What this changed was discarded ({decision.by}): {names}; the files are as before."
+
+
+def take_names(found: ChangeSet) -> list[str]:
+    """Return the changed paths for the record of a decision."""
+    names = found.list_names() or [each.name for each in found.shown]
+    more = [f"and {len(names) - NOTED_LIMIT:,} more"] if len(names) > NOTED_LIMIT else []
+    return [*names[:NOTED_LIMIT], *more]
+
+
+def sort_for(session: Session, permissions: SessionPermissions, command: ReviewedCommand) -> ChangeSet:
+    """Read and sort what a command changed. Raises SandboxError."""
+    rules, own, protected = permissions.rules, permissions.own_folders, permissions.protected
+    return sort_changes(session, rules, own, protected, command.run.read_changes())
+
+
+async def settle_changes(
+    session: Session, permissions: SessionPermissions, command: ReviewedCommand, result: ToolResult
+) -> tuple[ToolResult, ChangeSet, ReviewDecision | None]:
+    """Apply or discard what a command changed, and return its result with what the model and /undo need to know.
+
+    Raises EndTurn if the client answers that the turn is cancelled; then all is discarded.
+    """
+    from crow_sandbox.policy import SandboxError
+
+    found, decision = ChangeSet(), None
+    try:
+        found = await finish_in_thread(sort_for, session, permissions, command)
+        result.meta["crow/stays"] = []
+        if found.left:
+            result = add_note(result, f"Never applied, as no ordinary files: {', '.join(found.left[:12])}")
+        if not found.shown:
+            return result, found, None
+        decision = await decide_changes(session, permissions, command, found)
+        if decision is None:
+            async with permissions.queue:  # the answer to the question before may have settled this one
+                decision = await decide_changes(session, permissions, command, found)
+                decision = decision or await ask_about_changes(session, permissions, command, found)
+        if not decision.applies:
+            if decision.choice:
+                result.meta["crow/denied"] = decision.by
+            return add_note(result, describe_discarded(found, decision)), found, decision
+        applied = await finish_in_thread(command.run.apply, found.changes)
+        edits, stays = await finish_in_thread(to_edits, applied)
+        result.meta["crow/changes"] = mask(edits, session.secrets)
+        result.meta["crow/stays"] = stays[:NOTED_LIMIT]
+    except SandboxError as error:
+        decision = ReviewDecision(False, to_line(str(error)))
+        result = add_note(result, f"What this changed could not be applied: {error} The files are as before.")
+    finally:
+        await finish_in_thread(command.run.remove)
+    return result, found, decision
+
+
+def return_to_start(session: Session, command: ReviewedCommand, result: ToolResult) -> ToolResult:
+    """Let the next command start where this one did, if the folder in which it ended was discarded."""
+    folder = result.meta.get("crow/folder", "")
+    if not folder or os.path.isdir(folder):
+        return result
+    result.meta["crow/folder"] = command.start
+    if shell := result.meta.get("crow/shell"):
+        result.meta["crow/shell"] = {**shell, "folder": command.start}
+    return add_note(result, f"{to_line(folder)} does not exist outside of the sandbox; back in {command.start}")
+
+
+async def finish_in_thread(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Run a function in a thread to its end, also if this is cancelled meanwhile."""
+    task = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise

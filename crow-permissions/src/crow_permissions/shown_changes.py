@@ -1,0 +1,242 @@
+"""What a reviewed command changed, for the question about it: what is asked about first, the diffs, git in one line."""
+
+import os
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from crow_core.acp.schema import DiffContent
+from crow_core.masking import mask
+from crow_core.session.session import Session
+from crow_core.text import show_invisible, to_line
+from crow_system.shortening import leave_out
+
+from crow_permissions.protected import find_protection
+from crow_permissions.rules import Rules, Verdict
+from crow_permissions.subjects import EDITOR, from_root, is_below_any, spell_real_path
+
+if TYPE_CHECKING:
+    from crow_sandbox.changes import LayerChange
+
+DIFFS_LIMIT = 40
+"""Files that a question shows as diffs."""
+DIFF_BYTES = 200_000
+"""The largest file that a question shows as a diff."""
+DIFF_CHARACTERS = 20_000
+"""Characters of each side of a diff that are shown."""
+NAMES_LIMIT = 60
+"""Ordinary files that a question names beside those whose change is never left out."""
+NOTED_LIMIT = 100
+"""Paths in the record of a decision."""
+BYTECODE = "__pycache__"
+CACHES = (".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis")
+"""Folders of caches, which are applied without a question."""
+KINDS = {"added": "new", "changed": "changed", "removed": "removed"}
+
+
+@dataclass(frozen=True)
+class ShownChange:
+    """A change of a command, as the user is asked about it."""
+
+    change: "LayerChange"
+    path: str
+    """Absolute, of the real file."""
+    name: str
+    """From the root of the session, on one line."""
+    reason: str = ""
+    """Why the change is asked about whatever allows changes of the command: it runs later, it conflicts, …"""
+    is_git: bool = False
+    """True for what git keeps for itself."""
+    is_cache: bool = False
+
+    def describe(self) -> str:
+        """Describe the change on one line."""
+        change = self.change
+        what = "its permissions" if change.mode_only else KINDS[change.kind]
+        if change.type == "folder" and not change.mode_only:
+            what += f" folder, {change.files:,} files" if change.files != 1 else " folder, 1 file"
+        elif change.type == "file" and change.kind != "removed" and not change.mode_only:
+            what += f", {read_size(self):,} bytes"
+        elif change.type == "link" and change.kind != "removed":
+            what += f" link to {show_invisible(to_line(read_link(self)))}"
+        why = f": {self.reason}" if self.reason else ""
+        return f"{self.name} ({what}){why}"
+
+
+@dataclass(frozen=True)
+class ChangeSet:
+    """All that a command changed."""
+
+    shown: Sequence[ShownChange] = field(default_factory=list[ShownChange])
+    """What may be applied, in the order of the question."""
+    git: Sequence[str] = field(default_factory=list[str])
+    """What git changed for itself, a line for each repository."""
+    denied: tuple[str, str] | None = None
+    """A file that a rule forbids to change, and the rule."""
+    left: Sequence[str] = field(default_factory=list[str])
+    """What cannot be applied: devices, sockets and pipes."""
+
+    @property
+    def changes(self) -> "list[LayerChange]":
+        return [each.change for each in self.shown]
+
+    @property
+    def must_ask(self) -> bool:
+        """True if the user is asked in every mode but yolo, whatever answers are kept."""
+        return any(each.reason for each in self.shown)
+
+    @property
+    def only_caches(self) -> bool:
+        return all(each.is_cache for each in self.shown)
+
+    def list_names(self) -> list[str]:
+        """List the names of the changed files, for a record; git is one."""
+        files = [each.name for each in self.shown if not each.is_git and not each.is_cache]
+        return [*files, *([".git"] if any(each.is_git for each in self.shown) else [])]
+
+    def name_files(self, limit: int = 12) -> str:
+        """Name the changed files in a sentence."""
+        names = self.list_names() or [each.name for each in self.shown]
+        more = f" and {len(names) - limit:,} more" if len(names) > limit else ""
+        return f"{', '.join(names[:limit])}{more}"
+
+
+def sort_changes(
+    session: Session, rules: Rules, own: Sequence[str], protected: Sequence[str], changes: "Sequence[LayerChange]"
+) -> ChangeSet:
+    """Sort the changes of a command for the question: conflicts and files that run later, removals, then the others.
+
+    Compiled Python files are dropped: they would run later, and come back by themselves.
+    """
+    from crow_sandbox.git_changes import split_git_changes  # imported here, as no session needs it before a command
+
+    shown, left, denied = list[ShownChange](), list[str](), None
+    git, _ = split_git_changes(changes)
+    data = {change for each in git for change in each.changes}
+    for change in changes:
+        parts = change.path.split("/")
+        if BYTECODE in parts or parts[-1].endswith(".pyc") or change.times_only:
+            continue
+        path = os.path.join(change.layer.root, change.path)
+        name = show_invisible(to_line(from_root(session, path)))
+        if change.type == "other" and change.kind != "removed":
+            left.append(name)
+            continue
+        found = ShownChange(change, path, name, is_git=change in data, is_cache=bool({*CACHES} & {*parts}))
+        verdict, reason = find_reason(session, rules, own, protected, found)
+        if verdict == "deny":
+            denied = denied or (name, reason)
+        shown.append(replace(found, reason=reason))
+    shown.sort(key=lambda each: (not each.reason, each.change.kind != "removed", each.is_git, each.name))
+    return ChangeSet(shown, [*map(str, git)], denied, left)
+
+
+def find_reason(
+    session: Session, rules: Rules, own: Sequence[str], protected: Sequence[str], found: ShownChange
+) -> tuple[Verdict, str]:
+    """Find why a change is asked about in every case, or the rule that forbids it."""
+    change, verdict, reason = found.change, cast("Verdict", "allow"), ""
+    for path in list_paths(found):
+        if is_below_any(path, own, ignore_case=True):
+            return "ask", "it is one of crow's own files"
+        if rule := rules.find_for_file(EDITOR, spell_real_path(session, path), writes=True):
+            if rule[0] == "deny":
+                return "deny", str(rule[1])
+            if rule[0] == "ask":
+                verdict, reason = "ask", reason or f"the rule {str(rule[1])!r} says ask"
+        if not (found.is_git or found.is_cache) and (protection := find_protection_below(session, path, protected)):
+            verdict, reason = "ask", reason or protection
+    if change.conflicts:
+        return "ask", "somebody else has changed it meanwhile, and that would be lost"
+    return verdict, reason
+
+
+def find_protection_below(session: Session, path: str, protected: Sequence[str]) -> str:
+    """Find why a file is asked about, or all files of a folder."""
+    name = from_root(session, path)
+    found = find_protection(name, protected) or find_protection(f"{name}/", protected)
+    return to_line(found.reason) if found else ""
+
+
+def list_paths(found: ShownChange) -> Iterator[str]:
+    """Yield the absolute paths that a change touches; of a new folder, those of its files, too."""
+    yield found.path
+    change = found.change
+    if change.type == "folder" and not change.mode_only and not found.is_git and not found.is_cache:
+        from crow_sandbox.changes import list_files  # imported here, as no session needs it before its first command
+
+        yield from (os.path.join(change.layer.root, each) for each in list_files(change))
+
+
+def list_untracked_removals(found: ChangeSet, git: Collection[str]) -> list[ShownChange]:
+    """List the removals of files that git does not have; `git` are the absolute paths that it has."""
+    removed = [each for each in found.shown if each.change.kind == "removed" and not each.is_git and not each.is_cache]
+    return [each for each in removed if each.path not in git]
+
+
+def describe_changes(found: ChangeSet) -> str:
+    """Describe all changes, for the question. What runs later and what is removed is never left out."""
+    shown = [each for each in found.shown if not each.is_cache]
+    first = [each for each in shown if each.reason and each.change.kind != "removed"]
+    removed = [each for each in shown if each.change.kind == "removed" and not (each.is_git and not each.reason)]
+    files = [each for each in shown if not (each.reason or each.is_git or each.change.kind == "removed")]
+    parts = [
+        format_list("⚠ Look at these first", first),
+        format_list("Removed", removed),
+        format_list("Changed" if first or removed else "", files[:NAMES_LIMIT]),
+    ]
+    if len(files) > NAMES_LIMIT:
+        parts.append(f"And {len(files) - NAMES_LIMIT:,} more.")
+    parts += map(show_invisible, map(to_line, found.git))
+    return "\n\n".join(filter(None, parts))
+
+
+def format_list(title: str, changes: Sequence[ShownChange]) -> str:
+    """Format changes as a list under a title."""
+    lines = [f"- {each.describe()}" for each in changes]
+    return "\n".join(filter(None, [f"{title}:" if title and lines else "", *lines]))
+
+
+def make_diffs(found: ChangeSet, secrets: Collection[str]) -> list[DiffContent]:
+    """Make the diffs of the files that are text and not too large, in the order of the question."""
+    diffs: list[DiffContent] = []
+    for each in found.shown:
+        if each.is_git or each.is_cache or each.change.type != "file" or each.change.mode_only:
+            continue
+        old = read_text(Path(each.path)) if each.change.kind != "added" else ""
+        new = read_text(each.change.layer.upper / each.change.path) if each.change.kind != "removed" else ""
+        if old is None or new is None:
+            continue
+        old, new = (leave_out(mask(text, secrets), DIFF_CHARACTERS) for text in (old, new))
+        diffs.append(DiffContent(path=each.path, old_text=None if each.change.kind == "added" else old, new_text=new))
+        if len(diffs) == DIFFS_LIMIT:
+            break
+    return diffs
+
+
+def read_text(path: Path, limit: int = DIFF_BYTES) -> str | None:
+    """Read a text file that is no link; None if it is not text, too large or cannot be read."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+        with open(descriptor, "rb") as file:
+            data = file.read(limit + 1)
+        return None if len(data) > limit or b"\0" in data else data.decode()
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def read_size(found: ShownChange) -> int:
+    """Return the size of a new or changed file; 0 if it cannot be read."""
+    try:
+        return os.lstat(found.change.layer.upper / found.change.path).st_size
+    except OSError:
+        return 0
+
+
+def read_link(found: ShownChange) -> str:
+    """Return where a new or changed link leads; "" if it cannot be read."""
+    try:
+        return os.readlink(found.change.layer.upper / found.change.path)
+    except OSError:
+        return ""

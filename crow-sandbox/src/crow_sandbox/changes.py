@@ -1,0 +1,362 @@
+"""What a command changed: the upper folder of a layer, as a list of changes."""
+
+import os
+import stat
+import sys
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from crow_sandbox.layers import Layer
+from crow_sandbox.policy import SandboxError
+
+Kind = Literal["added", "changed", "removed"]
+Type = Literal["file", "folder", "link", "other"]
+
+Identity: TypeAlias = tuple[int, int, int, int]
+"""Inode, mode, size and time of the last change of a file, which all stay the same if it is moved."""
+
+COUNT_LIMIT = 1000
+"""How many files of a folder are counted. A folder that was removed and made anew is listed file by file up to this
+many; a larger one is one change."""
+CHUNK = 1 << 17
+"""Bytes to read of two files at once, to compare them."""
+FOLDER_FLAGS = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+FILE_FLAGS = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
+OVERLAY = "user.overlay."
+"""How the extended attributes begin that overlayfs writes in a user namespace."""
+
+
+@dataclass(frozen=True)
+class LayerChange:
+    """One change of a command: of a file, a link, or a folder that is new or gone as a whole."""
+
+    layer: Layer
+    path: str
+    """The path from the layer's root; bytes that are not UTF-8 as os.fsdecode gives them."""
+    kind: Kind
+    type: Type
+    """What it is afterwards, or was if it is removed. `other` is a device, socket or pipe, which is never applied."""
+    files: int = 1
+    """For a new, replaced or removed folder: the number of files in it, counted up to COUNT_LIMIT."""
+    conflicts: bool = False
+    """True if somebody else has changed, made or removed the real file since the command started."""
+    mode_only: bool = False
+    """True if only permissions or times differ."""
+    times_only: bool = False
+    """True if only the time of the last change differs."""
+    real: Identity | None = None
+    """The real file as it was when the changes were read; None if there was none."""
+
+
+def read_changes(layer: Layer) -> Sequence[LayerChange]:
+    """List what differs between the root and its layer, in the order of the paths.
+
+    It takes as long as there are changes, whatever the size of the root. A file that the kernel copied up with the
+    same bytes, permissions and times is not listed, nor is a folder for its times alone. A new folder is one change.
+    Raises SandboxError for a layer that cannot be read.
+    """
+    try:
+        with open_folder(os.fspath(layer.upper)) as upper, open_folder(os.fspath(layer.root)) as root:
+            return list(_compare_folders(layer, "", upper, root, opaque=False))
+    except OSError as error:
+        name = error.filename if isinstance(error.filename, str) else layer.root
+        raise SandboxError(
+            f"What the command changed in {layer.root} cannot be read: {name}: {error.strerror}"
+        ) from error
+
+
+def list_files(change: LayerChange) -> Iterator[str]:
+    """Yield the path of every file in a folder that is new, from the layer's root; for a file, its path.
+
+    Raises SandboxError for a folder that cannot be read.
+    """
+    if change.type != "folder" or change.mode_only:
+        yield change.path
+        return
+    base = change.layer.root if change.kind == "removed" else change.layer.upper
+    try:
+        with open_parent(os.fspath(base), change.path) as (parent, name):
+            for found, status in walk(parent, name, in_layer=change.kind != "removed"):
+                if not stat.S_ISDIR(status.st_mode):
+                    yield change.path + found
+    except OSError as error:
+        raise SandboxError(f"{change.path} cannot be read: {error.strerror}") from error
+
+
+def read_contents(change: LayerChange, limit: int, path: str = "") -> tuple[bytes | None, bytes | None]:
+    """Read a file before and after its change, up to `limit` bytes each; the target of a link is its content.
+
+    None stands for no file, a folder, and what cannot be read. `path` names a file in a changed folder, from the root.
+    """
+    path = path or change.path
+    before = read_file(change.layer.root, path, limit)
+    return before, None if change.kind == "removed" else read_file(change.layer.upper, path, limit)
+
+
+def read_file(base: str | os.PathLike[str], path: str, limit: int) -> bytes | None:
+    """Read the first bytes of a file below `base`, or where a link points, without following links."""
+    with suppress(OSError), open_parent(os.fspath(base), path) as (parent, name):
+        status = os.stat(name, dir_fd=parent, follow_symlinks=False)
+        if stat.S_ISLNK(status.st_mode):
+            return os.fsencode(os.readlink(name, dir_fd=parent))[:limit]
+        if stat.S_ISREG(status.st_mode):
+            with open_file(name, parent) as descriptor, open(descriptor, "rb", closefd=False) as file:
+                return file.read(limit)
+    return None
+
+
+def _compare_folders(layer: Layer, prefix: str, upper: int, root: int, *, opaque: bool) -> Iterator[LayerChange]:
+    """List the changes below two open folders. What an opaque folder does not hold is removed."""
+    with os.scandir(upper) as entries:
+        names = {entry.name for entry in entries}
+    for name in sorted(names | set(os.listdir(root)) if opaque else names):
+        new, old = read_status(name, upper), read_status(name, root)
+        attributes = read_attributes(upper, name) if new else {}
+        path = prefix + name
+        if new is None or is_whiteout(new, attributes):
+            if old:
+                yield _removal(layer, path, root, name, old)
+        elif stat.S_ISDIR(new.st_mode) and old and stat.S_ISDIR(old.st_mode):
+            replaced = opaque or attributes.get("opaque") == b"y"
+            if replaced and count_files(upper, name, in_layer=True) + count_files(root, name) >= COUNT_LIMIT:
+                conflicts = is_later(layer.start_ns, root, name, old)
+                files = count_files(upper, name, in_layer=True)
+                yield LayerChange(layer, path, "changed", "folder", files, conflicts, real=to_identity(old))
+                continue
+            if stat.S_IMODE(new.st_mode) != stat.S_IMODE(old.st_mode):
+                yield LayerChange(layer, path, "changed", "folder", mode_only=True)
+            with open_layer_folder(name, upper) as below_upper, open_folder(name, root) as below_root:
+                yield from _compare_folders(layer, path + "/", below_upper, below_root, opaque=replaced)
+        elif change := _compare_files(layer, path, upper, root, name, new, old):
+            yield change
+
+
+def _removal(layer: Layer, path: str, root: int, name: str, old: os.stat_result) -> LayerChange:
+    conflicts = is_later(layer.start_ns, root, name, old)
+    return LayerChange(layer, path, "removed", to_type(old), count_files(root, name), conflicts, real=to_identity(old))
+
+
+def _compare_files(
+    layer: Layer, path: str, upper: int, root: int, name: str, new: os.stat_result, old: os.stat_result | None
+) -> LayerChange | None:
+    """Compare what the command left with the real file, of which at least one is not a folder."""
+    real, kind = to_identity(old) if old else None, to_type(new)
+    if old is None or not is_same(upper, root, name, new, old):
+        files = count_files(upper, name, in_layer=True) if kind == "folder" else 1
+        conflicts = (
+            is_later(layer.start_ns, root, name, old) if old else is_gone(layer.start_ns, upper, root, name, new)
+        )
+        return LayerChange(layer, path, "changed" if old else "added", kind, files, conflicts, real=real)
+    if kind == "link":
+        return None
+    if stat.S_IMODE(new.st_mode) != stat.S_IMODE(old.st_mode):
+        return LayerChange(layer, path, "changed", kind, mode_only=True, real=real)
+    if new.st_mtime_ns != old.st_mtime_ns:
+        return LayerChange(layer, path, "changed", kind, mode_only=True, times_only=True, real=real)
+    return None
+
+
+def is_gone(start_ns: int, upper: int, root: int, name: str, new: os.stat_result) -> bool:
+    """Tell if the kernel copied a real file that somebody else has removed since.
+
+    A file with the kernel's mark may have been moved here by the command. A folder cannot: the kernel refuses to move
+    one that is in both layers.
+    """
+    if not stat.S_ISDIR(new.st_mode) and os.stat(root).st_ctime_ns <= start_ns:
+        return False
+    return "origin" in read_attributes(upper, name)
+
+
+def is_later(start_ns: int, parent: int, name: str, status: os.stat_result) -> bool:
+    """Tell if a file, or anything in a folder, was changed after that time."""
+    if not stat.S_ISDIR(status.st_mode):
+        return status.st_ctime_ns > start_ns
+    return any(found.st_ctime_ns > start_ns for _, found in walk(parent, name))
+
+
+def is_same(upper: int, root: int, name: str, new: os.stat_result, old: os.stat_result) -> bool:
+    """Tell if two files have the same type and content."""
+    if stat.S_IFMT(new.st_mode) != stat.S_IFMT(old.st_mode):
+        return False
+    if stat.S_ISLNK(new.st_mode):
+        return os.readlink(name, dir_fd=upper) == os.readlink(name, dir_fd=root)
+    if not stat.S_ISREG(new.st_mode):
+        return not stat.S_ISDIR(new.st_mode)
+    if new.st_size != old.st_size:
+        return False
+    with suppress(PermissionError), open_file(name, root) as second, open_layer_file(name, upper) as first:
+        while (data := os.read(first, CHUNK)) == os.read(second, CHUNK):
+            if not data:
+                return True
+    return False
+
+
+def is_whiteout(status: os.stat_result, attributes: dict[str, bytes]) -> bool:
+    """Tell if overlayfs made this file to mark one that is removed."""
+    return (stat.S_ISCHR(status.st_mode) and status.st_rdev == 0) or "whiteout" in attributes
+
+
+def to_type(status: os.stat_result) -> Type:
+    mode = status.st_mode
+    return (
+        "file" if stat.S_ISREG(mode) else "folder" if stat.S_ISDIR(mode) else "link" if stat.S_ISLNK(mode) else "other"
+    )
+
+
+def to_identity(status: os.stat_result) -> Identity:
+    return status.st_ino, status.st_mode, status.st_size, status.st_mtime_ns
+
+
+def count_files(parent: int, name: str, *, in_layer: bool = False) -> int:
+    """Count the files in a folder, up to COUNT_LIMIT; a file is one."""
+    count = 0
+    for _, status in walk(parent, name, in_layer=in_layer):
+        count += not stat.S_ISDIR(status.st_mode)
+        if count >= COUNT_LIMIT:
+            break
+    return count
+
+
+def read_status(name: str, parent: int) -> os.stat_result | None:
+    """Return the status of a file or link; None if there is none."""
+    with suppress(FileNotFoundError):
+        return os.stat(name, dir_fd=parent, follow_symlinks=False)
+    return None
+
+
+def read_attributes(parent: int, name: str) -> dict[str, bytes]:
+    """Read what overlayfs wrote about a file, by the names without their beginning.
+
+    Raises SandboxError for a file of which the kernel kept only a part or a former name here.
+    """
+    if sys.platform != "linux":
+        return {}
+    found: dict[str, bytes] = {}
+    for attribute in os.listxattr(f"/proc/self/fd/{parent}/{name}", follow_symlinks=False):
+        if attribute.startswith(OVERLAY):
+            value = _read(parent, name, attribute) if attribute.endswith("opaque") else b""
+            found[attribute.removeprefix(OVERLAY)] = value
+    if parts := {"metacopy", "redirect"} & found.keys():
+        raise SandboxError(f"What the command changed cannot be read: {name} is marked as {parts.pop()} by the kernel.")
+    return found
+
+
+def _read(parent: int, name: str, attribute: str) -> bytes:
+    path = f"/proc/self/fd/{parent}/{name}"
+    try:
+        return os.getxattr(path, attribute, follow_symlinks=False)
+    except PermissionError:
+        with unlocked(parent, name):
+            return os.getxattr(path, attribute, follow_symlinks=False)
+
+
+def walk(parent: int, name: str, *, in_layer: bool = False) -> Iterator[tuple[str, os.stat_result]]:
+    """Yield the file or folder and all below it, with the paths from it, without following links.
+
+    A folder `in_layer` is read also if its permissions forbid that.
+    """
+    status = os.stat(name, dir_fd=parent, follow_symlinks=False)
+    yield "", status
+    if not stat.S_ISDIR(status.st_mode):
+        return
+    folders = [""]
+    while folders:
+        below = folders.pop()
+        with ExitStack() as stack:
+            holder, last = stack.enter_context(open_parent_at(parent, name + below))
+            try:
+                opened = open_layer_folder(last, holder) if in_layer else open_folder(last, holder)
+                folder = stack.enter_context(opened)
+            except PermissionError:  # a real folder that this user may not read
+                continue
+            for entry in stack.enter_context(os.scandir(folder)):
+                found, status = f"{below}/{entry.name}", entry.stat(follow_symlinks=False)
+                yield found, status
+                if stat.S_ISDIR(status.st_mode):
+                    folders.append(found)
+
+
+@contextmanager
+def open_folder(path: str, parent: int | None = None) -> Generator[int, None, None]:
+    """Open a folder that is not a link."""
+    descriptor = os.open(path, FOLDER_FLAGS, dir_fd=parent)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def open_layer_folder(path: str, parent: int) -> Generator[int, None, None]:
+    """Open a folder of a layer, also if its permissions forbid that."""
+    try:
+        descriptor = os.open(path, FOLDER_FLAGS, dir_fd=parent)
+    except PermissionError:
+        with unlocked(parent, path):
+            descriptor = os.open(path, FOLDER_FLAGS, dir_fd=parent)
+    try:
+        if stat.S_IMODE(os.fstat(descriptor).st_mode) & 0o700 == 0o700:
+            yield descriptor
+        else:
+            with unlocked(parent, path):
+                yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def unlocked(parent: int, name: str) -> Generator[None, None, None]:
+    """Let the owner read and change a file of a layer meanwhile."""
+    mode = stat.S_IMODE(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode)
+    os.chmod(name, mode | 0o700, dir_fd=parent)
+    try:
+        yield
+    finally:
+        os.chmod(name, mode, dir_fd=parent)
+
+
+@contextmanager
+def open_layer_file(path: str, parent: int) -> Generator[int, None, None]:
+    """Open a file of a layer, also if its permissions forbid that."""
+    try:
+        descriptor = os.open(path, FILE_FLAGS, dir_fd=parent)
+    except PermissionError:
+        with unlocked(parent, path):
+            descriptor = os.open(path, FILE_FLAGS, dir_fd=parent)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def open_file(path: str, parent: int) -> Generator[int, None, None]:
+    """Open a file that is not a link, to read it."""
+    descriptor = os.open(path, FILE_FLAGS, dir_fd=parent)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def open_parent(base: str, path: str) -> Generator[tuple[int, str], None, None]:
+    """Open the folder of a path below `base`, and give the last name. A link on the way is not followed."""
+    with open_folder(base) as descriptor, open_parent_at(descriptor, path) as found:
+        yield found
+
+
+@contextmanager
+def open_parent_at(base: int, path: str) -> Generator[tuple[int, str], None, None]:
+    *folders, name = path.split("/")
+    descriptor = os.dup(base)
+    try:
+        for folder in folders:
+            below = os.open(folder, FOLDER_FLAGS, dir_fd=descriptor)
+            os.close(descriptor)
+            descriptor = below
+        yield descriptor, name
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,181 @@
+"""The network of a session's commands: a namespace that they share, whose only way out is a proxy of crow."""
+
+import asyncio
+import os
+import shutil
+import socket
+import sys
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from crow_sandbox.hosts import HostRules
+from crow_sandbox.proxy import Decision, Proxy
+
+LISTENER = Path(__file__).with_name("listener.py")
+MAX_DECISIONS = 1000  # that are remembered
+MAX_NAMED = 10  # hosts in the line for the model
+START_TIMEOUT = 10.0  # seconds
+LOCAL = "localhost,127.0.0.1,::1"
+ONCE = {
+    "PIP_RETRIES": "1",
+    "UV_HTTP_RETRIES": "0",
+    "CARGO_NET_RETRY": "0",
+    "npm_config_fetch_retries": "0",
+}
+"""Programs try again for up to a minute otherwise, although a refusal stays one. pip says why at a retry only."""
+
+
+class Network:
+    """The network of a session's commands. They reach each other's servers on loopback, and hosts by the proxy."""
+
+    def __init__(self, hosts: Iterable[str] = ()) -> None:
+        """`hosts` are the patterns of the policy. Raises SandboxError if one is none."""
+        self._hosts = HostRules(hosts)
+        self._decisions: deque[Decision] = deque(maxlen=MAX_DECISIONS)
+        self._count = 0
+        self._listener: socket.socket | None = None
+        self._port = 0
+        self._namespaces: Sequence[int] = ()
+        self._serving: asyncio.Task[None] | None = None
+        self.says = "Commands have no network."
+        """What holds, as a sentence for a person."""
+
+    async def open(self, bubblewrap: str) -> None:
+        """Make the namespace and start the proxy, by a bubblewrap that was proven to work. Call it once.
+
+        Where that does not work, commands get a namespace each without a way out, and `says` tells why.
+        """
+        nsenter = shutil.which("nsenter")
+        if not nsenter:
+            self.says = "Commands have no network, not even allowed hosts: nsenter (of util-linux) is not installed."
+            return
+        try:
+            self._listener, *self._namespaces = await make_namespace(bubblewrap)
+            self._port, self._nsenter = self._listener.getsockname()[1], nsenter
+            namespaces = ["--unshare-all", "--unshare-user", *self.bubblewrap_arguments]
+            await run([*self.enter, bubblewrap, *namespaces, "--ro-bind", "/", "/", "true"])
+        except (OSError, TimeoutError, ValueError) as error:
+            self._close_sockets()
+            self.says = f"Commands have no network, not even allowed hosts: {error or 'bubblewrap does not answer'}."
+            return
+        except BaseException:
+            self._close_sockets()
+            raise
+        self._serving = asyncio.create_task(Proxy(self._hosts, self._record).serve(self._listener))
+        self.says = "Commands have no network but for the hosts that are allowed."
+
+    @property
+    def enter(self) -> Sequence[str]:
+        """The start of the arguments, before bubblewrap's path: it joins the namespace."""
+        if not self._namespaces:
+            return ()
+        user, net = (f"/proc/{os.getpid()}/fd/{number}" for number in self._namespaces)
+        return (self._nsenter, f"--user={user}", f"--net={net}", "--preserve-credentials", "--")
+
+    @property
+    def bubblewrap_arguments(self) -> Sequence[str]:
+        """What follows `--unshare-all --unshare-user` in bubblewrap's arguments. It holds for a command that begins
+        with `enter`."""
+        assert sys.platform != "win32"
+        return ("--share-net", "--uid", str(os.getuid()), "--gid", str(os.getgid())) if self._namespaces else ()
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """Variables by which programs find the proxy, and give up at a refusal; they override those of the user."""
+        if not self._namespaces:
+            return ONCE
+        proxy = f"http://127.0.0.1:{self._port}"
+        lower = {"http_proxy": proxy, "https_proxy": proxy, "all_proxy": proxy, "no_proxy": LOCAL}
+        return {
+            **{name.upper(): value for name, value in lower.items()},
+            **lower,
+            "npm_config_proxy": proxy,
+            "npm_config_https_proxy": proxy,
+            "npm_config_noproxy": LOCAL,
+            "NODE_USE_ENV_PROXY": "1",
+            **ONCE,
+        }
+
+    def allow(self, pattern: str) -> None:
+        """Allow a host from now on, such as `Decision.pattern`. Raises SandboxError if this is no pattern."""
+        self._hosts.add(pattern)
+
+    def forget(self, pattern: str) -> None:
+        """Undo `allow`; connections that exist stay."""
+        self._hosts.remove(pattern)
+
+    def mark(self) -> int:
+        """Return the number of decisions until now, for `decided` and `refused`."""
+        return self._count
+
+    def decided(self, mark: int = 0) -> Sequence[Decision]:
+        """Return the decisions since a mark; of more than MAX_DECISIONS the last ones."""
+        return list(self._decisions)[-(self._count - mark) :] if self._count > mark else []
+
+    def refused(self, mark: int = 0) -> Sequence[Decision]:
+        """Return the refusals since a mark, each host and port once."""
+        return list({(each.host, each.port): each for each in self.decided(mark) if not each.allowed}.values())
+
+    def _record(self, decision: Decision) -> None:
+        self._decisions.append(decision)
+        self._count += 1
+
+    async def close(self) -> None:
+        """End the proxy and all connections. Commands that run have no way out then."""
+        if self._serving and not self._serving.done():
+            self._serving.cancel()
+            await asyncio.gather(self._serving, return_exceptions=True)
+        self._close_sockets()
+
+    def _close_sockets(self) -> None:
+        if self._listener:
+            self._listener.close()
+        for number in self._namespaces:
+            os.close(number)
+        self._listener, self._namespaces, self._serving = None, (), None
+
+
+def describe_refused(refused: Sequence[Decision]) -> str:
+    """Return the line for the model about what was refused; "" if nothing was."""
+    if not refused:
+        return ""
+    asked = ", ".join(each.where for each in refused[:MAX_NAMED]) + (", and more" if refused[MAX_NAMED:] else "")
+    inner = "".join(
+        f" {each.reason}." for each in refused[:MAX_NAMED] if each.pattern not in ("", each.host, each.where)
+    )
+    return f"The network is off for this command, but for hosts that the user allows; it asked for {asked}.{inner}"
+
+
+async def make_namespace(bubblewrap: str) -> tuple[socket.socket, int, int]:
+    """Make a network namespace; return a socket that listens in it, and the descriptors of its user and network
+    namespace, which keep it. No process stays in it. Raises OSError and TimeoutError."""
+    assert sys.platform == "linux"
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs:
+            command = [bubblewrap, "--unshare-user", "--uid", "0", "--gid", "0", "--unshare-net", "--die-with-parent"]
+            await run([*command, "--ro-bind", "/", "/", sys.executable, "-I", "-S", str(LISTENER)], theirs.fileno())
+        ours.setblocking(False)
+        _, numbers, _, _ = socket.recv_fds(ours, 1, 3, socket.MSG_CMSG_CLOEXEC)
+    listener, user, net = numbers
+    if os.fstat(net).st_ino == os.stat("/proc/self/ns/net").st_ino:
+        raise OSError("bubblewrap made no network namespace")
+    return socket.socket(fileno=listener), user, net
+
+
+async def run(command: Sequence[str], stdin: int = asyncio.subprocess.DEVNULL) -> None:
+    """Run a program until it has ended. Raises OSError with what it said if it fails, and TimeoutError."""
+    pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
+    process = await asyncio.create_subprocess_exec(*command, stdin=stdin, stdout=null, stderr=pipe)
+    try:
+        async with asyncio.timeout(START_TIMEOUT):
+            _, said = await process.communicate()
+    except BaseException:
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+        raise
+    if process.returncode:
+        raise OSError(said.decode(errors="replace").strip() or f"{command[0]} failed")
