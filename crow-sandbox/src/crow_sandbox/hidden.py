@@ -49,6 +49,8 @@ class Surroundings:
     """What lies around the roots of a command, of the paths that are there. All are without links."""
 
     hidden: tuple[str, ...]
+    listening: tuple[str, ...]
+    """The sockets on which programs listen."""
     texts: Mapping[str, bytes]
     """For each file of settings with a secret: what the command sees instead."""
     sockets: tuple[str, ...]
@@ -80,7 +82,8 @@ def find_surroundings(
     private = {path for path in private if os.access(path, os.R_OK)}
     sockets = set(find_paths((path for each in named for path in list_sockets(each, env)), homes))
     return Surroundings(
-        hidden=tuple(sorted({*private, *list_named_sockets()} - sockets)),
+        hidden=tuple(sorted(private - sockets)),
+        listening=tuple(sorted(set(list_named_sockets()) - sockets)),
         texts=dict(read_texts(table, homes)),
         sockets=tuple(sorted(sockets)),
         needed=tuple(sorted(find_paths(table.needed, homes))),

@@ -155,7 +155,9 @@ class SandboxRun:
         runtime = find_folders(RUNTIME)
         data = os.path.realpath(self.session.path.parent)
         private = [*temporary, *runtime]
-        places = [data, *(path for path in around.hidden if path not in (*roots, *own))]
+        homes = self._find_views(path for path in around.homes if not is_covered(path, private, ()))
+        listening = (path for path in around.listening if not is_covered(path, homes, ()))
+        places = [data, *(path for path in (*around.hidden, *listening) if path not in (*roots, *own))]
         shown = [*roots, *own]
         for path in temporary:
             yield make_mount(path, HIDDEN, "--bind", str(self.session.make_temporary(path)))
@@ -174,16 +176,24 @@ class SandboxRun:
         yield from self._make_root_mounts(roots)
         for path in own:
             yield make_mount(path, OWN, "--bind", path)
-        if self.proof.overlay is not None:
-            yield from self._make_cache_mounts(
-                [path for path in around.homes if not is_covered(path, private, ())],
-                [
-                    path
-                    for path in drop_inner(around.caches)
-                    if not is_covered(path, [*private, *places], ())
-                    and not any(layers.is_in(path, each) for each in shown)
-                ],
-            )
+        for path in homes:
+            yield make_mount(path, HOME, *bubblewrap.make_closed_view(path), "--remount-ro")
+        caches = (path for path in drop_inner(around.caches) if not is_covered(path, [*private, *places], ()))
+        yield from self._make_cache_mounts(
+            path for path in caches if not any(layers.is_in(path, each) for each in shown)
+        )
+
+    def _find_views(self, folders: Iterable[str]) -> list[str]:
+        """Return those of the folders that can be below a view: on the session's own file system, where one was made.
+
+        In a view, no socket or pipe leads outside.
+        """
+        if self.proof.overlay is None:
+            return []
+        device, mounts = os.stat(self.folder).st_dev, layers.read_mounts()
+        return [
+            path for path in folders if os.stat(path).st_dev == device and not layers.find_inner_mount(path, mounts)
+        ]
 
     def _make_root_mounts(self, roots: Sequence[str]) -> Iterator[Mount]:
         """Yield the roots, by the level."""
@@ -193,22 +203,10 @@ class SandboxRun:
             kind = "--bind" if self.policy.level == "workspace" else "--ro-bind"
             yield from (make_mount(path, ROOT, kind, path) for path in roots)
 
-    def _make_cache_mounts(self, homes: Iterable[str], caches: Iterable[str]) -> Iterator[Mount]:
-        """Yield the caches, each with a layer of the session's; and the homes, in whose view no socket or pipe leads
-        outside.
-
-        A view is known to work on the session's own file system alone.
-        """
+    def _make_cache_mounts(self, caches: Iterable[str]) -> Iterator[Mount]:
+        """Yield the caches, each with a layer of the session's."""
         self._caches = self._caches or self.session.take_caches()
-        device, mounts = os.stat(self.folder).st_dev, layers.read_mounts()
-        can_be_lower = {
-            path
-            for path in (*homes, *caches)
-            if os.stat(path).st_dev == device and not layers.find_inner_mount(path, mounts)
-        }
-        for path in can_be_lower.intersection(homes):
-            yield make_mount(path, HOME, *bubblewrap.make_closed_view(path), "--remount-ro")
-        for path in can_be_lower.intersection(caches).difference(homes):
+        for path in self._find_views(caches):
             place = self._caches / path.strip("/").replace("/", "-")
             for name in ("upper", "work"):
                 (place / name).mkdir(mode=0o700, parents=True, exist_ok=True)
