@@ -616,3 +616,35 @@ os._exit(9)
     async with converse(project, sandbox, in_turn(run("ls"))) as talk:
         await talk.prompt()
     assert list_names(sandbox.folder) == []
+
+
+FIND_SCRIPT = "script=$(tr '\\0' '\\n' < /proc/$$/environ | sed -n 's/^BASH_ENV=//p')"
+"""Finds the script that saves the state of the command's shell."""
+
+
+async def test_command_cannot_change_what_later_commands_run(project: Path, sandbox: ReviewSettings):
+    places = '"$EDITOR" "${script%/*}/../other.sh"'
+    spoil = f'for file in {places}; do echo touch spoilt >> "$file" || echo kept; done'
+    model = in_turn(run(f"{FIND_SCRIPT}; {spoil}; ls ${{script%/*}}/.."), run("$EDITOR x; ls"))
+    async with connect(make_crow(model, sandbox)) as editor:
+        session = await editor.new_session(str(project))
+        await editor.prompt(session.session_id, "spoil")
+        assert get_answer(model).count("kept") >= 1
+        await editor.prompt(session.session_id, "look")
+    assert "There is no editor here" in get_answer(model)
+    assert not (project / "spoilt").exists()
+
+
+async def test_shell_state_is_taken_only_from_a_file_of_the_command(project: Path, sandbox: ReviewSettings):
+    """crow itself would follow a link to what the command may not read, and wait for a pipe."""
+    (project.parent / "other.env").write_bytes(b"STOLEN=yes\0PWD=/\0")
+    state = "trap - EXIT; state=${script%.sh}; mkfifo $state.left; touch seen"
+    forge = f"{FIND_SCRIPT}; {state}; ln -s {project.parent}/other.env $state.after; ls $state.*"
+    model = in_turn(run(forge), run("env"))
+    async with connect(make_crow(model, sandbox)) as editor:
+        session = await editor.new_session(str(project))
+        await editor.prompt(session.session_id, "forge")
+        assert "state.after" in get_answer(model)
+        await editor.prompt(session.session_id, "look")
+    assert "PWD=" in get_answer(model)
+    assert "STOLEN" not in get_answer(model)

@@ -8,10 +8,12 @@ from typing import Any, NotRequired, Protocol, TypedDict
 Watch = Callable[[str], Awaitable[None]]
 """Receives the last lines of a running command's output, at intervals."""
 
-Launch = Callable[[Sequence[str], Mapping[str, str], str, Sequence[str]], tuple[list[str], dict[str, str]]]
+Launch = Callable[
+    [Sequence[str], Mapping[str, str], str, Sequence[str], Sequence[str]], tuple[list[str], dict[str, str]]
+]
 """Returns the arguments and the environment with which a command starts instead. It receives those that it would start
-with, of which the first argument is the program's absolute path, the folder in which it starts, and the temporary
-folders that it reads and writes. Raises LaunchError."""
+with, of which the first argument is the program's absolute path, the folder in which it starts, the folders of its own
+that it writes, and further folders that it reads. Raises LaunchError."""
 
 
 class LaunchError(Exception):

@@ -66,7 +66,9 @@ WANTS_OUTSIDE = re.compile(
 )
 """Finds complaints of programs that did not reach a network, a server of this machine or a daemon."""
 
-Launch = Callable[[Sequence[str], Mapping[str, str], str, Sequence[str]], tuple[list[str], dict[str, str]]]
+Launch = Callable[
+    [Sequence[str], Mapping[str, str], str, Sequence[str], Sequence[str]], tuple[list[str], dict[str, str]]
+]
 
 
 @dataclass(frozen=True)
@@ -98,11 +100,16 @@ class ReviewedCommand:
     """True if its tool call has been answered, and it runs on."""
 
     def launch(
-        self, arguments: Sequence[str], env: Mapping[str, str], cwd: str, folders: Sequence[str]
+        self,
+        arguments: Sequence[str],
+        env: Mapping[str, str],
+        cwd: str,
+        folders: Sequence[str],
+        readable: Sequence[str],
     ) -> tuple[list[str], dict[str, str]]:
         """Return how the command starts in the sandbox. Raises SandboxError."""
         self.has_started = True
-        wrapped, changed = self.run.wrap(arguments, {**env, "GIT_OPTIONAL_LOCKS": "0"}, cwd, folders)
+        wrapped, changed = self.run.wrap(arguments, {**env, "GIT_OPTIONAL_LOCKS": "0"}, cwd, folders, readable)
         script = env.get("BASH_ENV", "")  # the tool's own, which saves the shell's state; others stay outside
         if any(script.startswith(os.path.join(folder, "")) for folder in folders):
             changed["BASH_ENV"] = script

@@ -106,13 +106,18 @@ class SandboxRun:
         self._caches: Path | None = None
 
     def wrap(
-        self, arguments: Sequence[str], env: Mapping[str, str], cwd: str, folders: Sequence[str]
+        self,
+        arguments: Sequence[str],
+        env: Mapping[str, str],
+        cwd: str,
+        folders: Sequence[str],
+        readable: Sequence[str] = (),
     ) -> tuple[list[str], dict[str, str]]:
         """Return the arguments and the environment that start a command in the sandbox, in the folder `cwd`.
 
         `arguments` begins with the absolute path of the program. `folders` are temporary folders of the caller, which
-        the command may write. What the caller adds to the environment reaches the command. Raises SandboxError if the
-        command cannot see `cwd`.
+        the command may write, `readable` those that it may only read. What the caller adds to the environment reaches
+        the command. Raises SandboxError if the command cannot see `cwd`.
         """
         if self.policy.level == "off":
             return list(arguments), dict(env)
@@ -122,7 +127,7 @@ class SandboxRun:
         roots = find_roots(self.policy, self.layers)
         around = hidden.find_surroundings(env, self.policy.hidden, self.policy.exposed, roots)
         try:
-            mounts = list(self._make_mounts(around, roots, folders))
+            mounts = [*self._make_mounts(around, roots, folders), *make_readable(readable)]
             place = find_cwd(cwd, mounts)
         except OSError as error:
             raise SandboxError(f"The sandbox cannot be made: {error}.") from error
@@ -383,6 +388,11 @@ def prove(folder: Path) -> Proof:
 def make_overlay(root: str, upper: Path, work: Path, order: int) -> Mount:
     """Make the mount of a copy-on-write view."""
     return make_mount(root, order, "--overlay-src", root, "--overlay", str(upper), str(work))
+
+
+def make_readable(paths: Iterable[str]) -> list[Mount]:
+    """Make the mounts of folders that a command may only read, also where they lie in a folder that is hidden."""
+    return [make_mount(path, OWN, "--ro-bind", path) for path in map(os.path.realpath, paths)]
 
 
 def find_roots(policy: Policy, found: Sequence[Layer]) -> list[str]:

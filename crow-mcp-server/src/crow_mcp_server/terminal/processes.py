@@ -283,15 +283,16 @@ class PipedCommand(ProcessTree):
         cwd: str,
         env: Mapping[str, str],
         launch: Launch | None = None,
-        folders: Sequence[str] = (),
+        readable: Sequence[str] = (),
     ) -> None:
-        """Start the shell with this command. `launch` is given the temporary `folders`.
+        """Start the shell with this command. `launch` is told the folder of `state_path`, and the `readable` folders.
 
         Raises OSError, ValueError and LaunchError.
         """
         program, arguments = SHELL, system.make_terminal_command(SHELL, command)
         if launch:
-            arguments, env = launch([program, *arguments[1:]], env, cwd, folders)
+            own = os.path.dirname(self.state_path)
+            arguments, env = launch([program, *arguments[1:]], env, cwd, [own], readable)
             program = arguments[0]
         if ignores_terminal_signals():
             launcher = f"{RESET_SIGNALS}os.execv(sys.argv[1], sys.argv[2:])"

@@ -195,8 +195,10 @@ class TerminalSessions:
             self._temp_folders.watchdog,
             update_state,
         )
+        program.launched_by, program.state_path = (workspace.call, script.removesuffix(".sh")) if launched else ("", "")
         try:
-            await program.run(command, cwd=folder, env=env, launch=workspace.launch, folders=self._temp_folders.folders)
+            readable = self._temp_folders.readable
+            await program.run(command, cwd=folder, env=env, launch=workspace.launch, readable=readable)
         except LaunchError as error:
             update_state()
             raise ToolRefusal(f"The command was not run: {error}") from None
@@ -206,7 +208,6 @@ class TerminalSessions:
             raise ToolRefusal(
                 f"The command could not start: {reason}. Write a long script to a file, run that."
             ) from None
-        program.launched_by, program.state_path = (workspace.call, script.removesuffix(".sh")) if launched else ("", "")
         if arguments.timeout:
             program.set_timeout(arguments.timeout)
         wait = arguments.timeout + 2 * TERM_GRACE if arguments.timeout else COMMAND_WAIT
@@ -420,6 +421,9 @@ class TerminalSessions:
         if not system.HAS_TERMINALS:  # PowerShell: nothing persists
             return command, "", lambda: None
         state, path = self.shell_state, os.path.join(self._temp_folders.state_folder, uuid.uuid4().hex)
+        if lists_processes:  # a folder of its own, as the command may write nothing else here
+            os.mkdir(path, 0o700)
+            path = os.path.join(path, "state")
         script, long_command = f"{path}.sh", f"{path}.command"
         if len(data := command.encode(errors="replace")) > MAX_COMMAND_BYTES:
             with open(long_command, "wb") as file:
@@ -443,6 +447,8 @@ class TerminalSessions:
             for temporary in (script, long_command):
                 with suppress(OSError):
                     os.unlink(temporary)
+            if lists_processes:
+                shutil.rmtree(os.path.dirname(path), ignore_errors=True)
 
         return command, script, update_state
 

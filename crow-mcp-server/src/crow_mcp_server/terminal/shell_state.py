@@ -2,13 +2,16 @@
 
 import os
 import shlex
+import stat
 import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 
+import crow_system as system
 from crow_system import count_processes, get_process_limit
 
 SPARE_PROCESSES = 2_048  # that a command may start, where the system can limit that
+MAX_STATE_BYTES = 8_000_000  # of an environment that is taken over
 SHELL_VARIABLES = frozenset(("PWD", "SHLVL", "_", "BASH_ENV", "PS1", "PS2", "PROMPT_COMMAND"))
 """Variables that every shell sets for itself; they are not passed on."""
 
@@ -87,11 +90,8 @@ class ShellState:
 def has_left_processes(path: str) -> bool:
     """Return whether a script that lists processes saw others than its shell and the first one, of a command with
     process ids of its own; and remove the list."""
-    with suppress(OSError), open(path + ".left", encoding="utf-8") as file:
-        shell, *found = file.read().split()
-        os.unlink(path + ".left")
-        return bool({each.removeprefix("/proc/") for each in found} - {"1", shell, "[0-9]*"})
-    return False
+    shell, *found = _take_file(path + ".left").decode("utf-8", "replace").split() or [""]
+    return bool({each.removeprefix("/proc/") for each in found} - {"1", shell, "[0-9]*"})
 
 
 def format_process_limit() -> str:
@@ -107,10 +107,21 @@ def format_process_limit() -> str:
 
 def _read_env(path: str) -> dict[str, str]:
     """Read an environment that a script saved, and remove the file; empty if there is none or it is incomplete."""
-    with suppress(OSError), open(path, "rb") as file:
-        data = file.read()
+    data = _take_file(path)
+    if not data.endswith(b"\0"):
+        return {}
+    parts = [item.partition("=") for item in os.fsdecode(data).split("\0")]
+    return {name: value for name, equals, value in parts if equals}
+
+
+def _take_file(path: str) -> bytes:
+    """Read a file and remove it; empty if there is none, or if a command has made something else of it."""
+    data = b""
+    with suppress(OSError):
+        flags = os.O_RDONLY | system.NO_LINKS | system.NO_WAIT | system.BINARY
+        with open(os.open(path, flags), "rb") as file:
+            if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                data = file.read(MAX_STATE_BYTES)
+    with suppress(OSError):
         os.unlink(path)
-        if data.endswith(b"\0"):
-            parts = [item.partition("=") for item in os.fsdecode(data).split("\0")]
-            return {name: value for name, equals, value in parts if equals}
-    return {}
+    return data

@@ -40,9 +40,9 @@ class TempFolders:
         return self._current[1]
 
     @property
-    def folders(self) -> tuple[str, ...]:
-        """All folders, each once."""
-        return tuple(dict.fromkeys(self._current[:2]))
+    def readable(self) -> tuple[str, ...]:
+        """The folder for long outputs, if no shell state is in it."""
+        return () if self.output_folder == self.state_folder else (self.output_folder,)
 
     @property
     def no_editor(self) -> str:
