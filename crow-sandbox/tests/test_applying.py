@@ -254,6 +254,7 @@ def test_error_before_any_step_takes_everything_back(tmp_path: Path, runs: Path)
     moment = 0
     while not fails_at(changes, view.run, moment):
         assert snapshot(view.root, now) == before, moment
+        assert view.changes() == changes, moment
         moment += 1
     assert moment > 40
     finish_applying(view.run.parent)
