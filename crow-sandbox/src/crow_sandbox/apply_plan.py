@@ -66,7 +66,8 @@ class ApplyPlan:
             self.note_quiet(layer, "", os.stat(layer.root))
         else:
             kept.mkdir(mode=0o700, exist_ok=True)
-        self.journal.layers.append(JournalLayer(*map(os.fsencode, (layer.root, layer.upper, kept)), staged))
+        root, upper = os.fsencode(layer.root), os.fsencode(layer.upper)
+        self.journal.layers.append(JournalLayer(root, upper, os.fsencode(kept), staged))
 
     def enter(self, layer: Layer, folder: str) -> None:
         """Check a folder of changes, and note permissions that have to be changed meanwhile."""

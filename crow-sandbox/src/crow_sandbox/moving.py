@@ -28,7 +28,7 @@ class Mover:
     def __init__(self, before_step: Callable[[], object]) -> None:
         self.before_step = before_step
         self.opened: dict[str, tuple[bytes, bytes, int]] = {}
-        self.path = b"", b""
+        self.path: tuple[bytes, bytes] = b"", b""
         """The root and the path at hand, for an error."""
 
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
