@@ -6,7 +6,10 @@ import sys
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from itertools import islice
 from typing import Literal, TypeAlias
+
+import msgspec
 
 from crow_sandbox.layers import Layer
 from crow_sandbox.policy import SandboxError
@@ -20,6 +23,7 @@ Identity: TypeAlias = tuple[int, int, int, int]
 COUNT_LIMIT = 1000
 """How many files of a folder are counted. A folder that was removed and made anew is listed file by file up to this
 many; a larger one is one change."""
+OWN_TIMES = "own-times"
 CHUNK = 1 << 17
 """Bytes to read of two files at once, to compare them."""
 FOLDER_FLAGS = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
@@ -50,6 +54,32 @@ class LayerChange:
     """The real file as it was when the changes were read; None if there was none."""
 
 
+@dataclass(frozen=True)
+class OwnTimes:
+    """Tells the changes of somebody else from those that crow made in the root itself, as it applied or took back."""
+
+    start_ns: int
+    by_inode: dict[int, int]
+    """The time at which crow changed files and folders of the root, by their inodes."""
+
+    def is_later(self, status: os.stat_result) -> bool:
+        """Tell if somebody else has changed a file or folder since the command started."""
+        return status.st_ctime_ns > self.start_ns and status.st_ctime_ns != self.by_inode.get(status.st_ino)
+
+
+def read_own_times(layer: Layer) -> OwnTimes:
+    """Read what crow changed in the root of a layer. Raises OSError."""
+    try:
+        by_inode = msgspec.msgpack.decode((layer.upper.parent / OWN_TIMES).read_bytes(), type=dict[int, int])
+    except (FileNotFoundError, msgspec.DecodeError):  # a file that was cut off makes more conflicts
+        by_inode = {}
+    return OwnTimes(layer.start_ns, by_inode)
+
+
+def write_own_times(layer: Layer, times: OwnTimes) -> None:
+    (layer.upper.parent / OWN_TIMES).write_bytes(msgspec.msgpack.encode(times.by_inode))
+
+
 def read_changes(layer: Layer) -> Sequence[LayerChange]:
     """List what differs between the root and its layer, in the order of the paths.
 
@@ -59,7 +89,7 @@ def read_changes(layer: Layer) -> Sequence[LayerChange]:
     """
     try:
         with open_folder(os.fspath(layer.upper)) as upper, open_folder(os.fspath(layer.root)) as root:
-            return list(_compare_folders(layer, "", upper, root, opaque=False))
+            return list(_compare_folders(layer, read_own_times(layer), "", upper, root, opaque=False))
     except OSError as error:
         name = error.filename if isinstance(error.filename, str) else layer.root
         raise SandboxError(
@@ -78,9 +108,8 @@ def list_files(change: LayerChange) -> Iterator[str]:
     base = change.layer.root if change.kind == "removed" else change.layer.upper
     try:
         with open_parent(os.fspath(base), change.path) as (parent, name):
-            for found, status in walk(parent, name, in_layer=change.kind != "removed"):
-                if not stat.S_ISDIR(status.st_mode):
-                    yield change.path + found
+            for found in walk_files(parent, name, in_layer=change.kind != "removed"):
+                yield change.path + found
     except OSError as error:
         raise SandboxError(f"{change.path} cannot be read: {error.strerror}") from error
 
@@ -107,7 +136,9 @@ def read_file(base: str | os.PathLike[str], path: str, limit: int) -> bytes | No
     return None
 
 
-def _compare_folders(layer: Layer, prefix: str, upper: int, root: int, *, opaque: bool) -> Iterator[LayerChange]:
+def _compare_folders(
+    layer: Layer, times: OwnTimes, prefix: str, upper: int, root: int, *, opaque: bool
+) -> Iterator[LayerChange]:
     """List the changes below two open folders. What an opaque folder does not hold is removed."""
     with os.scandir(upper) as entries:
         names = {entry.name for entry in entries}
@@ -117,37 +148,42 @@ def _compare_folders(layer: Layer, prefix: str, upper: int, root: int, *, opaque
         path = prefix + name
         if new is None or is_whiteout(new, attributes):
             if old:
-                yield _removal(layer, path, root, name, old)
+                yield _removal(layer, times, path, root, name, old)
         elif stat.S_ISDIR(new.st_mode) and old and stat.S_ISDIR(old.st_mode):
             replaced = opaque or attributes.get("opaque") == b"y"
             if replaced and count_files(upper, name, in_layer=True) + count_files(root, name) >= COUNT_LIMIT:
-                conflicts = is_later(layer.start_ns, root, name, old)
+                conflicts = is_later(times, root, name, old)
                 files = count_files(upper, name, in_layer=True)
                 yield LayerChange(layer, path, "changed", "folder", files, conflicts, real=to_identity(old))
                 continue
             if stat.S_IMODE(new.st_mode) != stat.S_IMODE(old.st_mode):
                 yield LayerChange(layer, path, "changed", "folder", mode_only=True)
             with open_layer_folder(name, upper) as below_upper, open_folder(name, root) as below_root:
-                yield from _compare_folders(layer, path + "/", below_upper, below_root, opaque=replaced)
-        elif change := _compare_files(layer, path, upper, root, name, new, old):
+                yield from _compare_folders(layer, times, path + "/", below_upper, below_root, opaque=replaced)
+        elif change := _compare_files(layer, times, path, upper, root, name, new, old):
             yield change
 
 
-def _removal(layer: Layer, path: str, root: int, name: str, old: os.stat_result) -> LayerChange:
-    conflicts = is_later(layer.start_ns, root, name, old)
+def _removal(layer: Layer, times: OwnTimes, path: str, root: int, name: str, old: os.stat_result) -> LayerChange:
+    conflicts = is_later(times, root, name, old)
     return LayerChange(layer, path, "removed", to_type(old), count_files(root, name), conflicts, real=to_identity(old))
 
 
 def _compare_files(
-    layer: Layer, path: str, upper: int, root: int, name: str, new: os.stat_result, old: os.stat_result | None
+    layer: Layer,
+    times: OwnTimes,
+    path: str,
+    upper: int,
+    root: int,
+    name: str,
+    new: os.stat_result,
+    old: os.stat_result | None,
 ) -> LayerChange | None:
     """Compare what the command left with the real file, of which at least one is not a folder."""
     real, kind = to_identity(old) if old else None, to_type(new)
     if old is None or not is_same(upper, root, name, new, old):
         files = count_files(upper, name, in_layer=True) if kind == "folder" else 1
-        conflicts = (
-            is_later(layer.start_ns, root, name, old) if old else is_gone(layer.start_ns, upper, root, name, new)
-        )
+        conflicts = is_later(times, root, name, old) if old else is_gone(times, upper, root, name, new)
         return LayerChange(layer, path, "changed" if old else "added", kind, files, conflicts, real=real)
     if kind == "link":
         return None
@@ -158,22 +194,22 @@ def _compare_files(
     return None
 
 
-def is_gone(start_ns: int, upper: int, root: int, name: str, new: os.stat_result) -> bool:
+def is_gone(times: OwnTimes, upper: int, root: int, name: str, new: os.stat_result) -> bool:
     """Tell if the kernel copied a real file that somebody else has removed since.
 
     A file with the kernel's mark may have been moved here by the command. A folder cannot: the kernel refuses to move
     one that is in both layers.
     """
-    if not stat.S_ISDIR(new.st_mode) and os.stat(root).st_ctime_ns <= start_ns:
+    if not stat.S_ISDIR(new.st_mode) and not times.is_later(os.stat(root)):
         return False
     return "origin" in read_attributes(upper, name)
 
 
-def is_later(start_ns: int, parent: int, name: str, status: os.stat_result) -> bool:
-    """Tell if a file, or anything in a folder, was changed after that time."""
+def is_later(times: OwnTimes, parent: int, name: str, status: os.stat_result) -> bool:
+    """Tell if somebody else has changed a file, or anything in a folder, since the command started."""
     if not stat.S_ISDIR(status.st_mode):
-        return status.st_ctime_ns > start_ns
-    return any(found.st_ctime_ns > start_ns for _, found in walk(parent, name))
+        return times.is_later(status)
+    return any(times.is_later(found) for _, found in walk(parent, name))
 
 
 def is_same(upper: int, root: int, name: str, new: os.stat_result, old: os.stat_result) -> bool:
@@ -187,8 +223,9 @@ def is_same(upper: int, root: int, name: str, new: os.stat_result, old: os.stat_
     if new.st_size != old.st_size:
         return False
     with suppress(PermissionError), open_file(name, root) as second, open_layer_file(name, upper) as first:
-        while (data := os.read(first, CHUNK)) == os.read(second, CHUNK):
-            if not data:
+        size = min(CHUNK, new.st_size + 1)  # the end of a small file is seen at once
+        while (data := os.read(first, size)) == os.read(second, size):
+            if len(data) < size:
                 return True
     return False
 
@@ -210,16 +247,11 @@ def to_identity(status: os.stat_result) -> Identity:
 
 
 def count_files(parent: int, name: str, *, in_layer: bool = False) -> int:
-    """Count the files in a folder, up to COUNT_LIMIT; a file is one."""
-    count = 0
-    for _, status in walk(parent, name, in_layer=in_layer):
-        count += not stat.S_ISDIR(status.st_mode)
-        if count >= COUNT_LIMIT:
-            break
-    return count
+    """Count the files in a folder, up to COUNT_LIMIT."""
+    return sum(1 for _ in islice(walk_files(parent, name, in_layer=in_layer), COUNT_LIMIT))
 
 
-def read_status(name: str, parent: int) -> os.stat_result | None:
+def read_status(name: str | bytes, parent: int) -> os.stat_result | None:
     """Return the status of a file or link; None if there is none."""
     with suppress(FileNotFoundError):
         return os.stat(name, dir_fd=parent, follow_symlinks=False)
@@ -231,19 +263,27 @@ def read_attributes(parent: int, name: str) -> dict[str, bytes]:
 
     Raises SandboxError for a file of which the kernel kept only a part or a former name here.
     """
-    if sys.platform != "linux":
-        return {}
-    found: dict[str, bytes] = {}
-    for attribute in os.listxattr(f"/proc/self/fd/{parent}/{name}", follow_symlinks=False):
-        if attribute.startswith(OVERLAY):
-            value = _read(parent, name, attribute) if attribute.endswith("opaque") else b""
-            found[attribute.removeprefix(OVERLAY)] = value
+    found = {
+        mark.removeprefix(OVERLAY): read_attribute(parent, name, mark) if mark.endswith("opaque") else b""
+        for mark in list_marks(parent, name)
+    }
     if parts := {"metacopy", "redirect"} & found.keys():
         raise SandboxError(f"What the command changed cannot be read: {name} is marked as {parts.pop()} by the kernel.")
     return found
 
 
-def _read(parent: int, name: str, attribute: str) -> bytes:
+def list_marks(parent: int, path: str) -> list[str]:
+    """List the attributes that overlayfs wrote about a file."""
+    if sys.platform != "linux":
+        return []
+    found = os.listxattr(f"/proc/self/fd/{parent}/{path}", follow_symlinks=False)
+    return [attribute for attribute in found if attribute.startswith(OVERLAY)]
+
+
+def read_attribute(parent: int, name: str, attribute: str) -> bytes:
+    """Read an attribute, also of a file of a layer whose permissions forbid that."""
+    if sys.platform != "linux":
+        return b""
     path = f"/proc/self/fd/{parent}/{name}"
     try:
         return os.getxattr(path, attribute, follow_symlinks=False)
@@ -261,6 +301,21 @@ def walk(parent: int, name: str, *, in_layer: bool = False) -> Iterator[tuple[st
     yield "", status
     if not stat.S_ISDIR(status.st_mode):
         return
+    for found, entry in walk_entries(parent, name, in_layer=in_layer):
+        yield found, entry.stat(follow_symlinks=False)
+
+
+def walk_files(parent: int, name: str, *, in_layer: bool) -> Iterator[str]:
+    """Yield the path of every file in a folder as `walk` does, but without its status; for a file, an empty one."""
+    if not stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
+        yield ""
+        return
+    for found, entry in walk_entries(parent, name, in_layer=in_layer):
+        if not entry.is_dir(follow_symlinks=False):
+            yield found
+
+
+def walk_entries(parent: int, name: str, *, in_layer: bool) -> Iterator[tuple[str, os.DirEntry[str]]]:
     folders = [""]
     while folders:
         below = folders.pop()
@@ -272,9 +327,9 @@ def walk(parent: int, name: str, *, in_layer: bool = False) -> Iterator[tuple[st
             except PermissionError:  # a real folder that this user may not read
                 continue
             for entry in stack.enter_context(os.scandir(folder)):
-                found, status = f"{below}/{entry.name}", entry.stat(follow_symlinks=False)
-                yield found, status
-                if stat.S_ISDIR(status.st_mode):
+                found = f"{below}/{entry.name}"
+                yield found, entry
+                if entry.is_dir(follow_symlinks=False):
                     folders.append(found)
 
 
