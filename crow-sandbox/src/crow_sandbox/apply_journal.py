@@ -6,7 +6,8 @@ from typing import Literal
 
 import msgspec
 
-from crow_sandbox.changes import Identity, open_folder
+from crow_sandbox.changes import Identity
+from crow_sandbox.layer_files import open_folder
 
 JOURNAL = "journal"
 

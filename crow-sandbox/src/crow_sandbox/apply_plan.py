@@ -6,19 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from crow_sandbox.apply_journal import ApplyJournal, ApplyStep, JournalLayer, MarkedFile
-from crow_sandbox.changes import (
-    LayerChange,
-    OwnTimes,
-    list_marks,
-    open_parent_at,
-    read_attribute,
-    read_own_times,
-    read_status,
-    to_identity,
-    to_type,
-    walk,
-    write_own_times,
-)
+from crow_sandbox.changes import LayerChange, OwnTimes, read_own_times, to_identity, to_type, write_own_times
+from crow_sandbox.layer_files import list_marks, open_parent_at, read_attribute, read_status, walk
 from crow_sandbox.layers import Layer
 from crow_sandbox.moving import Mover, is_locked, is_writable
 from crow_sandbox.policy import SandboxError

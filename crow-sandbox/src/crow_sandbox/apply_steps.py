@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import ParamSpec
 
 from crow_sandbox.apply_journal import JOURNAL, ApplyJournal, ApplyStep, replace_journal, write_new_journal
-from crow_sandbox.changes import Identity, read_status, to_identity
+from crow_sandbox.changes import Identity, to_identity
+from crow_sandbox.layer_files import read_status
 from crow_sandbox.moving import Mover, find
 from crow_sandbox.policy import SandboxError
 from crow_sandbox.staging import copy_new, keep_earlier, remove_stages

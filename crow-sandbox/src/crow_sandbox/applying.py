@@ -19,7 +19,8 @@ from crow_sandbox import layers
 from crow_sandbox.apply_journal import read_journal
 from crow_sandbox.apply_plan import ApplyPlan, find_before
 from crow_sandbox.apply_steps import ApplySteps
-from crow_sandbox.changes import LayerChange, open_parent, read_file, walk
+from crow_sandbox.changes import LayerChange, read_file
+from crow_sandbox.layer_files import open_parent, walk
 from crow_sandbox.moving import Mover
 from crow_sandbox.policy import SandboxError
 from crow_sandbox.staging import remove_stages

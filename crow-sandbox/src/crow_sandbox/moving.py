@@ -11,7 +11,7 @@ from functools import cache
 from typing import ParamSpec, TypeVar
 
 from crow_sandbox.apply_journal import MarkedFile
-from crow_sandbox.changes import FOLDER_FLAGS, list_marks, open_parent_at, read_status
+from crow_sandbox.layer_files import FOLDER_FLAGS, list_marks, open_parent_at, read_status
 from crow_sandbox.policy import SandboxError
 
 PATH_FLAGS = getattr(os, "O_PATH", os.O_RDONLY) | FOLDER_FLAGS
