@@ -47,7 +47,7 @@ soak:
 
 # the tests of the command, each command and each agent in a process of its own: the gate runs most of them in forks
 processes:
-    CROW_TEST_PROCESSES=1 CROW_TEST_ALL=1 uv run pytest crow-cli/tests
+    CROW_TEST_PROCESSES=1 CROW_TEST_ALL=1 uv run pytest crow-cli/tests crow-acp-tools/tests crow-eval/tests
 
 # change the code in many small ways, and list the changes that no test notices: hooks, react, messages, ...; hours for all
 mutate *names:

@@ -18,13 +18,18 @@ TARGETS = {
     "hooks": ("crow-core/src/crow_core/hooks.py", ["crow-core/tests/test_hooks.py"]),
     "react": (
         "crow-core/src/crow_core/react.py",
-        [f"crow-core/tests/{name}.py" for name in ("test_react", "test_hooks", "test_cancel", "test_model")],
+        [
+            "crow-core/tests/test_react.py",
+            "crow-core/tests/test_hooks.py",
+            "crow-core/tests/test_cancel.py",
+            "crow-core/tests/test_model.py",
+        ],
     ),
-    "messages": ("crow-core/src/crow_core/messages/messages.py", ["crow-core/tests/test_messages.py"]),
+    "messages": ("crow-core/src/crow_core/messages/message.py", ["crow-core/tests/test_messages.py"]),
     "reply": ("crow-core/src/crow_core/models/reply.py", ["crow-core/tests/test_messages.py"]),
     "permissions": (
         "crow-permissions/src/crow_permissions/judgement.py",
-        ["crow-permissions/tests/test_permissions.py", "crow-system/tests/test_git.py"],
+        ["crow-permissions/tests/test_permissions.py"],
     ),
     "compaction": (
         "crow-compact/src/crow_compact/compaction.py",
@@ -32,7 +37,7 @@ TARGETS = {
     ),
     "summary": ("crow-compact/src/crow_compact/summary.py", ["crow-compact/tests/test_compaction.py"]),
 }
-"""What is mutated, and the tests that should notice."""
+"""What is mutated, and the tests of the same package that should notice."""
 
 SETTINGS = """
 [tool.mutmut]
@@ -45,7 +50,7 @@ use_git_change_detection = false
 
 [tool.pytest.ini_options]
 timeout = 30
-markers = ["slow: see the project's own settings"]
+markers = ["slow: see the project's own settings", "posix: see there", "sampled: see there"]
 filterwarnings = ["error"]
 """
 

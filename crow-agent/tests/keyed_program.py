@@ -19,7 +19,7 @@ from crow_core.mcp.tool import ToolCall
 from crow_core.messages.message import Message, marker_kind
 from crow_core.session.session import Session
 from crow_core.testing import Reply, ScriptedModel
-from crow_extensions.steering import get_steering
+from crow_extensions.steering import STEERING
 from crow_persistence.extension import SqlStore
 
 *keys, moment = sys.argv[1:]
@@ -55,7 +55,7 @@ async def note(text: str) -> str:
     if text in ("steered", "joined"):
         session = apps[-1].sessions["work"]
         steers.append(asyncio.ensure_future(steer("Rather in blue.")))
-        while not get_steering(session).waiting:
+        while not session.state[STEERING].waiting:
             await asyncio.sleep(0)
     return run("note", text)
 

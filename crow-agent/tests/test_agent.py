@@ -30,7 +30,7 @@ from crow_core.mcp.tool import ToolCall
 from crow_core.messages.message import to_parts
 from crow_core.session.session import Session
 from crow_core.testing import Reply, ScriptedCall
-from crow_extensions.steering import STEERING, get_steering
+from crow_extensions.steering import STEERING
 from crow_testing.clock import advance_clock
 from fastmcp.utilities.types import Image
 from pydantic import BaseModel, Field
@@ -398,7 +398,7 @@ def test_words_do_not_prolong_a_turn_whose_budget_is_used_up(make_agent: Make) -
         """Wait for the words of the user."""
         (open_session,) = apps[-1].sessions.values()
         steers.append(asyncio.ensure_future(session.steer("Rather in blue.")))
-        while not get_steering(open_session).waiting:
+        while not open_session.state[STEERING].waiting:
             await asyncio.sleep(0)
         return "heard"
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from crow_agent import Agent, Result
 from crow_core.acp.schema import CreateElicitationRequest
-from crow_core.mcp.server import SHARED
+from crow_core.mcp.shared_servers import SHARED
 from crow_core.testing import Reply
 from fastmcp import FastMCP
 
@@ -243,7 +243,7 @@ async def test_question_waits_until_it_is_clear_which_session_it_is_for(make: Ma
         await raw.until("held-1")
         asking = asyncio.ensure_future(two.prompt('ask {"message": "Which?"}'))
         async with asyncio.timeout(30):
-            while not any(server.asks for servers in SHARED.values() for server in servers.values()):
+            while not any(server.calls.asks for servers in SHARED.values() for server in servers.values()):
                 await asyncio.sleep(0.01)
         asked.clear()
         later = asyncio.ensure_future(three.prompt("pid"))

@@ -34,7 +34,7 @@ from crow_core.testing import Failure, Raw, Reply, ScriptedCall, ScriptedServer
 from crow_core.testing.wire import INVALID_LINES
 
 if TYPE_CHECKING:
-    from conftest import Machine, PipeReader
+    from crow_testing.command_fixtures import Machine, PipeReader
 
 pytestmark = [pytest.mark.anyio, pytest.mark.processes]
 

@@ -13,7 +13,7 @@ from crow_persistence.audit import hash_row
 from crow_persistence.audit_key import load
 
 if TYPE_CHECKING:
-    from conftest import Machine, Prefork
+    from crow_testing.command_fixtures import Machine, Prefork
 
 pytestmark = pytest.mark.anyio
 

@@ -17,7 +17,7 @@ with suppress(ImportError):  # Windows has no pseudo-terminals
     import pty
 
 if TYPE_CHECKING:
-    from conftest import Machine
+    from crow_testing.command_fixtures import Machine
 
 pytestmark = pytest.mark.anyio
 

@@ -17,7 +17,7 @@ import pytest
 from crow_core.testing import Reply, ScriptedCall, ScriptedServer
 
 if TYPE_CHECKING:
-    from conftest import Machine
+    from crow_testing.command_fixtures import Machine
 
 pytestmark = pytest.mark.anyio
 

@@ -17,7 +17,7 @@ import pytest
 from crow_core.testing import Reply, ScriptedServer
 
 if TYPE_CHECKING:
-    from conftest import Machine, Prefork
+    from crow_testing.command_fixtures import Machine, Prefork
 
 pytestmark = pytest.mark.anyio
 
@@ -178,7 +178,13 @@ async def test_prune_lists_what_would_go_and_deletes_it_only_when_told_to(aged: 
 async def test_prune_by_size_keeps_the_latest_sessions(aged: "Machine"):
     said = (await aged.crow("db", "prune", "--max-size", "100", "--yes")).err
     assert re.fullmatch(r"All sessions take about 3\d\d,\d{3} bytes, no more than 100 MB: none has to go.\n", said)
-    assert "There is no such session." in (await aged.crow("db", "prune", "--max-size", "0", "--older-than", "999")).err
+    old = (await aged.crow("db", "prune", "--max-size", "0", "--older-than", "999")).err
+    assert old == "No session was last used more than 999 days ago.\n"
+    elsewhere = (await aged.crow("db", "prune", "--folder", str(aged.home), "--older-than", "999")).err
+    assert elsewhere == f"No session in {aged.home} or below it was last used more than 999 days ago.\n"
+    assert (await aged.crow("db", "prune", "--folder", str(aged.home))).err == (
+        f"There is no session in {aged.home} or below it.\n"
+    )
     assert (await aged.crow("db", "prune", "--max-size", "0", "--yes")).code == 0
     assert await list_titles(aged) == []
 

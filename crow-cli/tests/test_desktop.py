@@ -13,7 +13,7 @@ from crow_agent.settings.login_path import complete_path
 from crow_core.testing import Reply, ScriptedCall, ScriptedServer
 
 if TYPE_CHECKING:
-    from conftest import Machine
+    from crow_testing.command_fixtures import Machine
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="has no login shell")
 SYSTEM_PATH = "/usr/bin:/bin"

@@ -21,7 +21,7 @@ from crow_core.testing import Failure, Reply, ScriptedServer
 from crow_testing.chaos import CHAOS
 
 if TYPE_CHECKING:
-    from conftest import Machine
+    from crow_testing.command_fixtures import Machine
 
 pytestmark = pytest.mark.anyio
 

@@ -15,7 +15,7 @@ from crow_agent.settings.home import Home
 from crow_cli import machine as checks
 
 if TYPE_CHECKING:
-    from conftest import Machine
+    from crow_testing.command_fixtures import Machine
 
 pytestmark = pytest.mark.anyio
 
@@ -137,7 +137,7 @@ def test_a_locked_database_is_told(tmp_path: Path):
 
 
 def test_a_check_that_fails_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    def fail(machine: checks.Machine):
+    def fail(machine: checks.CheckedMachine):
         raise OSError("the disk is gone")
         yield
 

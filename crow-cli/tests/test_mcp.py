@@ -20,7 +20,7 @@ from crow_persistence.extension import persistence
 from fastmcp import FastMCP
 
 if TYPE_CHECKING:
-    from conftest import Machine
+    from crow_testing.command_fixtures import Machine
 
 pytestmark = pytest.mark.anyio
 

@@ -27,7 +27,7 @@ from fastmcp.server.auth.providers.in_memory import InMemoryOAuthProvider
 from keyring.backends import fail
 
 if TYPE_CHECKING:
-    from conftest import Machine
+    from crow_testing.command_fixtures import Machine
 
 pytestmark = pytest.mark.anyio
 

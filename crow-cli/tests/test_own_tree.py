@@ -15,7 +15,7 @@ from crow_mcp_server.terminal.command_watchdog import MARK_VARIABLE
 from crow_permissions.running import MARKS, RunningAgents
 
 if TYPE_CHECKING:
-    from conftest import Machine
+    from crow_testing.command_fixtures import Machine
 
 pytestmark = pytest.mark.anyio
 

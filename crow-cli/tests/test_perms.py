@@ -10,7 +10,7 @@ from crow_core.testing import Reply, ScriptedServer
 from crow_permissions.kept_answers import AnswerRule, KeptAnswer, KeptAnswers
 
 if TYPE_CHECKING:
-    from conftest import Machine
+    from crow_testing.command_fixtures import Machine
 
 pytestmark = pytest.mark.anyio
 

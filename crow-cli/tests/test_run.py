@@ -17,7 +17,7 @@ import pytest
 from crow_core.testing import Failure, Reply, ScriptedCall, ScriptedServer
 
 if TYPE_CHECKING:
-    from conftest import Machine, PersonAtTerminal, PipeReader
+    from crow_testing.command_fixtures import Machine, PersonAtTerminal, PipeReader
 
 pytestmark = pytest.mark.anyio
 

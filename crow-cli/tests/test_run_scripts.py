@@ -18,7 +18,7 @@ with suppress(ImportError):  # Windows has no pseudo-terminals
     import pty
 
 if TYPE_CHECKING:
-    from conftest import CommandResult, Machine
+    from crow_testing.command_fixtures import CommandResult, Machine
 
 pytestmark = pytest.mark.anyio
 

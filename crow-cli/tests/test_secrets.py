@@ -14,7 +14,7 @@ from crow_core.acp.schema import EnvVariable, HttpHeader, McpServer
 from crow_core.testing import Failure, Reply, ScriptedCall, ScriptedServer
 
 if TYPE_CHECKING:
-    from conftest import Machine
+    from crow_testing.command_fixtures import Machine
 
 pytestmark = pytest.mark.anyio
 

@@ -32,7 +32,7 @@ from websockets.exceptions import InvalidStatus
 from websockets.frames import CloseCode
 
 if TYPE_CHECKING:
-    from conftest import ForkedProcess, Machine, PipeReader
+    from crow_testing.command_fixtures import ForkedProcess, Machine, PipeReader
 
 pytestmark = pytest.mark.anyio
 

@@ -10,7 +10,7 @@ from crow_core.testing import Reply, ScriptedServer
 from skills_ref import validate as validate_by_specification
 
 if TYPE_CHECKING:
-    from conftest import Machine
+    from crow_testing.command_fixtures import Machine
 
 pytestmark = pytest.mark.anyio
 

@@ -11,7 +11,7 @@ from crow_core.testing.wire import connect_raw
 from crow_persistence.extension import persistence
 
 if TYPE_CHECKING:
-    from conftest import Machine
+    from crow_testing.command_fixtures import Machine
 
 pytestmark = pytest.mark.anyio
 

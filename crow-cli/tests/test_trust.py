@@ -11,7 +11,7 @@ from crow_core.testing import Reply, ScriptedServer
 from crow_permissions.running import MARKS
 
 if TYPE_CHECKING:
-    from conftest import Machine, PersonAtTerminal
+    from crow_testing.command_fixtures import Machine, PersonAtTerminal
 
 pytestmark = pytest.mark.anyio
 

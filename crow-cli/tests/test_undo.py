@@ -7,7 +7,7 @@ import pytest
 from crow_core.testing import Reply, ScriptedCall, ScriptedServer
 
 if TYPE_CHECKING:
-    from conftest import Machine, Prefork
+    from crow_testing.command_fixtures import Machine, Prefork
 
 pytestmark = pytest.mark.anyio
 

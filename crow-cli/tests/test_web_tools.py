@@ -10,7 +10,7 @@ from crow_core.testing import Reply, ScriptedModel, connect
 from crow_persistence.extension import persistence
 
 if TYPE_CHECKING:
-    from conftest import Machine
+    from crow_testing.command_fixtures import Machine
 
 pytestmark = pytest.mark.anyio
 

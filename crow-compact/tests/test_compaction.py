@@ -31,7 +31,7 @@ from crow_core.session.session import Session
 from crow_core.testing import Editor, Failure, Reply, ScriptedModel, ScriptedServer, connect
 from crow_core.testing.script import ScriptedCall as Use
 from crow_extensions.commands import commands
-from crow_extensions.steering import get_steering, steering
+from crow_extensions.steering import STEERING, steering
 from crow_extensions.usage import LAST_REQUEST, usage
 from fastmcp import FastMCP
 from fastmcp.utilities.types import Image
@@ -186,7 +186,7 @@ async def test_words_that_arrive_during_a_compaction_are_in_the_next_request_wor
         if is_compaction(request) and not asked:
             prompt = [{"type": "text", "text": "Rather in blue."}]
             asked.append(asyncio.ensure_future(talk.editor.request("_crow/steer", {"sessionId": id, "prompt": prompt})))
-            while not get_steering(talk.session).waiting:
+            while not talk.session.state[STEERING].waiting:
                 await asyncio.sleep(0)
         return speaker(request)
 
@@ -212,7 +212,7 @@ async def test_words_that_are_waiting_when_the_conversation_is_compacted_stay_wo
         if tokens(request) > WINDOW * 0.6 and not asked:
             prompt = [{"type": "text", "text": words}]
             asked.append(asyncio.ensure_future(talk.editor.request("_crow/steer", {"sessionId": id, "prompt": prompt})))
-            while not get_steering(talk.session).waiting:
+            while not talk.session.state[STEERING].waiting:
                 await asyncio.sleep(0)
         return speaker(request)
 

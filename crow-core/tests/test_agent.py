@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from crow_core import __version__
 from crow_core.acp.schema import AUTH_REQUIRED, INTERNAL_ERROR, INVALID_PARAMS, METHOD_NOT_FOUND
-from crow_core.agent.acp_agent import LazyApp
+from crow_core.agent.app_source import LazyApp
 from crow_core.app import Crow
 from crow_core.errors import ConfigError, ModelError
 from crow_core.testing import Reply, ScriptedModel

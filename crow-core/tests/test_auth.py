@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from crow_core.acp.schema import AUTH_REQUIRED
-from crow_core.agent.acp_agent import Announced, LazyApp
+from crow_core.agent.app_source import Announced, LazyApp
 from crow_core.app import Crow
 from crow_core.errors import ModelError
 from crow_core.testing import Reply, ScriptedModel

@@ -37,9 +37,10 @@ from crow_core.acp.transports import memory_pair
 from crow_core.agent.acp_agent import AcpAgent
 from crow_core.app import Crow
 from crow_core.errors import ElicitationError, ModelError
-from crow_core.mcp import schemas
-from crow_core.mcp import server as servers
-from crow_core.mcp.server import RunningCall, Server
+from crow_core.mcp import running_calls, schemas
+from crow_core.mcp.running_calls import RunningCall
+from crow_core.mcp.server import Server
+from crow_core.mcp.server_source import from_acp
 from crow_core.messages.message import marker_kind
 from crow_core.models.model_call import ModelCall
 from crow_core.models.token_usage import SESSION_TOTALS
@@ -84,7 +85,7 @@ def in_memory(mode: str, **more: Any) -> Server:
 
 
 def over_stdio(mode: str, **more: Any) -> Server:
-    server = servers.from_acp(McpServer(name="birds", command=sys.executable, args=[str(BIRDS)], env=[]), "/")
+    server = from_acp(McpServer(name="birds", command=sys.executable, args=[str(BIRDS)], env=[]), "/")
     for name, value in {"mode": mode, **more}.items():
         setattr(server, name, value)
     return server
@@ -233,7 +234,7 @@ async def test_progress_is_shown_without_control_characters_and_secrets(birds: B
 async def test_tool_call_with_progress_does_not_time_out(mode: str, monkeypatch: pytest.MonkeyPatch):
     """The test's own clock advances with each progress notification, so that a busy machine does not matter."""
     passed = 0.0
-    monkeypatch.setattr(servers, "monotonic", lambda: passed)
+    monkeypatch.setattr(running_calls, "monotonic", lambda: passed)
     server = FastMCP("birds")
 
     @server.tool
@@ -257,7 +258,7 @@ async def test_timeout_of_a_server_applies_to_its_tool_calls(birds: Birds):
 
 
 async def test_tool_call_with_progress_ends_at_the_limit(birds: Birds, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(servers, "CALL_LIMIT", 0.5)
+    monkeypatch.setattr(running_calls, "CALL_LIMIT", 0.5)
     model = script(use("tick", times=100_000, every=0.02))
     await turn(model, birds(timeout=100))
     assert results(model) == ["The tool failed: it timed out: no call may take 0.5 s."]
@@ -285,7 +286,7 @@ async def test_tool_call_does_not_time_out_while_a_question_is_open(monkeypatch:
         await wait_for_checks()
         return answer.action
 
-    monkeypatch.setattr(servers, "monotonic", lambda: passed)
+    monkeypatch.setattr(running_calls, "monotonic", lambda: passed)
     monkeypatch.setattr(RunningCall, "seconds_left", count_and_note)
     model = script(use("choose"))
     crow = crow_with(model, Server("birds", lambda: server, timeout=0.1, mode="legacy"))

@@ -22,14 +22,13 @@ from crow_core.messages.passes import (
     PASSES,
     SUMMARY_TEMPLATE,
     complete_answers,
-    drop_markers,
     drop_notes,
     drop_rewound,
-    drop_thoughts,
+    drop_unsent,
     find_markers,
     join_user_messages,
     move_images,
-    repair_arguments,
+    repair_calls,
     select_entries,
     view,
 )
@@ -412,7 +411,7 @@ def test_parts_taken_at_any_time_give_the_reply(drawn: list[tuple[Any, bool]]) -
 
 def test_markers_are_not_sent() -> None:
     log: list[Message] = [{"crow": {"kind": "title"}}, user("Hi"), {"crow": {"kind": "render"}}]
-    assert drop_markers(log) == [user("Hi")]
+    assert drop_unsent(log) == [user("Hi")]
 
 
 @pytest.mark.parametrize(
@@ -427,31 +426,27 @@ def test_markers_are_not_sent() -> None:
     ],
 )
 def test_reply_without_text_or_calls_is_not_sent(silent: Message) -> None:
-    assert drop_thoughts([user("Hi"), silent, says("Yes")]) == [user("Hi"), says("Yes")]
+    assert drop_unsent([user("Hi"), silent, says("Yes")]) == [user("Hi"), says("Yes")]
 
 
 def test_reply_with_calls_only_is_sent() -> None:
-    assert drop_thoughts([assistant_with_calls(use("a"), content=None)]) == [
-        assistant_with_calls(use("a"), content=None)
-    ]
+    assert drop_unsent([assistant_with_calls(use("a"), content=None)]) == [assistant_with_calls(use("a"), content=None)]
 
 
 def test_invalid_arguments_are_sent_as_an_object_that_shows_them() -> None:
     log = [assistant_with_calls(use("a", arguments='{"x": '), use("b", arguments='{"x": 1}'))]
-    assert repair_arguments(log) == [
+    assert repair_calls(log) == [
         assistant_with_calls(use("a", arguments='{"invalid_json":"{\\"x\\": "}'), use("b", arguments='{"x": 1}'))
     ]
 
 
 def test_arguments_with_half_a_surrogate_pair_are_shown_unchanged() -> None:
     log = [assistant_with_calls(use("a", arguments='{"x": "\ud800"}'))]
-    assert repair_arguments(log) == [
-        assistant_with_calls(use("a", arguments='{"invalid_json":"{\\"x\\": \\"\ud800\\"}"}'))
-    ]
+    assert repair_calls(log) == [assistant_with_calls(use("a", arguments='{"invalid_json":"{\\"x\\": \\"\ud800\\"}"}'))]
 
 
 def test_missing_arguments_are_sent_as_an_empty_object() -> None:
-    assert repair_arguments([assistant_with_calls(use("a", arguments=""))]) == [
+    assert repair_calls([assistant_with_calls(use("a", arguments=""))]) == [
         assistant_with_calls(use("a", arguments="{}"))
     ]
 

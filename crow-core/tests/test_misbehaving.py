@@ -26,9 +26,9 @@ from crow_core.acp.schema import (
     McpServer,
 )
 from crow_core.app import Crow
-from crow_core.mcp import server as servers
 from crow_core.mcp import stdio
 from crow_core.mcp.server import Server
+from crow_core.mcp.server_source import from_acp
 from crow_core.testing import Reply, ScriptedModel, connect
 from crow_core.testing.script import ScriptedCall as Use
 from crow_system import CHOSEN, find_descendants
@@ -172,7 +172,7 @@ async def test_faulty_server_has_an_error_and_the_others_work(
 ):
     """The session goes on, the next call reaches the server again, no process is left, and nothing was printed."""
     outcome = OUTCOMES[fault]
-    server = servers.from_acp(marked.server(fault), "/")
+    server = from_acp(marked.server(fault), "/")
     server.start_timeout = 2 if "within 2 s" in outcome.notice else None
     steps = iter([("bad_bad", outcome.bad), ("bad_pid", outcome.pid)])
 
@@ -403,8 +403,8 @@ async def test_long_answer_is_written_to_a_file_that_the_model_may_read(
 
 async def test_long_answer_without_a_file_still_is_an_answer(marked: Marked, tmp_path: Path):
     """As when the disk is full."""
-    server = servers.from_acp(marked.server("answers with 100 MB"), "/")
-    server.find_folder = lambda: tmp_path / "gone"
+    server = from_acp(marked.server("answers with 100 MB"), "/")
+    server.calls.find_folder = lambda: tmp_path / "gone"
     answer, after = await server.call("bad", {}, {}), await server.call("pid", {}, {})
     await server.close()
     assert re.fullmatch(r"(?s).*bytes left out; it was not saved\].*the end.*", answer.content[0]["text"])
@@ -419,7 +419,7 @@ async def served(web: Any, path: str = "mcp") -> AsyncGenerator[Server]:
     http = uvicorn.Server(uvicorn.Config(web, log_config=None, ws="none", timeout_graceful_shutdown=1))
     serving = asyncio.ensure_future(http.serve(sockets=[listener]))
     url = f"http://127.0.0.1:{listener.getsockname()[1]}/{path}"
-    server = servers.from_acp(McpServer(name="bad", type="sse" if path == "sse" else "http", url=url, headers=[]), "/")
+    server = from_acp(McpServer(name="bad", type="sse" if path == "sse" else "http", url=url, headers=[]), "/")
     try:
         yield server
     finally:
@@ -442,7 +442,7 @@ async def test_long_answer_over_http_is_shortened_and_written_to_a_file(
 
     path = "sse" if transport == "sse" else "mcp"
     async with served(bad.http_app(transport=transport), path) as server:
-        server.mode, server.find_folder = mode, lambda: tmp_path
+        server.mode, server.calls.find_folder = mode, lambda: tmp_path
         assert await server.list()  # now the output schema is known
         short, long, too_long, after = [await server.call("bad", {"lines": n}, {}) for n in (1, 2_000, 120_000, 2)]
     assert (len(short.content[0]["text"]), len(long.content[0]["text"])) == (107, 200_007)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from crow_core.acp.schema import AgentMessageChunk, LoadSessionRequest
-from crow_core.agent.acp_agent import Announced, LazyApp
+from crow_core.agent.app_source import Announced, LazyApp
 from crow_core.app import Crow
 from crow_core.session.session import Session
 from crow_core.testing import MemoryStore, Reply, ScriptedModel, connect

@@ -30,8 +30,10 @@ from crow_core.acp.schema import (
 )
 from crow_core.app import Crow
 from crow_core.mcp import server as servers
+from crow_core.mcp import server_connection
 from crow_core.mcp import tool as tool_module
 from crow_core.mcp.server import Server
+from crow_core.mcp.server_source import from_acp
 from crow_core.messages.message import marker_kind
 from crow_core.testing import Reply, ScriptedModel, connect
 from crow_core.testing.script import ScriptedCall as Use
@@ -286,7 +288,7 @@ async def test_a_hanging_server_delays_the_first_prompt_for_a_limited_time(
 ):
     monkeypatch.setattr(servers, "START_TIMEOUT", 200)
     model = one_by_one(use("good_pid"))
-    hung = servers.from_acp(stdio.config("hung", "hang"), "/")
+    hung = from_acp(stdio.config("hung", "hang"), "/")
     crow = Crow(model)
     crow.mcp_servers(lambda session: [hung])
     async with connect(crow, servers_wait=1) as editor:
@@ -316,7 +318,7 @@ async def test_a_server_that_starts_late_joins_at_the_start_of_a_turn(stdio: Std
                 return Reply("Done.")
 
     model = ScriptedModel(script)
-    late = servers.from_acp(stdio.config("late", "after"), "/")
+    late = from_acp(stdio.config("late", "after"), "/")
     crow = Crow(model, servers=[Server("demo", lambda: server, shared=True)])
     crow.mcp_servers(lambda session: [late])
     async with connect(crow, servers_wait=0.5) as editor:
@@ -399,7 +401,7 @@ async def test_server_that_fails_while_the_first_turn_runs_is_reported_in_that_t
 
     model = ScriptedModel(script)
     crow = Crow(model)
-    bad = servers.from_acp(stdio.config("bad", "exit-after"), "/")
+    bad = from_acp(stdio.config("bad", "exit-after"), "/")
     crow.mcp_servers(lambda session: [bad])
     async with connect(crow, servers_wait=0.1) as editor:
         session = await editor.new_session("/")
@@ -430,7 +432,7 @@ async def test_a_server_that_does_not_start_is_reported_and_the_others_work(
         "missing": McpServer(name=name, command="no-such-command-7", args=[], env=[]),
         "dead": McpServer(name=name, type="http", url="http://127.0.0.1:9/mcp", headers=[]),
     }
-    bad = servers.from_acp(known.get(name) or stdio.config(name, name), "/")
+    bad = from_acp(known.get(name) or stdio.config(name, name), "/")
     bad.start_timeout = 2 if name == "hang" else None
     model = one_by_one(use("good_pid"))
     crow = Crow(model)
@@ -579,7 +581,7 @@ async def test_a_hanging_call_can_be_cancelled_and_the_server_stays_connected(st
 @pytest.mark.parametrize("mode", ["good", "hang", "stubborn"])
 async def test_a_closed_session_leaves_no_process_running(mode: str, stdio: Stdio, monkeypatch: pytest.MonkeyPatch):
     """Not even one that ignores the end of its input and SIGTERM."""
-    monkeypatch.setattr(servers, "STOP_GRACE", 0.3)
+    monkeypatch.setattr(server_connection, "STOP_GRACE", 0.3)
     async with connect(Crow(ScriptedModel([]))) as editor:
         session = await editor.new_session("/", [stdio.config("demo", mode), stdio.config("other")])
         await stdio.until_started(2)
@@ -682,8 +684,8 @@ async def test_a_shared_server_outlives_sessions_and_is_connected_once():
 
 async def test_a_shared_server_that_hangs_does_not_end_a_turn(stdio: Stdio, monkeypatch: pytest.MonkeyPatch):
     """The second session stops waiting first, which ends the connection that the first one waits for."""
-    monkeypatch.setattr(servers, "STOP_GRACE", 0.01)
-    hung = servers.from_acp(stdio.config("hung", "hang"), "/")
+    monkeypatch.setattr(server_connection, "STOP_GRACE", 0.01)
+    hung = from_acp(stdio.config("hung", "hang"), "/")
     hung.shared = True
     hung.start_timeout = 200
     async with connect(Crow(ScriptedModel(lambda request: Reply("Hello.")), servers=[hung])) as editor:
@@ -799,7 +801,7 @@ async def test_tool_names_do_not_depend_on_which_server_connects_first(first: st
 async def test_a_server_offers_tools_that_are_allowed_and_not_denied(
     allow: list[str], deny: list[str], left: list[str], stdio: Stdio
 ):
-    server = servers.from_acp(stdio.config("demo"), "/")
+    server = from_acp(stdio.config("demo"), "/")
     server.allow, server.deny = allow, deny
     model = ScriptedModel([Reply("Hello.")])
     crow = Crow(model)
@@ -903,7 +905,7 @@ async def test_a_tool_with_an_invalid_schema_is_offered_without_it():
 
 async def test_the_client_of_a_server_gives_access_to_resources_and_prompts(stdio: Stdio):
     """Extensions use it for resources and prompts."""
-    server = servers.from_acp(stdio.config("demo"), "/")
+    server = from_acp(stdio.config("demo"), "/")
     client = await server.client()
     assert [tool.name for tool in await client.list_tools()] == ["pid", "die", "spawn", "surroundings", "hang"]
     assert await server.client() is client
@@ -997,7 +999,7 @@ print(fastmcp.settings.client_disconnect_timeout, sorted(name for name in os.env
 @pytest.mark.slow
 def test_env_file_of_the_working_folder_does_not_change_fastmcps_settings(tmp_path: Path):
     (tmp_path / ".env").write_text("FASTMCP_CLIENT_DISCONNECT_TIMEOUT=77\n")
-    ours = "from threading import Thread\nfrom crow_core.mcp.server import import_sdk\n"
+    ours = "from threading import Thread\nfrom crow_core.mcp.sdk_import import import_sdk\n"
     ours += "threads = [Thread(target=import_sdk) for _ in range(4)]\n"
     ours += "[thread.start() for thread in threads]\n[thread.join() for thread in threads]\n"
 
@@ -1013,7 +1015,7 @@ ENDS_DURING_AN_IMPORT = """
 import asyncio, atexit, time
 from threading import Event
 from typing import Annotated
-from crow_core.mcp.server import run_in_thread
+from crow_core.mcp.sdk_import import run_in_thread
 from pydantic import BeforeValidator, TypeAdapter
 
 began, ending = Event(), Event()

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from crow_core.acp.schema import AUTH_REQUIRED, INVALID_PARAMS, METHOD_NOT_FOUND
-from crow_core.agent.acp_agent import LazyApp
+from crow_core.agent.app_source import LazyApp
 from crow_core.app import Crow
 from crow_core.errors import ConfigError, ModelError
 from crow_core.models.chat_model import ChatModel

@@ -28,8 +28,8 @@ from crow_core.acp.schema import (
 from crow_core.acp.transports import memory_pair
 from crow_core.agent.acp_agent import AcpAgent
 from crow_core.app import Crow
-from crow_core.elicitation import FormAnswer
 from crow_core.errors import ElicitationError, EndTurn
+from crow_core.mcp.elicitation import FormAnswer
 from crow_core.messages.message import Message
 from crow_core.session.session import Session
 from crow_core.testing import Editor, Reply, ScriptedModel, connect

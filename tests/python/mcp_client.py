@@ -28,7 +28,8 @@ from crow_core.acp.schema import (
     McpServer,
 )
 from crow_core.app import Crow
-from crow_core.mcp.server import Server, import_sdk
+from crow_core.mcp.sdk_import import import_sdk
+from crow_core.mcp.server import Server
 from crow_core.testing import Reply, ScriptedModel, connect
 from msgspec import to_builtins
 

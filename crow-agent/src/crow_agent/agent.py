@@ -195,7 +195,7 @@ class Agent:
 
     async def _build(self) -> "Crow":
         """Make the app in this process."""
-        from crow_core.mcp.server import share_server
+        from crow_core.mcp.shared_servers import share_server
         from crow_core.session.prompts import Prompt
         from crow_extensions.ask_user import ask_user
         from crow_extensions.other_agents import other_agents

@@ -14,14 +14,16 @@ import crow_mcp_server
 from crow_compact.extension import compact
 from crow_core.agent.client_files import ClientWorkspace, terminals
 from crow_core.app import Crow
-from crow_core.elicitation import can_ask
 from crow_core.errors import ConfigError, ElicitationError
 from crow_core.masking import find_secrets
-from crow_core.mcp.server import Server, share_server
+from crow_core.mcp.elicitation import can_ask
+from crow_core.mcp.server import Server
+from crow_core.mcp.shared_servers import share_server
 from crow_core.messages.message import Message, list_edits
 from crow_core.messages.notes import EditNotes
-from crow_core.messages.passes import drop_rewound, find_shell
+from crow_core.messages.passes import drop_rewound
 from crow_core.models.model_call import Model
+from crow_core.session.folders import find_shell
 from crow_core.session.prompts import Prompt
 from crow_core.session.session import Session
 from crow_core.session_state import StateKey

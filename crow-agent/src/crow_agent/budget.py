@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from crow_core.spending import Spending, limit_calls
+from crow_extensions.spending import Spending, limit_calls
 
 from crow_agent.errors import BudgetSpent
 

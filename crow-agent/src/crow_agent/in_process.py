@@ -5,7 +5,9 @@ from functools import partial
 from typing import Any
 
 from crow_core.acp.schema import NewSessionRequest, PromptRequest
-from crow_core.agent.acp_agent import AcpAgent, Announced, check_id
+from crow_core.agent.acp_agent import AcpAgent
+from crow_core.agent.app_source import Announced
+from crow_core.agent.request_params import check_id
 from crow_core.app import Crow
 from crow_core.errors import StoreError
 from crow_core.messages.message import Message, get_id

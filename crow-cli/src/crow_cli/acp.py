@@ -12,7 +12,9 @@ from crow_agent.settings.discovery import search_models, takes_audio
 from crow_agent.settings.home import Home
 from crow_agent.settings.login_path import complete_path, lacks_login_path
 from crow_core.acp.transports import stdio
-from crow_core.agent.acp_agent import TERMINAL_LOGIN, AcpAgent, Announced, LazyApp, announce
+from crow_core.agent.acp_agent import AcpAgent
+from crow_core.agent.agent_capabilities import TERMINAL_LOGIN
+from crow_core.agent.app_source import Announced, LazyApp, announce
 from crow_core.app import Crow
 from crow_core.errors import ConfigError, ModelError
 from crow_core.models.model_call import Model

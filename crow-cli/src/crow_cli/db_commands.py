@@ -113,7 +113,9 @@ def prune(older_than: int | None, folder: Path | None, max_size: int | None, yes
         if not chosen and max_size is not None and size <= max_size * 1_000_000:
             print_note(f"All sessions take about {size:,} bytes, no more than {max_size:,} MB: none has to go.")
         elif not chosen:
-            print_note("There is no such session.")
+            where = f" in {folder} or below it" if folder else ""
+            old = f"No session{where} was last used more than {older_than} days ago."
+            print_note(f"There is no session{where}." if older_than is None else old)
         for copy in copies if yes else ():
             copy.unlink()
         for copy in copies:

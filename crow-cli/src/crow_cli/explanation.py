@@ -18,7 +18,8 @@ from crow_agent.settings.trust import TrustedFolders
 from crow_core.mcp.server import Server
 from crow_core.mcp.tool import Tool, ToolCall
 from crow_core.messages.message import RawToolCall
-from crow_core.session.session import Folders, Hooks, Session
+from crow_core.session.folders import Folders
+from crow_core.session.session import Hooks, Session
 from crow_permissions.exits import find_exit
 from crow_permissions.extension import judge_git
 from crow_permissions.judgement import Mode, SessionPermissions, judge

@@ -52,11 +52,11 @@ class Finding:
     """The finding and, unless the verdict is `ok`, the remedy."""
 
 
-Check = Callable[["Machine"], Iterator[tuple[Verdict, str]]]
+Check = Callable[["CheckedMachine"], Iterator[tuple[Verdict, str]]]
 
 
 @dataclass(frozen=True)
-class Machine:
+class CheckedMachine:
     """The machine as the checks see it."""
 
     env: Mapping[str, str]
@@ -70,7 +70,7 @@ class Machine:
 
 def examine(env: Mapping[str, str], folder: Path) -> list[Finding]:
     """Run all checks. A check that fails itself is reported, and the others go on."""
-    machine = Machine(env, folder, Home.find(env))
+    machine = CheckedMachine(env, folder, Home.find(env))
     with suppress(ConfigError):  # `check_settings` reports it
         machine = replace(machine, config=load_config(machine.home, env))
     findings: list[Finding] = []
@@ -82,7 +82,7 @@ def examine(env: Mapping[str, str], folder: Path) -> list[Finding]:
     return findings
 
 
-def check_python(machine: Machine) -> Iterator[tuple[Verdict, str]]:
+def check_python(machine: CheckedMachine) -> Iterator[tuple[Verdict, str]]:
     version = ".".join(map(str, sys.version_info[:3]))
     if sys.flags.optimize > 1:
         yield "partly", f"Python {version} runs with -OO, which removes docstrings. Unset PYTHONOPTIMIZE."
@@ -94,7 +94,7 @@ def check_python(machine: Machine) -> Iterator[tuple[Verdict, str]]:
     yield "ok", f"Python {version}, {sys.executable}."
 
 
-def check_programs(machine: Machine) -> Iterator[tuple[Verdict, str]]:
+def check_programs(machine: CheckedMachine) -> Iterator[tuple[Verdict, str]]:
     path = machine.env.get("PATH", os.defpath)
     if git := shutil.which("git", path=path):
         yield "ok", f"git: {git}."
@@ -113,7 +113,7 @@ def check_programs(machine: Machine) -> Iterator[tuple[Verdict, str]]:
         yield "partly", f"SHELL={login} is no program. Set SHELL to your shell."
 
 
-def check_settings(machine: Machine) -> Iterator[tuple[Verdict, str]]:
+def check_settings(machine: CheckedMachine) -> Iterator[tuple[Verdict, str]]:
     home, env = machine.home, machine.env
     try:
         config, variables = load_config(home, env), load_environment(home, env)
@@ -148,7 +148,7 @@ def check_settings(machine: Machine) -> Iterator[tuple[Verdict, str]]:
             )
 
 
-def check_servers(machine: Machine) -> Iterator[tuple[Verdict, str]]:
+def check_servers(machine: CheckedMachine) -> Iterator[tuple[Verdict, str]]:
     config = machine.config
     path = machine.env.get("PATH", os.defpath)
     for name, server in config.mcp.servers.items() if config else ():
@@ -172,7 +172,7 @@ def check_servers(machine: Machine) -> Iterator[tuple[Verdict, str]]:
             )
 
 
-def check_folders(machine: Machine) -> Iterator[tuple[Verdict, str]]:
+def check_folders(machine: CheckedMachine) -> Iterator[tuple[Verdict, str]]:
     home = machine.home
     for folder in dict.fromkeys((home.config, home.data)):
         existing = next(one for one in (folder, *folder.parents) if one.exists())
@@ -201,7 +201,7 @@ def check_folders(machine: Machine) -> Iterator[tuple[Verdict, str]]:
             yield "no", f"{file} can be {what} by other users. Run: chmod 600 '{file}'"
 
 
-def check_database(machine: Machine) -> Iterator[tuple[Verdict, str]]:
+def check_database(machine: CheckedMachine) -> Iterator[tuple[Verdict, str]]:
     if machine.config is None:
         return
     from crow_persistence.database import LATEST_REVISION, Database, read_revision  # imports SQLAlchemy
@@ -260,7 +260,7 @@ def find_filesystem(path: Path) -> str:
     return found[1]
 
 
-def check_trust(machine: Machine) -> Iterator[tuple[Verdict, str]]:
+def check_trust(machine: CheckedMachine) -> Iterator[tuple[Verdict, str]]:
     files = list_settings(machine.folder)
     if not files:
         return
@@ -276,7 +276,7 @@ def check_trust(machine: Machine) -> Iterator[tuple[Verdict, str]]:
         yield "no", str(error)
 
 
-def check_path(machine: Machine) -> Iterator[tuple[Verdict, str]]:
+def check_path(machine: CheckedMachine) -> Iterator[tuple[Verdict, str]]:
     own = shutil.which("crow", path=machine.env.get("PATH", ""))
     if own is None:
         yield (
@@ -296,7 +296,7 @@ def check_path(machine: Machine) -> Iterator[tuple[Verdict, str]]:
         yield "partly", f"PATH has the relative folder {name!r}: a project could replace programs. Remove it."
 
 
-def check_locale(machine: Machine) -> Iterator[tuple[Verdict, str]]:
+def check_locale(machine: CheckedMachine) -> Iterator[tuple[Verdict, str]]:
     encoding = codecs.lookup(locale.getencoding()).name
     if encoding != "utf-8" and not sys.flags.utf8_mode and not system.WINDOWS:  # there, it is always a code page
         yield "partly", f"The locale's encoding is {encoding}: text may be garbled. Set LANG=C.UTF-8."
@@ -307,7 +307,7 @@ def check_locale(machine: Machine) -> Iterator[tuple[Verdict, str]]:
         yield "ok", "Text is UTF-8."
 
 
-def check_network(machine: Machine) -> Iterator[tuple[Verdict, str]]:
+def check_network(machine: CheckedMachine) -> Iterator[tuple[Verdict, str]]:
     env = machine.env
     for name in ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
         if (value := env.get(name)) and not os.access(value, os.R_OK):
@@ -335,7 +335,7 @@ def check_network(machine: Machine) -> Iterator[tuple[Verdict, str]]:
         yield "ok", f"Requests go through a proxy ({', '.join(proxies)})."
 
 
-def check_clock(machine: Machine) -> Iterator[tuple[Verdict, str]]:
+def check_clock(machine: CheckedMachine) -> Iterator[tuple[Verdict, str]]:
     if (now := datetime.now(UTC)) < EARLIEST:
         yield (
             "no",
@@ -343,7 +343,7 @@ def check_clock(machine: Machine) -> Iterator[tuple[Verdict, str]]:
         )
 
 
-def check_terminal(machine: Machine) -> Iterator[tuple[Verdict, str]]:
+def check_terminal(machine: CheckedMachine) -> Iterator[tuple[Verdict, str]]:
     if sys.stdout is None or not sys.stdout.isatty():
         return
     size, kind = shutil.get_terminal_size(), machine.env.get("TERM", "")

@@ -24,7 +24,8 @@ from crow_agent.settings.structs import Config, ProjectConfig, ServerSettings, U
 from crow_agent.settings.trust import TrustedFolders, lock_folder
 from crow_core.errors import ConfigError
 from crow_core.masking import find_secrets, mask
-from crow_core.mcp.server import describe_error, import_sdk, list_or_empty, run_in_thread
+from crow_core.mcp.sdk_import import import_sdk, run_in_thread
+from crow_core.mcp.server_answers import describe_error, list_or_empty
 from crow_core.text import escape_controls
 
 from crow_cli.console import AS_JSON, escape_line, print_json, print_note, print_table, shorten_path

@@ -1,4 +1,4 @@
-"""What crow's commands do below crow itself: a model must not approve its own calls, nor change what crow has stored.
+"""Refuse crow's commands below crow itself that change something: a model must not approve its own calls.
 
 CLASSES has a class for each command. A command without one is refused there, as is one that changes something.
 

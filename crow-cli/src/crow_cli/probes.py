@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from crow_core.errors import ModelError
-from crow_core.messages.message import Delta, Message, answer_tool_call, decode_json, parse_arguments, settle
+from crow_core.messages.message import Delta, Message, answer_tool_call, parse_arguments, settle
 from crow_core.messages.passes import view
 from crow_core.models.chat_model import TOOL_ADVICE, ChatModel
 from crow_core.models.endpoint import CONNECT_TIMEOUT, create_http_client, join_url
@@ -19,6 +19,7 @@ from crow_core.models.stream import parse_object
 from crow_core.models.token_usage import count_cached_tokens, to_count
 from crow_core.models.window import filter_objects, find_window
 from crow_core.session.output import OutputSchema
+from crow_core.text import decode_json
 from msgspec import structs
 
 from crow_cli.machine import Verdict

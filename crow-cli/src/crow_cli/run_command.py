@@ -270,8 +270,8 @@ def find_folder(option: str, name: str) -> str:
 
 def read_schema(source: str) -> dict[str, Any]:
     """Return the JSON schema in a file, on standard input for `-`, or in the argument itself."""
-    from crow_core.messages.message import decode_json
     from crow_core.session.output import check_schema
+    from crow_core.text import decode_json
 
     try:
         text = source if source.lstrip().startswith("{") else click.open_file(source, encoding="utf-8").read()

@@ -12,7 +12,8 @@ from secrets import token_urlsafe
 
 import click
 from crow_agent.app import build
-from crow_core.acp.websocket import PATH, AccessPolicy, WebSocketServer
+from crow_core.acp.access_token import AccessPolicy
+from crow_core.acp.websocket import PATH, WebSocketServer
 from crow_core.agent.acp_agent import AcpAgent
 from crow_core.app import Crow
 from crow_core.errors import ConfigError

@@ -104,7 +104,6 @@ def list_(everywhere: bool, agents: bool, limit: int, as_json: bool) -> None:
 @AS_JSON
 def show(session: str, view: bool, as_json: bool) -> None:
     """Show the messages and tool calls of a session. Secrets are not masked."""
-    from crow_core.messages.passes import drop_markers
     from crow_core.messages.passes import view as view_of
     from crow_persistence.export.jsonl import to_records
     from crow_persistence.export.transcript import Transcript
@@ -117,7 +116,7 @@ def show(session: str, view: bool, as_json: bool) -> None:
     if view:
         system = story.record.system
         first: list[Message] = [] if system is None else [{"role": "system", "content": system}]
-        seen, said = view_of(story.record.log), drop_markers(story.record.log)
+        seen, said = view_of(story.record.log), [entry for entry in story.record.log if "role" in entry]
         if len(seen) < len(said):
             print_note(f"The model reads {len(seen)} messages, made from {len(said)}. Without --view, all are shown.")
         request = [*first, *seen]

@@ -51,7 +51,7 @@ from crow_core.testing import Editor, Failure, Reply, ScriptedCall, ScriptedServ
 from crow_core.testing.script import get_usage
 
 if TYPE_CHECKING:
-    from conftest import ForkedAgent, Machine
+    from crow_testing.command_fixtures import ForkedAgent, Machine
 
 Texts = str | list[str]
 

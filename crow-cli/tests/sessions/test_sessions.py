@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from conftest import Machine, Play, Prefork
+    from crow_testing.command_fixtures import Machine, Prefork
+
+    from conftest import Play
 
 pytestmark = pytest.mark.anyio
 

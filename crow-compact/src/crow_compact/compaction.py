@@ -5,7 +5,7 @@ cut; after several, the oldest messages are left out.
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -221,3 +221,16 @@ class Compaction:
 def replace_messages(request: ModelRequest, messages: Sequence[Message]) -> ModelRequest:
     """Return a copy of a request with its system prompt and other messages."""
     return {**request, "messages": [request["messages"][0], *messages]}
+
+
+def find_limit(session: Session, window: int, threshold: float, models: Mapping[str, float]) -> int:
+    """Return the tokens above which a session is compacted: `threshold`, or that of its model's name in `models`."""
+    limit = next((limit for name, limit in models.items() if session.models.get(name) is session.model), threshold)
+    return int(limit if limit > 1 else limit * window)
+
+
+def is_due(planned: Compaction, tokens: int, limit: int) -> bool:
+    """Test whether a request is above the limit, and has grown since the last attempt or outgrown the window."""
+    tried = planned.estimator.tried
+    grown = tried * RETRY_GROWTH
+    return tokens > max(limit, grown if tried > planned.window else min(grown, planned.window))

@@ -9,7 +9,6 @@ from crow_core.app import Crow
 from crow_core.content import find_first_text
 from crow_core.errors import ModelError
 from crow_core.messages.message import Message, get_id
-from crow_core.messages.passes import view
 from crow_core.models.chat_model import get_window
 from crow_core.models.model_call import ModelCall, ModelRequest
 from crow_core.models.token_usage import ASSUMED_WINDOW
@@ -20,7 +19,7 @@ from crow_core.session_state import StateKey
 from crow_system.shortening import shorten_line
 from msgspec import Meta
 
-from crow_compact.compaction import RETRY_GROWTH, Compaction, replace_messages
+from crow_compact.compaction import RETRY_GROWTH, Compaction, find_limit, is_due, replace_messages
 from crow_compact.read_output import TOOL, make_server
 from crow_compact.summary import CannotCompact
 from crow_compact.tokens import TokenEstimator
@@ -42,7 +41,7 @@ def compact(crow: Crow, *, threshold: AtLeastZero = 0.8, models: Mapping[str, At
     def leave_out_tool(schemas: list[dict[str, Any]], session: Session) -> list[dict[str, Any]] | None:
         if find_tool(session.toolbox.sent or ()) or session.view.find_kind("shrink"):
             return None
-        return [schema for schema in schemas if not find_tool([schema])]
+        return [schema for schema in schemas if schema["function"]["name"] != TOOL]
 
     async def offer_tool(session: Session) -> None:
         """Offer the tool as soon as an output has been shortened; the beginning of the request changes then anyway."""
@@ -57,29 +56,18 @@ def compact(crow: Crow, *, threshold: AtLeastZero = 0.8, models: Mapping[str, At
         await offer_tool(planned.session)
         return worked
 
-    def get_limit(session: Session, window: int) -> int:
-        name = next((name for name, model in session.models.items() if model is session.model), "")
-        limit = (models or {}).get(name, threshold)
-        return int(limit if limit > 1 else limit * window)
-
     def plan(session: Session, instructions: str = "") -> Compaction:
         estimator = get_estimator(session)
         window = min(get_window(session.model) or ASSUMED_WINDOW, estimator.refused or 1 << 62)
-        limit = get_limit(session, window)
+        limit = find_limit(session, window, threshold, models or {})
         return Compaction(session, estimator, window, limit, must_fit=window, instructions=instructions)
-
-    def is_due(planned: Compaction, tokens: int, limit: int) -> bool:
-        """Whether a request is above the limit, and has grown since the last attempt or outgrown the window."""
-        tried = planned.estimator.tried
-        grown = tried * RETRY_GROWTH
-        return tokens > max(limit, grown if tried > planned.window else min(grown, planned.window))
 
     @crow.after_model
     async def compact_after_reply(session: Session, model_call: ModelCall) -> None:
         planned = plan(session)
         estimator = planned.estimator
         estimator.full = 0
-        since_request = {"messages": view_since(session.log, model_call.id)}
+        since_request = {"messages": session.view.messages()[len(model_call.request["messages"]) - 1 :]}
         tokens = estimator.learn(model_call) + estimator.estimate(since_request)
         if planned.limit and is_due(planned, tokens, planned.limit):
             await attempt(planned, tokens)
@@ -139,12 +127,6 @@ def compact(crow: Crow, *, threshold: AtLeastZero = 0.8, models: Mapping[str, At
 def find_tool(schemas: Sequence[dict[str, Any]]) -> bool:
     """Return whether `read_output` is among these tools."""
     return any(schema["function"]["name"] == TOOL for schema in schemas)
-
-
-def view_since(log: Sequence[Message], id: str) -> list[Message]:
-    """Return the view of the entry with this id and of those after it."""
-    at = next((at for at in range(len(log) - 1, -1, -1) if get_id(log[at]) == id), len(log))
-    return view(log[at:])
 
 
 ESTIMATORS = StateKey("compact", dict[str, TokenEstimator])

@@ -3,11 +3,10 @@
 from dataclasses import dataclass
 from typing import Any
 
-from crow_core.messages.message import to_parts
 from crow_core.models.chat_model import encode_json
 from crow_core.models.estimate import count_text_characters
 from crow_core.models.model_call import ModelCall, ModelRequest
-from crow_core.models.token_usage import count_cached_tokens, to_count
+from crow_core.models.token_usage import count_prompt_tokens
 
 DEFAULT_RATE = 0.3
 """Tokens per character before the first usage report."""
@@ -40,9 +39,7 @@ class TokenEstimator:
 
     def learn(self, model_call: ModelCall) -> int:
         """Update the rate from the usage of a model call, if it has one; return the tokens of its request."""
-        counted = to_count(model_call.usage.get("prompt_tokens"))
-        cached = count_cached_tokens(model_call.usage)
-        counted += cached if cached > counted else 0  # some gateways leave cached tokens out of the prompt's
+        counted = count_prompt_tokens(model_call.usage)
         if counted and not self.rate:
             with_tools, without = (count_characters(model_call.request, with_tools=each) for each in (True, False))
             self.with_tools = not MIN_RATE * without <= counted < MIN_RATE * with_tools
@@ -68,6 +65,9 @@ def count_characters(request: ModelRequest, *, with_tools: bool) -> int:
     """Return the characters of a request's messages, and of its tools if wanted, with the allowances for templates and
     images."""
     messages: list[dict[str, Any]] = request["messages"]
-    images = sum(part.get("type") != "text" for message in messages for part in to_parts(message.get("content")))
+    parts: list[dict[str, Any]] = []
+    for message in messages:
+        parts += message["content"] if isinstance(message.get("content"), list) else ()
+    images = sum(part.get("type") != "text" for part in parts)
     tools = len(encode_json(request["tools"])) if with_tools and "tools" in request else 0
     return count_text_characters(messages) + MESSAGE_CHARACTERS * len(messages) + IMAGE_CHARACTERS * images + tools

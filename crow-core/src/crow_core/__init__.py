@@ -7,10 +7,10 @@ of the package loads only that module and what it needs.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from crow_core.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from crow_core.api import *  # noqa: F403 # pyright: ignore[reportWildcardImportFromLibrary]
-
-__version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> object:

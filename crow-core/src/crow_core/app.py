@@ -4,6 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Concatenate, ParamSpec
 
 from crow_core.acp.connection import ConnectionClosed
@@ -16,12 +17,13 @@ from crow_core.models.chat_model import ChatModel
 from crow_core.models.model_call import Model
 from crow_core.react import react
 from crow_core.session.bridge import Bridge
+from crow_core.session.folders import Folders
 from crow_core.session.log import new_id
 from crow_core.session.options import Choice, Option
 from crow_core.session.output import STOPPED, TURN_NOTES
 from crow_core.session.prompts import Prompt
-from crow_core.session.session import Folders, Hooks, Session
-from crow_core.session.store import Record, SessionChange, Store, Summary
+from crow_core.session.session import Hooks, Session
+from crow_core.session.store import Record, SessionChange, Store, Summary, restore
 from crow_core.session.user import Client
 from crow_core.text import to_line
 
@@ -131,14 +133,16 @@ class Crow(Hooks):
             self.prompts,
             max_requests=self.max_requests,
             parent=parent,
-            store=self.store,
         )
+        if self.store is not None:
+            session.log.on_draft = partial(self.store.write_draft, session)
+            session.log.on_flush = partial(self.store.flush, session)
         session.toolbox.host = Bridge(session)
         session.toolbox.client_servers = servers
         self.sessions[session.id] = session
         try:
             if record:
-                session.restore(record)
+                restore(session, record)
             await session.options.collect()
             for option_id, value in (record.options if record else {}).items():
                 await session.options.restore(option_id, value)
@@ -275,7 +279,9 @@ class Crow(Hooks):
                 await self.update_tools(session)
                 reporting = asyncio.ensure_future(self.report_failures(session))
                 session.toolbox.preload()
-                stop_reason = await (go_on(session, turn) if turn else self.begin_turn(session, message))
+                if not turn:
+                    session.log.append(journal.sign(await self.before_prompt.run(message, session)))
+                stop_reason = await (go_on(session, turn) if turn else react(session))
                 journal.end(stop_reason)
                 await session.log.written()
                 outcome = stop_reason
@@ -300,11 +306,6 @@ class Crow(Hooks):
                         await session.log.written()
                 journal.close()
             return stop_reason
-
-    async def begin_turn(self, session: Session, message: Message) -> StopReason:
-        """Run a turn from its start."""
-        session.log.append(session.journal.sign(await self.before_prompt.run(message, session)))
-        return await react(session)
 
     async def update_tools(self, session: Session) -> None:
         """Take in the tools of MCP servers that have connected, and tell the user about servers that have not."""
@@ -375,7 +376,7 @@ class Crow(Hooks):
         await asyncio.gather(*(self.close(session) for session in list(self.sessions.values())), *self.closing.values())
         await self.app_end.run()
         # Sessions of another app may use the same servers.
-        await asyncio.gather(*(server.close() for server in self.servers if not server.hosts))
+        await asyncio.gather(*(server.close() for server in self.servers if not server.calls.hosts))
         for model in self.models.values():
             if isinstance(model, ChatModel):
                 await model.close()

@@ -40,20 +40,19 @@ from crow_core.acp.schema import (
     UserMessageChunk,
 )
 from crow_core.mcp.result import ToolResult
-from crow_core.mcp.tool import ToolCall
+from crow_core.mcp.tool import ToolCall, unwrap_proxy_call
 from crow_core.messages.message import (
     INTERRUPTED,
     NOT_RUN,
     Message,
     answer_tool_call,
     join_content,
-    name_raw_calls,
     parse_arguments,
     to_parts,
-    unwrap_proxy_call,
 )
 from crow_core.messages.notes import Notes, ResultMeta, ShownCall
 from crow_core.messages.passes import drop_rewound
+from crow_core.messages.tool_names import name_raw_calls
 from crow_core.paths import from_uri
 from crow_core.text import clean_lines, fence, to_line
 

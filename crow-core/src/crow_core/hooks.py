@@ -9,7 +9,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from copy import copy
 from types import UnionType
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast, get_args, get_origin, is_typeddict
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, get_args, get_origin, is_typeddict
 
 from crow_core.errors import ConfigError
 
@@ -68,10 +68,9 @@ class Hook(Generic[P, R]):
     def __bool__(self) -> bool:
         return bool(self.functions)
 
-    async def ask(self, function: Function[P, R], *args: Any, **kwargs: Any) -> Any:
-        """Call a function and return its answer. Raises ConfigError for an answer that the hook does not take."""
-        answer: Any = await call_function(cast("Callable[..., Any]", function), *args, **kwargs)
-        if answer is None or is_instance(answer, self.answer_type):
+    def check(self, function: Any, answer: Any) -> Any:
+        """Return the answer of a function. Raises ConfigError for one that the hook does not take."""
+        if is_instance(answer, self.answer_type):
             return answer
         name = getattr(function, "__qualname__", repr(function))
         module = getattr(function, "__module__", "")
@@ -115,7 +114,8 @@ class Observe(Hook[P, None]):
 
     async def run(self, *args: P.args, **kwargs: P.kwargs) -> None:
         for function in self.functions:
-            await call_function(function, *args, **kwargs)
+            if inspect.isawaitable(answer := function(*args, **kwargs)):
+                await answer
 
 
 class Unwind(Hook[P, None]):
@@ -124,7 +124,8 @@ class Unwind(Hook[P, None]):
     async def run(self, *args: P.args, **kwargs: P.kwargs) -> None:
         for function in reversed(self.functions):
             try:
-                await call_function(function, *args, **kwargs)
+                if inspect.isawaitable(answer := function(*args, **kwargs)):
+                    await answer
             except Exception:
                 logger.exception("%r failed", function)
 
@@ -133,8 +134,13 @@ class Collect(Hook[P, R]):
     kind = "every function may return an answer; all answers are used, in order."
 
     async def run(self, *args: P.args, **kwargs: P.kwargs) -> list[R]:
-        answers: list[R | None] = [await self.ask(function, *args, **kwargs) for function in self.functions]
-        return [answer for answer in answers if answer is not None]
+        answers: list[R] = []
+        for function in self.functions:
+            if inspect.isawaitable(answer := function(*args, **kwargs)):
+                answer = await answer
+            if answer is not None:
+                answers.append(self.check(function, answer))
+        return answers
 
 
 class First(Hook[P, R]):
@@ -149,8 +155,10 @@ class First(Hook[P, R]):
 
     async def run(self, *args: P.args, **kwargs: P.kwargs) -> R | None:
         for function in self.functions:
-            if (answer := await self.ask(function, *args, **kwargs)) is not None:
-                return answer
+            if inspect.isawaitable(answer := function(*args, **kwargs)):
+                answer = await answer
+            if answer is not None:
+                return self.check(function, answer)
         return None
 
 
@@ -160,6 +168,8 @@ class Pipe(Hook[Concatenate[V, P], V], Generic[V, P]):
 
     async def run(self, value: V, *args: P.args, **kwargs: P.kwargs) -> V:
         for function in self.functions:
-            answer: V | None = await self.ask(function, value, *args, **kwargs)
-            value = value if answer is None else answer
+            if inspect.isawaitable(answer := function(value, *args, **kwargs)):
+                answer = await answer
+            if answer is not None:
+                value = self.check(function, answer)
         return value

@@ -105,9 +105,10 @@ def find_secrets_in_url(url: str) -> Iterator[str]:
 
 def mask(value: Any, secrets: Collection[str]) -> Any:
     """Replace every secret in a JSON value by the mask, also in texts that are JSON themselves."""
-    spellings = {text for secret in secrets for text in (secret, json.dumps(secret)[1:-1], quote(secret, safe=""))}
-    spellings |= {json.dumps(secret, ensure_ascii=False)[1:-1] for secret in secrets}
-    spellings |= {secret.replace("/", "\\/") for secret in secrets}  # PHP's JSON
+    spellings: set[str] = set()
+    for secret in secrets:
+        spellings |= {secret, quote(secret, safe=""), secret.replace("/", "\\/")}  # the last as in PHP's JSON
+        spellings |= {json.dumps(secret, ensure_ascii=is_ascii)[1:-1] for is_ascii in (True, False)}
     return replace_secrets(value, sorted(spellings, key=len, reverse=True))
 
 

@@ -1,6 +1,7 @@
 """The loop: ask the model, act on its tool calls, repeat."""
 
 import asyncio
+from functools import partial
 
 from crow_core.acp.schema import StopReason, ToolCallUpdate
 from crow_core.content import to_failure, to_tool_message, to_update
@@ -46,7 +47,7 @@ async def ask(session: Session) -> ModelCall:
     model_call = ModelCall(session.model, await session.request())
     whole = False
     try:
-        await model_call.run(lambda delta: session.stream.show(delta, model_call))
+        await model_call.run(partial(session.stream.show, model_call=model_call))
         whole = model_call.finish_reason not in STOP_REASONS
     except ModelError as error:
         if not model_call.first_delta or not error.retry:

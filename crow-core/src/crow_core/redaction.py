@@ -16,7 +16,7 @@ from typing import Any, cast
 import msgspec
 
 from crow_core.masking import PLACEHOLDERS
-from crow_core.messages.message import decode_json
+from crow_core.text import decode_json
 
 MASK = "[redacted]"
 

@@ -1,8 +1,8 @@
 """Values that extensions keep for a session, each under a key that knows its type."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -17,33 +17,23 @@ class StateKey(Generic[T]):
     """Makes the value that a session has at first; without it, reading a value that was not set raises KeyError."""
 
 
-@dataclass
-class SessionState:
-    """The values of a session, by their keys."""
+class SessionState(dict[StateKey[Any], Any]):
+    """The values of a session, by their keys. A key has a value once it was set, or its default was read."""
 
-    _values: dict[StateKey[Any], Any] = field(default_factory=dict[StateKey[Any], Any])
+    if TYPE_CHECKING:  # the type of a value is known by its key
 
-    def __getitem__(self, key: StateKey[T]) -> T:
-        """Return the value of a key; one that was not set gets its default. Raises KeyError."""
-        if key not in self._values:
-            if key.make_default is None:
-                raise KeyError(key.name)
-            self._values[key] = key.make_default()
-        return self._values[key]
+        def __getitem__(self, key: StateKey[T], /) -> T: ...
+        def __setitem__(self, key: StateKey[T], value: T, /) -> None: ...
 
-    def __setitem__(self, key: StateKey[T], value: T) -> None:
-        self._values[key] = value
-
-    def __contains__(self, key: StateKey[Any]) -> bool:
-        """True if the key has a value: it was set, or its default was read."""
-        return key in self._values
-
-    def pop(self, key: StateKey[T]) -> T:
-        """Remove the value of a key, and return it or its default. Raises KeyError."""
-        value = self[key]
-        del self._values[key]
+    def __missing__(self, key: StateKey[T]) -> T:
+        """Set and return the default of a key. Raises KeyError if it has none."""
+        if key.make_default is None:
+            raise KeyError(key.name)
+        value = self[key] = key.make_default()
         return value
 
-    def update(self, other: "SessionState") -> None:
-        """Set the values of another state."""
-        self._values |= other._values
+    def pop(self, key: StateKey[T]) -> T:  # pyright: ignore[reportIncompatibleMethodOverride] - each key has a default
+        """Remove the value of a key, and return it or its default. Raises KeyError."""
+        value = self[key]
+        del self[key]
+        return value

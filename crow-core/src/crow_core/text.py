@@ -1,6 +1,10 @@
-"""Make text from outside safe to show: on one line, on several lines, or as a Markdown code block."""
+"""Text from outside: safe to show on one line, on several lines, or as a Markdown code block; and decoded as JSON."""
 
 import re
+from collections.abc import Iterable
+from typing import Any, cast
+
+import msgspec
 
 CONTROL_CHARACTERS: dict[int, str | None] = {
     **dict.fromkeys((*range(32), *range(127, 160), 0x2028, 0x2029), " "),
@@ -74,3 +78,41 @@ def fence(text: str) -> str:
     """Make a Markdown code block that the text itself cannot close."""
     marks = "`" * (max(map(len, re.findall("`{3,}", text)), default=2) + 1)
     return f"{marks}\n{text}\n{marks}"
+
+
+MAX_DEPTH = 100
+"""The most levels of JSON that are read. Deeper JSON exhausts the stack of one of the encoders that it passes."""
+TOO_DEEP = f"it has more than {MAX_DEPTH} levels"
+
+JSON = msgspec.json.Decoder()
+
+
+def decode_json(text: str | bytes) -> Any:
+    """Decode JSON. Raises ValueError, also for JSON of more than MAX_DEPTH levels."""
+    try:
+        value: Any = JSON.decode(text)
+    except RecursionError as error:
+        raise ValueError(TOO_DEEP) from error
+    brackets = text.count(b"{") + text.count(b"[") if isinstance(text, bytes) else text.count("{") + text.count("[")
+    if brackets > MAX_DEPTH and is_deep(value):
+        raise ValueError(TOO_DEEP)
+    return value
+
+
+def is_deep(value: Any) -> bool:
+    """Whether a JSON value has more than MAX_DEPTH levels."""
+    level: list[Any] = [value]
+    for _ in range(MAX_DEPTH + 1):
+        level = [inner for outer in level for inner in list_inner(outer)]
+    return bool(level)
+
+
+def list_inner(value: Any) -> Iterable[Any]:
+    """Return the values inside a JSON object or array; none for any other value."""
+    match value:
+        case dict():
+            return cast("dict[str, Any]", value).values()
+        case list():
+            return cast("list[Any]", value)
+        case _:
+            return ()

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from anyio import wait_all_tasks_blocked
 from crow_core.acp import websocket
+from crow_core.acp.access_token import AccessPolicy
 from crow_core.acp.connection import Connection, ConnectionClosed, RpcError
 from crow_core.acp.schema import (
     AGENT_METHODS,
@@ -31,7 +32,7 @@ from crow_core.acp.schema import (
     TextBlock,
 )
 from crow_core.acp.transports import MAX_MESSAGE_BYTES, Transport
-from crow_core.acp.websocket import AccessPolicy, WebSocketServer, connect
+from crow_core.acp.websocket import WebSocketServer, connect
 from crow_core.agent.acp_agent import AcpAgent
 from crow_core.app import Crow
 from crow_core.session.session import Session

@@ -29,7 +29,7 @@ from crow_core.messages.worktree import WorkTree, find_recorded
 from crow_core.models.chat_model import ChatModel
 from crow_core.session.prompts import Prompt
 from crow_core.session.session import Session
-from crow_core.spending import Spending
+from crow_extensions.spending import Spending
 from crow_extensions.worktree_state import WorkTreeError, check_restorable, restore_worktree
 from crow_persistence.database import Database
 from crow_persistence.loader import find_session_by_id

@@ -6,7 +6,7 @@ from crow_core.app import Crow
 from crow_core.models.model_call import ModelCall
 from crow_core.models.token_usage import count_tokens, find_price
 from crow_core.session.session import Session
-from crow_core.spending import Spending, limit_calls
+from crow_extensions.spending import Spending, limit_calls
 
 from crow_eval.tasks import Limits
 

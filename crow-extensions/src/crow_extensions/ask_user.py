@@ -17,8 +17,8 @@ from crow_core.acp.schema import (
     ToolCallFields,
 )
 from crow_core.app import Crow
-from crow_core.elicitation import can_ask
 from crow_core.errors import ElicitationError
+from crow_core.mcp.elicitation import can_ask
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Server
 from crow_core.mcp.tool import ToolCall

@@ -13,8 +13,9 @@ from crow_core.messages.message import Message, marker_kind
 from crow_core.models.model_call import ModelRequest
 from crow_core.session.session import Session
 from crow_core.session_state import StateKey
-from crow_core.spending import Spending, count_calls, reserve_call
 from msgspec import Meta
+
+from crow_extensions.spending import Spending, count_calls, reserve_call
 
 
 @dataclass

@@ -8,7 +8,7 @@ from crow_core.app import Crow
 from crow_core.models.chat_model import ChatModel, get_window
 from crow_core.models.estimate import count_min_tokens, count_text_characters
 from crow_core.models.model_call import ModelCall
-from crow_core.models.token_usage import count_cached_tokens, to_count
+from crow_core.models.token_usage import count_prompt_tokens
 from crow_core.session.session import Session
 from crow_core.session_state import StateKey
 
@@ -38,21 +38,18 @@ def cut_prompts(crow: Crow) -> None:
 
     @crow.after_model
     async def compare(session: Session, model_call: ModelCall) -> None:
-        counted = to_count(model_call.usage.get("prompt_tokens"))
-        cached = count_cached_tokens(model_call.usage)
-        counted += cached if cached > counted else 0  # some gateways count the new tokens only
+        counted = count_prompt_tokens(model_call.usage)
         if not counted or model_call.purpose != "turn":
             return
         before = session.state[LAST_SIZE]
         messages: list[dict[str, Any]] = model_call.request["messages"]
-        if continues(messages, before) and not sends_reasoning(model_call):
-            expected = before.tokens + count_min_tokens(messages[len(before.messages) :])  # only the new messages
+        old, thinks = len(before.messages), sends_reasoning(model_call)
+        if old and messages[:old] == before.messages and not thinks:
+            expected = before.tokens + count_min_tokens(messages[old:])  # only the new messages
         else:
             expected = count_min_tokens(messages)
         if counted >= 0.8 * expected or count_text_characters(messages) <= COMPARE_ABOVE:
-            session.state[LAST_SIZE] = PromptSize(
-                messages, counted if sends_reasoning(model_call) else max(counted, expected)
-            )
+            session.state[LAST_SIZE] = PromptSize(messages, counted if thinks else max(counted, expected))
         elif not session.state[WARNED]:
             session.state[WARNED] = True
             await session.notice(describe_cut(session, counted, expected), "error")
@@ -70,11 +67,6 @@ def describe_cut(session: Session, counted: int, expected: int) -> str:
         f"The server read only {counted:,} of at least {expected:,} prompt tokens: it cut the beginning, with the "
         f"instructions.{size} Give it a larger context (Ollama: num_ctx, llama.cpp: -c), or start anew."
     )
-
-
-def continues(messages: list[dict[str, Any]], before: PromptSize) -> bool:
-    """Whether a request begins with all messages of the one before."""
-    return bool(before.messages) and messages[: len(before.messages)] == before.messages
 
 
 def sends_reasoning(model_call: ModelCall) -> bool:

@@ -49,7 +49,7 @@ def loop_guard(crow: Crow, *, tell: int = 3, ask: int = 5, repeats: Sequence[str
 
     @crow.turn_resume
     def count_again(session: Session, entries: Sequence[Message]) -> None:
-        get_counts(session).clear()
+        session.state[COUNTS].clear()
         uses = {use["id"]: use for entry in entries for use in entry.get("tool_calls", ())}
         for entry in entries:
             use = uses.get(entry.get("tool_call_id", ""))
@@ -65,23 +65,23 @@ def loop_guard(crow: Crow, *, tell: int = 3, ask: int = 5, repeats: Sequence[str
 
     @crow.after_model
     async def pause(session: Session, model_call: ModelCall) -> None:
-        for (name, _), times in get_counts(session).most_common(1):
+        for (name, _), times in session.state[COUNTS].most_common(1):
             if times < ask:
                 return
             said = f"The model called {name} {times} times and it gave the same each time."
             if not await session.user.confirm(f"{said} Go on?"):
                 sentence = f"crow ended the turn, as nobody said to go on. {said} {ADVICE}"
                 raise EndTurn("max_turn_requests", sentence, stopped_by=STOPPED_BY)
-            get_counts(session).clear()
+            session.state[COUNTS].clear()
 
     @crow.turn_end
     def forget(session: Session, outcome: StopReason | Exception) -> None:
-        get_counts(session).clear()
+        session.state[COUNTS].clear()
 
 
 def add_call(session: Session, tool_call: ToolCall, content: Any) -> int:
     """Count a call by its tool, its arguments and the content of its answer; return how often it was made."""
-    counts = get_counts(session)
+    counts = session.state[COUNTS]
     digest = sha256(msgspec.json.encode([tool_call.arguments, content], order="sorted")).digest()
     key = tool_call.name, digest
     if key not in counts:
@@ -97,8 +97,3 @@ def drop_remark(content: Any) -> Any:
     if isinstance(content, str):
         return content.partition(start)[0].removesuffix("\n\n") or "(no output)"
     return [part for part in to_parts(content) if not str(part.get("text", "")).startswith(start)]
-
-
-def get_counts(session: Session) -> "Counter[tuple[str, bytes]]":
-    """Return how often each call gave the same result: (tool, digest of arguments and result) to a number."""
-    return session.state[COUNTS]

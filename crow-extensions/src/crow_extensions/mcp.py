@@ -17,7 +17,8 @@ from crow_core.app import Crow
 from crow_core.content import to_user_message
 from crow_core.errors import ElicitationError
 from crow_core.masking import mask
-from crow_core.mcp.server import Server, describe_error
+from crow_core.mcp.server import Server
+from crow_core.mcp.server_answers import describe_error
 from crow_core.messages.message import Message, make_unique
 from crow_core.session.session import Command, Session
 from crow_core.session_state import StateKey

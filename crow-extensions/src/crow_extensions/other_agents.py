@@ -44,13 +44,14 @@ from crow_core.acp.schema import (
     WriteTextFileRequest,
 )
 from crow_core.app import Crow
-from crow_core.elicitation import FormAnswer
 from crow_core.errors import ElicitationError, EndTurn
 from crow_core.masking import find_secrets, mask
+from crow_core.mcp.elicitation import FormAnswer
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Handler, Server
 from crow_core.mcp.tool import Tool, ToolCall, make_title
-from crow_core.messages.message import Delta, RawToolCall, make_legal_name
+from crow_core.messages.message import Delta, RawToolCall
+from crow_core.messages.tool_names import make_legal_name
 from crow_core.models.model_call import ModelCall, ModelRequest
 from crow_core.paths import is_below
 from crow_core.session.bridge import to_form

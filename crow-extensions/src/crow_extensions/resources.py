@@ -100,7 +100,8 @@ def resources(crow: Crow) -> None:
 
 async def find_mentioned(message: Message, session: Session) -> list[tuple[Server, str]]:
     """Return server and URI of each resource that a prompt mentions in its text or links to."""
-    servers = {to_mention_name(server.name): server for server in reversed(session.toolbox.external_servers())}
+    external = session.toolbox.external_servers()
+    servers = {to_mention_name(server.name): server for server in reversed(external)}
     mentions: list[tuple[Server, str]] = []
     links: list[str] = []
     for block in to_blocks(message):
@@ -112,9 +113,7 @@ async def find_mentioned(message: Message, session: Session) -> list[tuple[Serve
             case _:
                 pass
     mentioned = {server for server, _ in mentions}
-    resources = await list_several(
-        server for server in session.toolbox.external_servers() if server in mentioned or (links and server.connected)
-    )
+    resources = await list_several(server for server in external if server in mentioned or (links and server.connected))
     found: list[tuple[Server, str]] = []
     for server, what in mentions[:MENTIONS_LIMIT]:
         if uri := find_uri(what, [resource for resource in resources if resource.server is server]):

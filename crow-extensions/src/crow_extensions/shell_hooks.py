@@ -57,34 +57,41 @@ def shell_hooks(
     """
     run = partial(run_hooks, hidden)
 
-    @crow.session_start
     async def start(session: Session) -> None:
         await run(session_start, session, "session_start")
 
-    @crow.before_prompt
     async def prompt(message: Message, session: Session) -> None:
         if objection := await run(before_prompt, session, "before_prompt", prompt=find_first_text(message)):
             raise EndTurn("end_turn", objection, stopped_by="hook")
 
-    @crow.before_tool
     async def before(session: Session, tool_call: ToolCall) -> ToolResult | None:
         objection = await run(before_tool, session, "before_tool", **describe_call(tool_call))
         return ToolResult.error(f"This was not run: {objection}") if objection else None
 
-    @crow.after_tool
     async def after(result: ToolResult, session: Session, tool_call: ToolCall) -> ToolResult | None:
         outcome = {"result": "\n\n".join(map(to_text, result.content)), "is_error": result.is_error}
         if objection := await run(after_tool, session, "after_tool", **describe_call(tool_call), **outcome):
             return ToolResult([*result.content, {"type": "text", "text": objection}], result.is_error, result.meta)
         return None
 
-    @crow.turn_end
     async def turn(session: Session, outcome: StopReason | Exception) -> None:
         await run(turn_end, session, "turn_end", outcome=str(outcome))
 
-    @crow.session_end
     async def end(session: Session) -> None:
         await run(session_end, session, "session_end")
+
+    if session_start:
+        crow.session_start(start)
+    if before_prompt:
+        crow.before_prompt(prompt)
+    if before_tool:
+        crow.before_tool(before)
+    if after_tool:
+        crow.after_tool(after)
+    if turn_end:
+        crow.turn_end(turn)
+    if session_end:
+        crow.session_end(end)
 
 
 def describe_call(tool_call: ToolCall) -> dict[str, Any]:

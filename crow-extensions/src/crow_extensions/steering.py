@@ -8,7 +8,8 @@ from typing import Any
 from crow_core.acp.connection import RpcError
 from crow_core.acp.decoding import convert_leniently
 from crow_core.acp.schema import INVALID_PARAMS, ContentBlock, StopReason, UserMessageChunk
-from crow_core.agent.acp_agent import announce, check_prompt
+from crow_core.agent.app_source import announce
+from crow_core.agent.request_params import check_prompt
 from crow_core.app import Crow
 from crow_core.content import find_first_text, to_blocks, to_user_message
 from crow_core.errors import EndTurn, StoreError
@@ -74,7 +75,7 @@ def steering(crow: Crow) -> None:
 
     @crow.before_model
     async def join(request: ModelRequest, session: Session) -> ModelRequest:
-        box = get_steering(session)
+        box = session.state[STEERING]
         if messages := box.enter():
             for message in messages:
                 session.log.append(message)
@@ -84,7 +85,7 @@ def steering(crow: Crow) -> None:
 
     @crow.before_end
     def go_on(session: Session, stop_reason: StopReason) -> Message | None:
-        if stop_reason == "refusal" or not (messages := get_steering(session).enter()):
+        if stop_reason == "refusal" or not (messages := session.state[STEERING].enter()):
             return None
         *others, last = messages
         for message in others:
@@ -94,7 +95,7 @@ def steering(crow: Crow) -> None:
     @crow.turn_end
     async def show_rest(session: Session, outcome: StopReason | Exception) -> None:
         """Show what entered the log before a model call that was not made; nothing if it could not be stored."""
-        box = get_steering(session)
+        box = session.state[STEERING]
         if isinstance(outcome, StoreError):
             box.entered.clear()
         else:
@@ -103,7 +104,7 @@ def steering(crow: Crow) -> None:
     async def steer(session: Session, params: dict[str, Any]) -> dict[str, Any]:
         """Answer the method `_crow/steer`. Raises RpcError."""
         if params.get("withdraw") is True:
-            return {"withdrawn": get_steering(session).withdraw()}
+            return {"withdrawn": session.state[STEERING].withdraw()}
         try:
             blocks = convert_leniently(params.get("prompt"), list[ContentBlock])
         except ValidationError as error:
@@ -113,7 +114,7 @@ def steering(crow: Crow) -> None:
         message.setdefault("crow", {})["steer"] = True
         if not (turns := session.turns.tasks) or find_first_text(message).startswith("/"):
             return {"taken": False}
-        turn, box, waiting = turns[0], get_steering(session), JoiningMessage(message)
+        turn, box, waiting = turns[0], session.state[STEERING], JoiningMessage(message)
         box.arriving.append(waiting)
         try:
             waiting.message = await session.hooks.before_prompt.run(message, session)
@@ -134,11 +135,6 @@ def steering(crow: Crow) -> None:
                     place.remove(waiting)
 
     crow.methods["_crow/steer"] = steer
-
-
-def get_steering(session: Session) -> Steering:
-    """Return the messages that join the turns of a session."""
-    return session.state[STEERING]
 
 
 async def show(box: Steering, session: Session, *, wait: bool = True) -> None:

@@ -82,6 +82,7 @@ class RequestedOutput:
 
 
 REQUESTED = StateKey[RequestedOutput | None]("requested_output", lambda: None)
+"""The result that the running turn is to end with; None if its prompt asked for none."""
 
 
 def structured_output(crow: Crow) -> None:
@@ -102,18 +103,18 @@ def structured_output(crow: Crow) -> None:
         requested = find_requested(session, schemas)
         if requested is None or not requested.tool_name:
             for schema in schemas:  # of a stored session, or of the parent: its calls need an answer
-                if get_name(schema) == NAME and ((known := tools.get(NAME)) is None or known.server is None):
+                if schema["function"]["name"] == NAME and ((known := tools.get(NAME)) is None or known.server is None):
                     tools[NAME] = Tool(NAME, server, make_definition(NAME, schema["function"]["parameters"]))
             return None
         name = requested.tool_name
         tool = tools[name] = Tool(name, server, make_definition(name, requested.schema.parameters))
         server.handlers[name] = take
-        kept = [tool.schema if get_name(schema) == name else schema for schema in schemas]
+        kept = [tool.schema if schema["function"]["name"] == name else schema for schema in schemas]
         return kept if tool.schema in kept else [*kept, tool.schema]
 
     @crow.before_prompt
     def instruct(message: Message, session: Session) -> Message | None:
-        if (requested := get_requested(session)) is None or message.get("crow", {}).get("steer"):
+        if (requested := session.state[REQUESTED]) is None or message.get("crow", {}).get("steer"):
             return None
         asked = attach_blocks(message, [TextBlock(text=requested.instruction)])
         note: OutputNotes = {"schema": requested.schema.schema, "retries": requested.retries}
@@ -121,7 +122,7 @@ def structured_output(crow: Crow) -> None:
 
     @crow.turn_resume
     def resume(session: Session, entries: Sequence[Message]) -> None:
-        if (requested := get_requested(session)) is None or not requested.tool_name:
+        if (requested := session.state[REQUESTED]) is None or not requested.tool_name:
             return
         failed = {entry.get("tool_call_id"): "failed" in entry.get("crow", {}) for entry in entries}
         for use in (use for entry in entries for use in entry.get("tool_calls", ())):
@@ -136,14 +137,14 @@ def structured_output(crow: Crow) -> None:
 
     @crow.before_model
     def constrain(request: ModelRequest, session: Session) -> ModelRequest | None:
-        if (requested := get_requested(session)) is None or requested.tool_name:
+        if (requested := session.state[REQUESTED]) is None or requested.tool_name:
             return None
         schema = requested.schema.parameters
         form = {"name": "result", "strict": is_strict(schema), "schema": schema}
         return {"response_format": {"type": "json_schema", "json_schema": form}, **request}
 
     def take(session: Session, tool_call: ToolCall) -> ToolResult:
-        requested = get_requested(session)
+        requested = session.state[REQUESTED]
         if requested is None or tool_call.name != requested.tool_name:
             return ToolResult.error(NOT_ASKED)
         if requested.value is not UNSET:
@@ -158,14 +159,14 @@ def structured_output(crow: Crow) -> None:
 
     @crow.after_tool
     def count_faults(result: ToolResult, session: Session, tool_call: ToolCall) -> None:
-        requested = get_requested(session)
+        requested = session.state[REQUESTED]
         if requested and tool_call.name == requested.tool_name and result.is_error:
             text = "\n".join(str(block.get("text", "")) for block in result.content)
             requested.faults.append(requested.misfits.get(tool_call.id, text))
 
     @crow.after_model
     async def end(session: Session, model_call: ModelCall) -> None:
-        requested = get_requested(session)
+        requested = session.state[REQUESTED]
         if requested is None or not requested.is_over or not model_call.reply.get("tool_calls"):
             return
         if requested.value is not UNSET and (more := await crow.before_end.run(session, "end_turn")) is not None:
@@ -176,7 +177,7 @@ def structured_output(crow: Crow) -> None:
 
     @crow.before_end
     def read_text(session: Session, stop_reason: StopReason) -> Message | None:
-        requested = get_requested(session)
+        requested = session.state[REQUESTED]
         if requested is None or requested.is_over or stop_reason != "end_turn":
             return None
         replies = (entry for entry in reversed(session.log) if entry.get("role") == "assistant")
@@ -202,15 +203,13 @@ def structured_output(crow: Crow) -> None:
             notes["outputFaults"] = requested.faults
 
 
-def get_requested(session: Session) -> RequestedOutput | None:
-    """Return the result that the running turn is to end with, if its prompt asked for one."""
-    return session.state[REQUESTED]
-
-
 def find_requested(session: Session, schemas: Sequence[dict[str, Any]]) -> RequestedOutput | None:
-    """Like `get_requested`, but read the prompt if the turn has only begun; `schemas` are the tools to be sent."""
+    """Find the result that the running turn is to end with; read it from the prompt if the turn has only begun.
+
+    `schemas` are the tools to be sent.
+    """
     message = session.turns.message
-    if (before := get_requested(session)) is not None and before.message is message:
+    if (before := session.state[REQUESTED]) is not None and before.message is message:
         return before
     match message:
         case {"crow": {"output": {"schema": schema, "retries": retries}}}:
@@ -254,8 +253,3 @@ def make_definition(name: str, schema: dict[str, Any]) -> dict[str, Any]:
     """Make the definition of the tool that takes a result."""
     meta = {"crow/kind": "think", "crow/arguments": None}
     return {"name": name, "description": DESCRIPTION, "inputSchema": schema, "_meta": meta}
-
-
-def get_name(schema: dict[str, Any]) -> str:
-    """Return the name of a tool from its schema."""
-    return schema["function"]["name"]

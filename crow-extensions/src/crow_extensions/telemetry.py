@@ -33,10 +33,6 @@ def telemetry(crow: Crow, *, tracer: "Tracer | None" = None) -> None:
     Use it before other extensions, so that what they do in a turn becomes part of the turn's span.
     """
 
-    def get_spans(session: Session) -> "dict[str, Span]":
-        """Return the open spans of a session: TURN, CHAT, or the id of a tool call to its span."""
-        return session.state[SPANS]
-
     def start(session: Session, key: str, name: str, operation: str, **more: Any) -> None:
         if tracer is None and "opentelemetry.trace" not in sys.modules:
             return
@@ -46,7 +42,7 @@ def telemetry(crow: Crow, *, tracer: "Tracer | None" = None) -> None:
         parent = propagate.extract(TRACE.get()) if key == TURN else None
         attributes = {"gen_ai.operation.name": operation, "gen_ai.conversation.id": session.id, **more}
         kind = trace.SpanKind.CLIENT if key == CHAT else trace.SpanKind.INTERNAL
-        get_spans(session)[key] = span = used_tracer.start_span(name, parent, kind, attributes)
+        session.state[SPANS][key] = span = used_tracer.start_span(name, parent, kind, attributes)
         if key == CHAT:
             return
         # Everything that the current task does from here on is inside the span; the task ends with it.
@@ -57,7 +53,7 @@ def telemetry(crow: Crow, *, tracer: "Tracer | None" = None) -> None:
         TRACE.set(carrier)
 
     def end(session: Session, key: str, attributes: Mapping[str, Any], error: str = "") -> None:
-        if (span := get_spans(session).pop(key, None)) is None:
+        if (span := session.state[SPANS].pop(key, None)) is None:
             return
         span.set_attributes({**attributes, **({"error.type": error} if error else {})})
         if error:
@@ -93,7 +89,7 @@ def telemetry(crow: Crow, *, tracer: "Tracer | None" = None) -> None:
 
     @crow.before_tool
     def tool(session: Session, tool_call: ToolCall) -> None:
-        if tool_call.id in get_spans(session):
+        if tool_call.id in session.state[SPANS]:
             return  # called again, as the user has changed the call
         name = tool_call.name
         attributes = {"gen_ai.tool.name": name, "gen_ai.tool.call.id": tool_call.id, "gen_ai.tool.type": "function"}
@@ -105,6 +101,6 @@ def telemetry(crow: Crow, *, tracer: "Tracer | None" = None) -> None:
 
     @crow.turn_end
     def over(session: Session, outcome: StopReason | Exception) -> None:
-        for key in [key for key in get_spans(session) if key != TURN]:
+        for key in [key for key in session.state[SPANS] if key != TURN]:
             end(session, key, {}, "cancelled")
         end(session, TURN, {}, type(outcome).__name__ if isinstance(outcome, Exception) else "")

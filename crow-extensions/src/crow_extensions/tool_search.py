@@ -10,8 +10,7 @@ from crow_core.acp.decoding import convert_leniently
 from crow_core.app import Crow
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Handler, Server
-from crow_core.mcp.tool import Tool, ToolCall
-from crow_core.messages.message import PROXY_TOOL
+from crow_core.mcp.tool import PROXY_TOOL, Tool, ToolCall
 from crow_core.session.session import Session
 from crow_core.session_state import StateKey
 from msgspec import Struct, ValidationError
@@ -73,14 +72,15 @@ def tool_search(crow: Crow, *, above: int = 60, share: float = 0.1) -> None:
 
     @crow.tools
     def defer(schemas: list[dict[str, Any]], session: Session) -> list[dict[str, Any]]:
-        tools, sent = session.toolbox.tools, {get_name(schema) for schema in session.toolbox.sent or ()}
-        rest = [schema for schema in schemas if tools[get_name(schema)].server is not session.state[SERVER]]
-        searched = [schema for schema in rest if is_foreign(tools[get_name(schema)])]
-        if NAME not in sent and len(searched) <= above and not is_large(searched, session, share):
-            return rest
-        hidden = {get_name(schema) for schema in searched} - sent
-        ours = [schema for schema in schemas if tools[get_name(schema)].server is session.state[SERVER]]
-        return [schema for schema in rest if get_name(schema) not in hidden] + ours
+        tools = session.toolbox.tools
+        sent = {schema["function"]["name"] for schema in session.toolbox.sent or ()}
+        by_name = {schema["function"]["name"]: schema for schema in schemas}
+        ours = {name: by_name.pop(name) for name in [*by_name] if tools[name].server is session.state[SERVER]}
+        searched = {name: schema for name, schema in by_name.items() if is_foreign(tools[name])}
+        if NAME not in sent and len(searched) <= above and not is_large([*searched.values()], session, share):
+            return [*by_name.values()]
+        kept = [schema for name, schema in by_name.items() if name in sent or name not in searched]
+        return [*kept, *ours.values()]
 
 
 def search(session: Session, tool_call: ToolCall) -> ToolResult:
@@ -100,11 +100,6 @@ def search(session: Session, tool_call: ToolCall) -> ToolResult:
 def refuse_proxy_call(session: Session, tool_call: ToolCall) -> ToolResult:
     """Refuse a call of `call_tool` that does not name a tool; any other is parsed as the call that it asks for."""
     return ToolResult.error('Nothing was called. The arguments are {"name": …, "arguments": {…}}.')
-
-
-def get_name(schema: dict[str, Any]) -> str:
-    """Return the name of a tool from its schema."""
-    return schema["function"]["name"]
 
 
 def is_foreign(tool: Tool) -> bool:

@@ -24,17 +24,10 @@ from crow_core.content import find_first_text, to_blocks
 from crow_core.errors import StoreError
 from crow_core.masking import MASK
 from crow_core.mcp.tool import make_title
-from crow_core.messages.message import (
-    INTERRUPTED,
-    Message,
-    find_turns,
-    list_edits,
-    marker_kind,
-    name_raw_calls,
-    parse_arguments,
-)
+from crow_core.messages.message import INTERRUPTED, Message, find_turns, list_edits, marker_kind, parse_arguments
 from crow_core.messages.notes import EditNotes
 from crow_core.messages.passes import drop_rewound, find_entry
+from crow_core.messages.tool_names import name_raw_calls
 from crow_core.session.session import Command, Session
 from crow_core.text import to_line
 from crow_system.shortening import shorten_line

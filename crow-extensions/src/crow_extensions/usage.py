@@ -1,5 +1,6 @@
 """Report the tokens, the cost and the cache use of model calls: to the client after each reply, and through /usage."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -100,12 +101,13 @@ def usage(crow: Crow) -> None:
     @crow.model_call
     def count_aside(session: Session, model_call: ModelCall) -> None:
         if model_call.ended and not model_call.error and model_call.purpose != "turn":
-            add_usage(session, model_call)
+            add_usage(session, model_call, count_tokens(model_call))
 
     @crow.after_model
     async def report(session: Session, model_call: ModelCall) -> None:
         last = session.state[LAST_REQUEST] = compare_requests(model_call.request, session.state[LAST_REQUEST])
-        totals, counted = add_usage(session, model_call), count_tokens(model_call)
+        counted = count_tokens(model_call)
+        totals = add_usage(session, model_call, counted)
         last.counted, last.estimated = counted, not model_call.usage
         totals.used, totals.estimated = counted["prompt"] + counted["completion"], not model_call.usage
         cost = Cost(amount=totals.cost, currency=totals.currency) if totals.currency else UNSET
@@ -118,11 +120,10 @@ def usage(crow: Crow) -> None:
         return [Command("usage", "Tokens, cost and cache use so far", show_usage)]
 
 
-def add_usage(session: Session, model_call: ModelCall) -> TokenTotals:
+def add_usage(session: Session, model_call: ModelCall, counted: Mapping[str, int]) -> TokenTotals:
     """Add a model call to the totals of the session, its parent and the turn; return those of the session."""
-    parent = session.parent
-    totals, above = get_totals(session), parent and get_totals(parent)
-    counted = count_tokens(model_call)
+    totals = session.state[SESSION_TOTALS]
+    above = session.parent and session.parent.state[SESSION_TOTALS]
     for each in filter(None, (totals, above, TURN_TOTALS.get())):
         each.calls += 1
         each.prompt += counted["prompt"]
@@ -134,11 +135,6 @@ def add_usage(session: Session, model_call: ModelCall) -> TokenTotals:
             each.cost += paid[0]
             each.currency = paid[1]
     return totals
-
-
-def get_totals(session: Session) -> TokenTotals:
-    """Return the totals of a session, which are zero at first."""
-    return session.state[SESSION_TOTALS]
 
 
 def report_usage(session: Session, params: dict[str, Any]) -> dict[str, Any]:

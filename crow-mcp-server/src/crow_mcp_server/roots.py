@@ -8,7 +8,6 @@ from fastmcp import Context
 from fastmcp.exceptions import FastMCPError
 from fastmcp.resources.base import InputRequiredResourceResult, ResourceResult
 from fastmcp.server.middleware import CallNext, Middleware, MiddlewareContext
-from fastmcp.tools.base import InputRequiredToolResult, ToolResult
 from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
@@ -24,18 +23,8 @@ class RootsNeeded(FastMCPError):
     request = mcp_types.InputRequiredResult(input_requests={ROOTS_KEY: mcp_types.ListRootsRequest()})
 
 
-class RootsMiddleware(Middleware):
-    """Converts RootsNeeded to the protocol's "input required" result."""
-
-    async def on_call_tool(
-        self,
-        context: MiddlewareContext[mcp_types.CallToolRequestParams],
-        call_next: CallNext[mcp_types.CallToolRequestParams, ToolResult],
-    ) -> ToolResult:
-        try:
-            return await call_next(context)
-        except RootsNeeded as needed:
-            return InputRequiredToolResult(needed.request)
+class ResourceRoots(Middleware):
+    """Converts RootsNeeded of a resource to the protocol's "input required" result."""
 
     async def on_read_resource(
         self,

@@ -11,7 +11,7 @@ from crow_system.arguments import fit_arguments, to_key
 from fastmcp import FastMCP
 from fastmcp.exceptions import NotFoundError, ValidationError
 from fastmcp.server.middleware import CallNext, Middleware, MiddlewareContext
-from fastmcp.tools.base import ToolResult
+from fastmcp.tools.base import InputRequiredToolResult, ToolResult
 from pydantic import ValidationError as PydanticValidationError
 
 from crow_mcp_server import ask_user, plan
@@ -19,7 +19,7 @@ from crow_mcp_server import workspace_resources as resources
 from crow_mcp_server.definitions import tools
 from crow_mcp_server.files import file_editor
 from crow_mcp_server.refusal import ToolRefusal
-from crow_mcp_server.roots import RootsMiddleware
+from crow_mcp_server.roots import ResourceRoots, RootsNeeded
 from crow_mcp_server.search import glob, grep, tree
 from crow_mcp_server.terminal import terminal
 from crow_mcp_server.tool_options import ToolOptions
@@ -51,7 +51,7 @@ def create_server(
     server = FastMCP(
         "crow",
         version=version("crow-mcp-server"),
-        middleware=[RootsMiddleware(), ArgumentsMiddleware(offered)],
+        middleware=[ResourceRoots(), ToolCalls(offered)],
     )
     hidden = {*hidden_env, *PROVIDER_KEYS}
     options = ToolOptions(workspace_for, hidden, allow_hosts, ignore_robots, stay_on_host, env, state)
@@ -62,8 +62,11 @@ def create_server(
     return server
 
 
-class ArgumentsMiddleware(Middleware):
-    """Converts the arguments of tool calls to those of the schemas, and refuses those that do not fit in one line."""
+class ToolCalls(Middleware):
+    """Converts the arguments of tool calls to those of the schemas, and refuses those that do not fit in one line.
+
+    Converts RootsNeeded to the protocol's "input required" result.
+    """
 
     def __init__(self, offered: Collection[str]) -> None:
         self._tools = {tool["name"]: tool for tool in tools() if tool["name"] in offered}
@@ -83,6 +86,8 @@ class ArgumentsMiddleware(Middleware):
             context = context.copy(message=context.message.model_copy(update={"arguments": arguments}))
         try:
             return await call_next(context)
+        except RootsNeeded as needed:
+            return InputRequiredToolResult(needed.request)
         except NotFoundError:
             raise ToolRefusal(self._describe_missing(name)) from None
         except ValidationError as error:

@@ -17,7 +17,7 @@ import hashlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import chain, takewhile
+from itertools import chain
 from pathlib import Path
 from typing import cast
 
@@ -29,7 +29,7 @@ from crow_core.errors import ConfigError
 from crow_core.masking import mask
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.tool import ToolCall
-from crow_core.messages.message import Message, list_edits
+from crow_core.messages.message import Message, find_markers_of_call, list_edits
 from crow_core.messages.notes import Notes
 from crow_core.session.options import Option
 from crow_core.session.session import Session
@@ -47,13 +47,12 @@ from crow_permissions.command_files import list_folders
 from crow_permissions.judgement import (
     MODES,
     ONLY_READS,
+    PERMISSIONS,
     Judgement,
     Mode,
     SessionPermissions,
     find_composition,
-    find_permissions,
     judge,
-    set_permissions,
 )
 from crow_permissions.kept_answers import KeptAnswer, KeptAnswers
 from crow_permissions.lasting import get_folder, list_offers
@@ -96,15 +95,13 @@ def permissions(
     allowed, asked, denied = parse_rules(allow, allows=True), parse_rules(ask), parse_rules(deny)
 
     def get_permissions(session: Session) -> SessionPermissions:
-        if session.parent:
-            return get_permissions(session.parent)  # a sub-agent shares the mode, the rules and the answers
-        known = find_permissions(session)
+        while session.parent:  # a sub-agent shares the mode, the rules and the answers
+            session = session.parent
+        known = session.state[PERMISSIONS]
         if known is None:
             more_ask, more_deny = project(session.cwd) if project else ((), ())
             rules = Rules(allowed, [*asked, *parse_rules(more_ask)], [*denied, *parse_rules(more_deny)])
-            known = SessionPermissions(mode, rules, own, protected)
-            set_permissions(session, known)
-            known.kept = answers
+            known = session.state[PERMISSIONS] = SessionPermissions(mode, rules, own, protected, kept=answers)
             known.has_edits = any(list_edits(entry) or entry.get("crow", {}).get("writes") for entry in session.log)
         return known
 
@@ -131,16 +128,14 @@ def permissions(
     async def decide_at_once(session: Session, tool_call: ToolCall) -> None:
         """Record a decision that needs neither git nor the user, so that it is stored together with the reply."""
         if session.toolbox.reject(tool_call) is None:
-            keep_start(session, tool_call)
-            keep_path(session, tool_call)
+            keep_places(session, tool_call)
             judgement = await collect_reasons(session, tool_call, judge(session, get_permissions(session), tool_call))
             if judgement.verdict != "ask" and not may_run_git(session, tool_call, judgement):
                 record(session, tool_call, judgement)
 
     @crow.before_tool.last
     async def decide(session: Session, tool_call: ToolCall) -> ToolResult | ToolCall | None:
-        keep_start(session, tool_call)
-        keep_path(session, tool_call)
+        keep_places(session, tool_call)
         environment = session.folders.environment
         judgement = await judge_with_git(session, tool_call)
         if is_changed_by_user(get_permissions(session), tool_call):
@@ -233,13 +228,12 @@ def to_changed(judgement: Judgement, command: str) -> Judgement:
     return Judgement("allow", f"the user, who changed the command to: {to_line(command[:COMMAND_SHOWN])}")
 
 
-def keep_start(session: Session, tool_call: ToolCall) -> None:
-    """Keep the folder in which a command starts: it is judged for this folder, so it runs there."""
+def keep_places(session: Session, tool_call: ToolCall) -> None:
+    """Keep the folder in which a command starts, and the file to which a call's path leads now.
+
+    The call is judged for these, so it runs there, and the tool works with no other file.
+    """
     session.folders.starts.setdefault(tool_call.id, session.folders.current or session.cwd)
-
-
-def keep_path(session: Session, tool_call: ToolCall) -> None:
-    """Keep the file to which a call's path leads now: it is judged for this file, so the tool works with no other."""
     session.folders.paths.pop(tool_call.id, None)
     if isinstance(tool_call.arguments.get("path"), str):
         session.folders.paths[tool_call.id] = find_path(session, tool_call)
@@ -252,9 +246,8 @@ def record(session: Session, tool_call: ToolCall, judgement: Judgement) -> None:
     decision |= identify(tool_call)
     if judgement.writes:
         decision["writes"] = True
-    since_reply = takewhile(lambda entry: entry.get("role") != "assistant", reversed(session.log))
-    notes = (entry.get("crow", {}) for entry in since_reply)
-    last = next((note for note in notes if (note.get("kind"), note.get("call")) == ("decision", tool_call.id)), None)
+    notes = find_markers_of_call(session.log, tool_call.id)
+    last = next((note for note in notes if note.get("kind") == "decision"), None)
     if last is None or not decision.items() <= last.items():
         session.log.append({"crow": decision})
 

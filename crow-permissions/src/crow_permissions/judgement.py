@@ -132,11 +132,6 @@ def find_permissions(session: Session) -> SessionPermissions | None:
     return session.state[PERMISSIONS]
 
 
-def set_permissions(session: Session, permissions: SessionPermissions) -> None:
-    """Set the permissions of a session."""
-    session.state[PERMISSIONS] = permissions
-
-
 @dataclass(frozen=True)
 class JudgedCall:
     """A tool call and what the steps of its judgement need to know of it."""
@@ -191,9 +186,10 @@ def judge(session: Session, permissions: SessionPermissions, tool_call: ToolCall
     if tool_call.kind == "execute" and len(find_subject(session, tool_call)) > TEXT_LIMIT:
         return judge_too_long(permissions, tool_call)
     call = read_call(session, permissions, tool_call)
-    steps = (judge_by_strict_rules, judge_by_mode, judge_by_protection, judge_by_allowing_rules, judge_by_answer)
-    decided = (step(call) for step in (*steps, judge_by_kind))
-    return next(filter(None, decided), None) or Judgement("ask", rules=call.covering, remark=find_unlisted(call))
+    for step in JUDGEMENT_STEPS:
+        if judgement := step(call):
+            return judgement
+    return Judgement("ask", rules=call.covering, remark=find_unlisted(call))
 
 
 def judge_too_long(permissions: SessionPermissions, tool_call: ToolCall) -> Judgement:
@@ -318,6 +314,16 @@ def judge_by_kind(call: JudgedCall) -> Judgement | None:
         in_roots = is_below_any(path, call.session.folders.roots)
         return Judgement("allow", "mode accept-edits") if in_roots else None
     return None
+
+
+JUDGEMENT_STEPS = (
+    judge_by_strict_rules,
+    judge_by_mode,
+    judge_by_protection,
+    judge_by_allowing_rules,
+    judge_by_answer,
+    judge_by_kind,
+)
 
 
 def find_doubt(call: JudgedCall) -> str:

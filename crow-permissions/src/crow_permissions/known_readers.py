@@ -25,8 +25,8 @@ RECURSIVE = re.compile(r"-\w*[rd]|--recursive|--directories")
 """The beginning of an option with which a program reads all files in a folder."""
 FOLLOWS_LINKS = re.compile(r"-\w*R|--dereference-recursive")
 """The beginning of an option of grep with which it also reads what links name; diff does so anyway."""
-SIGNATURE = "%G"
-"""Begins the parts of a format of git that start a program, which checks signatures."""
+SIGNATURE = re.compile(r"%G|%\(\*?signature|^(--sort=)?-?\*?signature(:|$)")
+"""The parts of a format or an order of git that start a program, which checks signatures."""
 
 
 def may_read(
@@ -46,7 +46,7 @@ def may_read(
 
 def is_private(command: SimpleCommand, start: str, is_named: Callable[[str], bool]) -> bool:
     """Test whether a command that only reads may show what is private, or start another program."""
-    if command.words[0] == "git" and any(SIGNATURE in word for word in command.words):
+    if command.words[0] == "git" and any(SIGNATURE.search(word) for word in command.words):
         return True
     if command.words[0] == "diff" and any(RECURSIVE.match(word) for word in command.words[1:]):
         return True

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import msgspec
 from crow_core.acp.schema import McpServer, PermissionOption
-from crow_core.mcp.server import ServerSource
+from crow_core.mcp.server_source import ServerSource
 from crow_core.mcp.tool import Tool, ToolCall
 from crow_core.session.session import Session
 

@@ -49,7 +49,10 @@ class Program:
 
     entry: ProgramEntry
     options: dict[str, str]
-    """The kind of each option: "", "=", "=2", "?", ">" or "!"."""
+    """The kind of each option: "", "=", "=2", "?", ">", "@" or "!"."""
+
+
+NOT_LISTED = Program(ProgramEntry(""), {})
 
 
 @dataclass
@@ -89,7 +92,7 @@ def load_programs() -> dict[str, Program]:
 def list_options(text: str, lists: dict[str, str]) -> Iterator[tuple[str, str]]:
     """Yield the options of an entry, each with its kind."""
     for word in re.sub(r"<(\w+)>", lambda name: lists[name[1]], text).split():
-        option = word.rstrip("=2?>!") if word[-1] in "=?>!" or word.endswith("=2") else word
+        option = word.rstrip("=2?>@!") if word[-1] in "=?>@!" or word.endswith("=2") else word
         yield option, word[len(option) :]
 
 
@@ -132,68 +135,108 @@ def read_arguments(usage: Usage, words: list[str], start: int, literal: int) -> 
     name, program = find_name(words[start:]), to_program(words[start])
     usage.program = load_programs().get(name)
     usage.operands.clear()
-    at = start + len(name.split()) if name else start + 1
     if usage.program is None and program not in list_starters():
         return
-    entry = usage.program.entry if usage.program else ProgramEntry("")
-    options = usage.program.options if usage.program else {}
+    at = start + len(name.split()) if name else start + 1
+    arguments = Arguments(usage, usage.program or NOT_LISTED, words, literal, at)
+    entry = arguments.program.entry
     waits_for_subcommand = has_subcommands(program) and name in ("", program) and not entry.stops
-    if entry.dashless and at < len(words) and not words[at].startswith("-"):
-        words[at : at + 1] = [f"-{letter}" for letter in words[at]]
-        words = put_values_behind(words, at, options)
-    reads_files = False
-    has_script = False
-    inplace = False
+    if entry.dashless:
+        arguments.split_old_options()
     operands_only = False
-    written: list[str] = []
-    while at < len(words):
-        word, here = words[at], at
-        at += 1
+    while (here := arguments.at) < len(arguments.words):
+        word = arguments.words[here]
+        arguments.at += 1
         if word in entry.free:
             break
         if word == "--" and not operands_only and not entry.literal:
             operands_only = True
-            continue
-        if operands_only or word in ("-", "") or word[0] not in "-+" or (word[0] == "+" and usage.program):
-            if waits_for_subcommand and not entry.stops:
-                read_subcommand(usage, [program, *words[here:]], max(literal - here + 1, 0))
-                return
-            if entry.runs:
-                read_arguments(usage, words, here, literal)
-                return
-            is_script = bool(entry.script) and not has_script
-            has_script |= is_script
-            if here >= literal and not fits(word, entry, len(usage.operands), is_script):
-                usage.unlisted = usage.unlisted or word
-            if not is_script:
-                usage.operands.append(word)
+        elif not operands_only and word != "-" and word.startswith("-" if usage.program else ("-", "+")):
+            arguments.read_options(here)
+        elif waits_for_subcommand:
+            read_subcommand(usage, [program, *words[here:]], max(literal - here + 1, 0))
+            return
+        elif entry.runs:
+            read_arguments(usage, words, here, literal)
+            return
+        else:
+            arguments.read_operand(here)
             if entry.stops:
                 break
-            continue
-        if word in options and options[word] in ("", "?"):
-            reads_files |= word in entry.reading
-            continue
+    usage.writes += [] if arguments.reads_files else arguments.written
+    usage.writes += usage.operands if arguments.rewrites else ()
+
+
+@dataclass
+class Arguments:
+    """The arguments of a command while they are read."""
+
+    usage: Usage
+    program: Program
+    words: list[str]
+    literal: int
+    """How many words are allowed as they are."""
+    at: int
+    """Where the next argument begins."""
+    reads_files: bool = False
+    has_script: bool = False
+    rewrites: bool = False
+    written: list[str] = field(default_factory=list[str])
+
+    def refuse_unless(self, is_listed: bool, here: int) -> None:
+        """Note a word that is not listed, unless it is allowed as it is."""
+        if here >= self.literal and not is_listed:
+            self.usage.unlisted = self.usage.unlisted or self.words[here]
+
+    def split_old_options(self) -> None:
+        """Write options without a dash (`tar cf FILE`) as others, each before its value; the values stand in order."""
+        if self.at == len(self.words) or self.words[self.at].startswith("-"):
+            return
+        flags, rest = [f"-{letter}" for letter in self.words[self.at]], self.words[self.at + 1 :]
+        while rest and re.fullmatch(r"-\w", rest[0]):
+            flags.append(rest.pop(0))
+        del self.words[self.at :]
+        for flag in flags:
+            self.words.append(flag)
+            if self.program.options.get(flag, "")[:1] in ("=", ">") and rest:
+                self.words.append(rest.pop(0))
+        self.words += rest
+
+    def read_operand(self, here: int) -> None:
+        """Read an operand; the first may be a script."""
+        entry, word = self.program.entry, self.words[here]
+        is_script = bool(entry.script) and not self.has_script
+        self.has_script |= is_script
+        self.refuse_unless(fits(word, entry, len(self.usage.operands), is_script), here)
+        if not is_script:
+            self.usage.operands.append(word)
+
+    def read_options(self, here: int) -> None:
+        """Read the options in a word, with their values."""
+        entry, options, word = self.program.entry, self.program.options, self.words[here]
+        if options.get(word) in ("", "?"):
+            self.reads_files |= word in entry.reading
+            return
         for option, kind, value in split_options(word, options, words=entry.words):
-            reads_files |= option in entry.reading
+            self.reads_files |= option in entry.reading
             if kind is None or (value and kind in ("", "!")):
-                if here >= literal and not (entry.literal and usage.program):
-                    usage.unlisted = usage.unlisted or word
-                break
-            inplace |= kind == "!" and here >= literal
-            if kind[:1] in ("=", ">"):
-                count = 2 if kind == "=2" else 1
-                values = [value] if value is not None else words[at : at + count]
-                at += 0 if value is not None else count
-                if here >= literal and any(is_unclear_value(each, kind, value) for each in values):
-                    usage.unlisted = usage.unlisted or word
-                if option in entry.script_options:
-                    has_script = True
-                    if here >= literal and not all(only_reads(entry.script, each) for each in values):
-                        usage.unlisted = usage.unlisted or word
-                if kind == ">" and here >= literal:
-                    written += values
-    usage.writes += [] if reads_files else written
-    usage.writes += usage.operands if inplace else ()
+                self.refuse_unless(entry.literal, here)
+                return
+            self.rewrites |= kind == "!" and here >= self.literal
+            if kind[:1] in ("=", ">", "@"):
+                self.read_values(option, kind, value, here)
+
+    def read_values(self, option: str, kind: str, joined: str | None, here: int) -> None:
+        """Read the values of an option: the one in its word, or the next words."""
+        count = 0 if joined is not None else 2 if kind == "=2" else 1
+        values = self.words[self.at : self.at + count] if joined is None else [joined]
+        self.at += count
+        self.refuse_unless(not any(is_unclear_value(value, kind, joined) for value in values), here)
+        if option in self.program.entry.script_options:
+            self.has_script = True
+            self.refuse_unless(all(only_reads(self.program.entry.script, value) for value in values), here)
+        if kind == ">" and here >= self.literal:
+            self.written += values
 
 
 def read_subcommand(usage: Usage, words: list[str], literal: int) -> None:
@@ -222,7 +265,9 @@ def is_unclear_value(value: str, kind: str, joined: str | None) -> bool:
     """Test whether a value may be another option, or name another machine or a file that is sent."""
     if joined is None and value.startswith("-") and value != "-" and not NUMBER.fullmatch(value):
         return True
-    return kind == ">" and (":" in value or not value)
+    if kind == "@":
+        return value.startswith("@")
+    return kind == ">" and (":" in value or "#" in value or not value)
 
 
 def split_options(word: str, options: dict[str, str], *, words: bool) -> Iterator[tuple[str, str | None, str | None]]:
@@ -246,15 +291,3 @@ def split_options(word: str, options: dict[str, str], *, words: bool) -> Iterato
             continue
         yield option, kind, rest or None
         return
-
-
-def put_values_behind(words: list[str], at: int, options: dict[str, str]) -> list[str]:
-    """Put the values of old options (`tar cf FILE`) directly behind them; they stand in order behind all."""
-    end = next((index for index in range(at, len(words)) if not re.fullmatch(r"-\w", words[index])), len(words))
-    flags, rest = words[at:end], words[end:]
-    ordered: list[str] = []
-    for flag in flags:
-        ordered.append(flag)
-        if options.get(flag, "")[:1] in ("=", ">") and rest:
-            ordered.append(rest.pop(0))
-    return [*words[:at], *ordered, *rest]

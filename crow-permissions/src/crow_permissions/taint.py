@@ -39,7 +39,6 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from itertools import takewhile
 from pathlib import Path
 from typing import Literal
 
@@ -142,7 +141,7 @@ def taint(
     trusted folder. `own` are crow's own files that hold keys or sessions. Raises ValueError for an invalid rule.
     """
     patterns, known_rules = [to_regex(pattern) for pattern in private], parse_rules(rules)
-    own = [path for folder in own for path in {folder, os.path.realpath(folder)}]
+    own_folders = tuple(path.rstrip(os.sep) + os.sep for each in own for path in {each, os.path.realpath(each)})
 
     def get_taint(session: Session) -> Taint:
         if session.parent:
@@ -160,7 +159,7 @@ def taint(
     def is_named(session: Session, path: str) -> bool:
         """Whether an absolute path is private for the user: by a pattern, a rule, or as a file of crow's own."""
         normal, found = os.path.normpath(path), get_taint(session)
-        if any(is_below(normal, each) for each in own):
+        if (normal + os.sep).startswith(own_folders):
             return True
         if patterns and any(pattern.fullmatch(path_from_root(session, path)) for pattern in patterns):
             return True
@@ -223,18 +222,20 @@ def taint(
             return merge(found, find_untrusted_folder(session, path))
         return Reading()
 
-    def get_readings(session: Session) -> dict[CallKey, Reading]:
-        """Return the readings of the calls in the last reply, so that calls that run at the same time are known."""
-        since = takewhile(lambda entry: entry.get("role") != "assistant", reversed(session.log))
-        at = len(session.log) - 1 - sum(1 for _ in since)
-        reply = session.log[at] if at >= 0 else Message()
-        readings, key = get_taint(session).readings, f"{session.id} {reply.get('crow', {}).get('id', '')}"
-        if key not in readings:
+    def get_readings(session: Session, tool_call: ToolCall) -> dict[CallKey, Reading]:
+        """Return the readings of a call that is about to run, and of the others in the last reply, which may run at the
+        same time."""
+        reply = next((entry for entry in reversed(session.log) if entry.get("role") == "assistant"), Message())
+        readings, id = get_taint(session).readings, f"{session.id} {reply.get('crow', {}).get('id', '')}"
+        if id not in readings:
             forget(session)
             uses = reply.get("tool_calls", [])
             calls = [session.toolbox.parse(use) for use in uses] if len(uses) > 1 else []  # else it is the one at hand
-            readings[key] = {to_key(call): find_reading(session, call) for call in calls}
-        return readings[key]
+            readings[id] = {to_key(call): find_reading(session, call) for call in calls}
+        found, key = readings[id], to_key(tool_call)
+        if key not in found:  # the only call of a reply, one of a tool of crow's own, or changed by the user
+            found[key] = find_reading(session, tool_call)
+        return found
 
     @crow.session_end
     def forget(session: Session) -> None:
@@ -244,13 +245,6 @@ def taint(
         for old in [old for old in found.readings if old.startswith(session.id)]:
             del found.readings[old]
         found.collected = {key for key in found.collected if key[0] != session.id}
-
-    def get_reading(session: Session, tool_call: ToolCall) -> Reading:
-        """Return the reading of a call that is about to run."""
-        readings, key = get_readings(session), to_key(tool_call)
-        if key not in readings:  # the only call of a reply, one of a tool of crow's own, or changed by the user
-            readings[key] = find_reading(session, tool_call)
-        return readings[key]
 
     def mark(session: Session, kind: Kind, source: str, call: str = "") -> None:
         """Append a marker to the log, and to those of the parents, unless they have it."""
@@ -277,8 +271,7 @@ def taint(
 
     def find_reason(session: Session, tool_call: ToolCall) -> str:
         """Find out why a tool call must be asked about, with what would leave; "" if it need not."""
-        get_reading(session, tool_call)
-        found, readings = get_taint(session), get_readings(session).values()
+        found, readings = get_taint(session), get_readings(session, tool_call).values()
         private = next(iter(found.sources["private"]), "") or next((r.private for r in readings if r.private), "")
         if not private:
             return ""
@@ -325,7 +318,7 @@ def taint(
     def find_prompt_readings(session: Session, entry: Message) -> list[Reading]:
         texts = [part["text"] for part in to_parts(entry.get("content")) if part.get("type") == "text"]
         found = [Reading("a secret in a prompt")] if any(map(holds_secret, texts)) else []
-        for name in list_attached(entry):
+        for name in list_attached(texts):
             if "://" in name:
                 found.append(Reading(untrusted=name))
             else:
@@ -363,7 +356,7 @@ def taint(
             elif key not in found.collected and (refusal := await ask(session, tool_call, reason)):
                 return refusal
             found.has_run_code |= not find_exit(tool_call)
-        mark_reading(session, get_reading(session, tool_call), tool_call.id)
+        mark_reading(session, get_readings(session, tool_call)[key[1]], tool_call.id)
         return None
 
     @crow.after_tool
@@ -451,9 +444,8 @@ def is_below(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder.rstrip(os.sep) + os.sep)
 
 
-def list_attached(entry: Message) -> list[str]:
-    """List what a user's message has the text of: the paths of files, and URIs of resources."""
-    texts = [part["text"] for part in to_parts(entry.get("content")) if part.get("type") == "text"]
+def list_attached(texts: Sequence[str]) -> list[str]:
+    """List what the texts of a user's message contain: the paths of files, and URIs of resources."""
     names = [name for text in texts for name in RESOURCE.findall(text)]
     return [name if "://" in name else name.partition("#")[0] for name in names]
 

@@ -69,7 +69,7 @@ def make_commands(commits: GroupCommit) -> Sequence[Command]:
             show_audit,
             "[all]",
         ),
-        make("search", "Search everything that is stored, in all sessions", search_all, "TEXT"),
+        make("search", "Search the sessions of all folders", search_all, "TEXT"),
         Command(
             "prompts",
             "The versions of the prompts of this session, and what changed in each; or use another version",
@@ -226,7 +226,7 @@ def show_audit(connection: "Connection", session: Session, words: str) -> str:
 
 
 def search_all(connection: "Connection", session: Session, words: str) -> str:
-    """Search the messages of all sessions."""
+    """Search the messages of the sessions of all folders."""
     from crow_persistence.search import MATCH_END, MATCH_START, search
 
     if not words:

@@ -64,6 +64,8 @@ def agents(
     @crow.after_tool
     async def add_to_result(result: ToolResult, session: Session, tool_call: ToolCall) -> ToolResult | None:
         roots = {folder: root for path in get_paths(result) for folder, root in find_nested_folders(path, session)}
+        if not roots:
+            return None
         files = [path for path in (find_file(folder, names, root) for folder, root in roots.items()) if path]
         await report_left_out(session, roots.items(), names)
         if not files or result.is_error:

@@ -17,7 +17,11 @@ def find_rendered(session: Session, purpose: str, key: str, *ends: str) -> set[s
 
     Skip the renders that were rewound or compacted, and those before the last marker of a kind in `ends`.
     """
-    entries = session.view.select()
-    start = max((at for at, entry in enumerate(entries) if marker_kind(entry) in ends), default=0)
-    renders = (entry.get("crow", {}) for entry in entries[start:] if marker_kind(entry) == "render")
-    return {str(render.get("variables", {}).get(key)) for render in renders if render.get("purpose") == purpose}
+    found: set[str] = set()
+    for entry in reversed(session.view.select()):
+        notes, kind = entry.get("crow", {}), marker_kind(entry)
+        if kind in ends:
+            break
+        if kind == "render" and notes.get("purpose") == purpose:
+            found.add(str(notes.get("variables", {}).get(key)))
+    return found

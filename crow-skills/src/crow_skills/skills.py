@@ -88,16 +88,16 @@ def skills(
 
     @crow.instructions
     def add_to_system_prompt(session: Session) -> str | None:
-        index = get_index(session).skills.values()
+        index = session.state[SKILLS].skills.values()
         return None if tool or not index else render_list(session, index)
 
     @crow.before_prompt
     async def add_to_prompt(message: Message, session: Session) -> Message:
-        await add_served_skills(session, get_index(session))
+        await add_served_skills(session, session.state[SKILLS])
         if left_out := session.state.pop(LEFT_OUT):
             await session.notice(f"Left out, /skills has the rest: {to_line(left_out[0])}", "warning")
         known = find_rendered(session, "skill", "name")
-        selected = select_skills(get_user_text(message), get_index(session).skills.values())
+        selected = select_skills(get_user_text(message), session.state[SKILLS].skills.values())
         new = [(skill, trigger) for skill, trigger in selected if skill.name not in known][:MAX_SKILLS_PER_PROMPT]
         blocks: list[ContentBlock] = []
         for skill, trigger in new:
@@ -110,7 +110,7 @@ def skills(
 
 async def answer_tool_call(session: Session, tool_call: ToolCall) -> ToolResult:
     """Answer a call of the tool `skills`: with a skill, or with the list of them."""
-    skills, name = get_index(session).skills, str(tool_call.arguments.get("name") or "")
+    skills, name = session.state[SKILLS].skills, str(tool_call.arguments.get("name") or "")
     if not name:
         return ToolResult.text(render_list(session, skills.values()) if skills else "There are no skills.")
     if name not in skills:
@@ -140,18 +140,13 @@ def list_skill_folders(
 async def add_served_skills(session: Session, index: SkillIndex) -> None:
     """Add the skills of the MCP servers that have connected since the last call: resources `skill://NAME/SKILL.md`."""
     asked = session.state[ASKED]
-    new = {server for server in session.toolbox.external_servers() if server.connected} - asked
-    asked |= new
-    for resource in await list_several(server for server in session.toolbox.external_servers() if server in new):
+    new = [server for server in session.toolbox.external_servers() if server.connected and server not in asked]
+    asked.update(new)
+    for resource in await list_several(new):
         if not resource.template and (match := SKILL_URI.fullmatch(resource.uri)):
             name, about = to_line(match[1])[:64], resource.about.strip()[:1024] or resource.name
             skill = Skill(name, about, "", resource.uri, resource.server.name, server=resource.server)
             index.skills.setdefault(name, skill)
-
-
-def get_index(session: Session) -> SkillIndex:
-    """Return the skills of a session; none before its commands were made."""
-    return session.state[SKILLS]
 
 
 def select_skills(text: str, skills: Iterable[Skill]) -> Iterator[tuple[Skill, str]]:
@@ -203,7 +198,7 @@ async def run_skill(name: str, session: Session, words: str) -> Message:
 
 async def list_skills(session: Session, words: str) -> str:
     """Run /skills: return the list of skills with their problems, and the files that were left out."""
-    index, known = get_index(session), find_rendered(session, "skill", "name")
+    index, known = session.state[SKILLS], find_rendered(session, "skill", "name")
     lines: list[str] = []
     for skill in index.skills.values():
         read = ", read" if skill.name in known else ""

@@ -25,6 +25,7 @@ import re
 import shlex
 import warnings
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, cast
 
 DEPTH_LIMIT = 16
@@ -51,6 +52,7 @@ def fit_arguments(
     return _fit_object(arguments, schema, schema.get("$defs") or {}, table, 0)
 
 
+@lru_cache(1024)
 def to_key(name: str) -> str:
     """Convert a name to its form in `synonyms`: `filePath` and `file-path` become `file_path`, and `-i` becomes `i`."""
     return re.sub(r"[\W_]+", "_", CAMEL_HUMP.sub("_", name)).strip("_").lower()

@@ -1,14 +1,11 @@
 """The terminal put together: the state between the agent and the screen. `run` starts it."""
 
 import asyncio
-import base64
 import gc
 import os
-import re
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
 from typing import Any
 
 import crow_system as system
@@ -30,6 +27,7 @@ from msgspec import UNSET, Struct
 from crow_terminal import effects
 from crow_terminal.agent_connections import AgentAddress, NoAgent, connect
 from crow_terminal.blocks import Block, CommandOutput
+from crow_terminal.branch import read_branch
 from crow_terminal.chat_client import ChatClient, Question
 from crow_terminal.completion import ChatCompleter
 from crow_terminal.dialogs import ListDialog, TextDialog
@@ -39,7 +37,7 @@ from crow_terminal.live import compose_above, compose_footer, compose_menu
 from crow_terminal.local_commands import find_command
 from crow_terminal.paint import Painter
 from crow_terminal.pickers import confirm_taking_back, offer_turns, pick_option, pick_session
-from crow_terminal.printable_text import clip, escape_line, measure
+from crow_terminal.printable_text import clip, clip_ansi, escape_line
 from crow_terminal.prompt_content import MAX_IMAGE_BYTES, find_large_images, find_pasted_image, make_prompt
 from crow_terminal.state import State
 from crow_terminal.terminal import Terminal, restore
@@ -238,13 +236,13 @@ class Chat:
                 if self._command:
                     self._command.stop()
             case effects.Ring(sentence=sentence):
-                self.terminal.write(make_notification(sentence))
+                self.terminal.ring(sentence)
             case effects.ListTurns():
                 self._start(self._list_turns())
             case effects.TakeBack(turns=turns, confirmed=confirmed):
                 self._start(self._take_back(turns, confirmed))
             case effects.Copy(text=text):
-                self.terminal.write(make_copy(text))
+                self.terminal.copy(text)
                 self.state.show_hint("Copied.", time.monotonic())
             case effects.ExportSession(path=path):
                 self._start(self._export(path))
@@ -633,47 +631,6 @@ class Chat:
         if isinstance(text, str):
             self.terminal.set_text(text)
         self.terminal.update()
-
-
-def clip_ansi(line: str, width: int) -> str:
-    """Cut a line with styles to a width, for a row that is drawn again."""
-    if "\x1b" not in line:
-        return clip(line, width)
-    kept, used = list[str](), 0
-    for part in re.split(r"(\x1b\[[0-9;]*m)", line):
-        if part.startswith("\x1b"):
-            kept.append(part)
-        elif used < width:
-            piece = clip(part, width - used)
-            used += measure(piece)
-            kept.append(piece)
-    return "".join(kept)
-
-
-def make_notification(sentence: str) -> str:
-    """Make the sequences that ring the bell and show a notification (OSC 9)."""
-    return f"\x1b]9;{escape_line(sentence)[:200]}\x07\x07"
-
-
-def make_copy(text: str) -> str:
-    """Make the sequence that copies a text to the clipboard of the terminal (OSC 52)."""
-    return f"\x1b]52;c;{base64.b64encode(text.encode(errors='replace')).decode()}\x07"
-
-
-def read_branch(folder: str) -> str:
-    """Read the branch that is checked out in a folder; empty outside of a repository."""
-    while True:
-        path = os.path.join(folder, ".git")
-        with suppress(OSError, UnicodeDecodeError):
-            if os.path.isfile(path):  # a worktree
-                with open(path, encoding="utf-8") as file:
-                    path = os.path.join(folder, file.read(4096).partition("gitdir:")[2].strip())
-            with open(os.path.join(path, "HEAD"), encoding="utf-8") as file:
-                head = file.read(4096).strip()
-            return escape_line(head.removeprefix("ref: refs/heads/") if head.startswith("ref:") else head[:8])
-        if (parent := os.path.dirname(folder)) == folder:
-            return ""
-        folder = parent
 
 
 def run(settings: Settings) -> int:

@@ -73,3 +73,18 @@ def fold(line: str, width: int) -> list[str]:
         pieces.append(line[:at])
         line = line[at:]
     return [*pieces, line]
+
+
+def clip_ansi(line: str, width: int) -> str:
+    """Cut a line with styles to a width, for a row that is drawn again."""
+    if "\x1b" not in line:
+        return clip(line, width)
+    kept, used = list[str](), 0
+    for part in re.split(r"(\x1b\[[0-9;]*m)", line):
+        if part.startswith("\x1b"):
+            kept.append(part)
+        elif used < width:
+            piece = clip(part, width - used)
+            used += measure(piece)
+            kept.append(piece)
+    return "".join(kept)

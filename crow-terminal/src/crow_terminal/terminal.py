@@ -9,6 +9,7 @@ as a synchronized update. The version of prompt_toolkit is pinned, because priva
 # pyright: reportPrivateUsage=false
 
 import asyncio
+import base64
 import os
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -39,6 +40,8 @@ from prompt_toolkit.layout.processors import BeforeInput, Processor, Transformat
 from prompt_toolkit.layout.utils import explode_text_fragments
 from prompt_toolkit.output import ColorDepth
 from prompt_toolkit.output.vt100 import Vt100_Output
+
+from crow_terminal.printable_text import escape_line
 
 FRAME = 0.09
 """Seconds between two frames."""
@@ -303,6 +306,14 @@ class Terminal:
         self.editor.reset()
         self.editor.text = text
         self.editor.cursor_position = len(text)
+
+    def ring(self, sentence: str) -> None:
+        """Ring the bell and show a notification (OSC 9)."""
+        self.write(f"\x1b]9;{escape_line(sentence)[:200]}\x07\x07")
+
+    def copy(self, text: str) -> None:
+        """Copy a text to the clipboard of the terminal (OSC 52)."""
+        self.write(f"\x1b]52;c;{base64.b64encode(text.encode(errors='replace')).decode()}\x07")
 
     def write(self, sequence: str) -> None:
         """Write an escape sequence that shows nothing."""

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from crow_core.acp.schema import EnvVariable, HttpHeader, McpServer
 from crow_core.errors import ConfigError
 from crow_core.masking import find_secrets
-from crow_core.mcp.server import Server, from_acp
+from crow_core.mcp.server import Server
+from crow_core.mcp.server_source import from_acp
 from msgspec import UNSET
 
 from crow_agent.settings.faults import to_read_error

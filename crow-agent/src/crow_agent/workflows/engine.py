@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import sqlalchemy as sa
-from crow_core.retries import attempt_again
+from crow_core.models.retries import attempt_again
 from dbos import DBOS, SetEnqueueOptions, SetWorkflowAttributes, SetWorkflowID, WorkflowHandleAsync
 from dbos import (
     _sys_db as system_database,  # pyright: ignore[reportPrivateUsage]

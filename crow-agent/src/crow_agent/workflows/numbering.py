@@ -6,7 +6,7 @@ import logging
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 from zlib import crc32
 
 from dbos import StepReservation
@@ -17,11 +17,8 @@ from dbos._context import (
     get_local_dbos_context,
 )
 
-from crow_agent.durable import outside_workflows
+from crow_agent.durable import DurableSession, outside_workflows
 from crow_agent.workflows.errors import WorkflowChanged, WorkflowError
-
-if TYPE_CHECKING:
-    from crow_agent.session import AgentSession
 
 T = TypeVar("T")
 logger = logging.getLogger("crow_agent")
@@ -47,7 +44,7 @@ class WorkflowRun:
 
     id: str
     task: "asyncio.Task[Any]"
-    sessions: "list[AgentSession]" = field(default_factory=list["AgentSession"])
+    sessions: list[DurableSession] = field(default_factory=list[DurableSession])
     """The sessions that it has opened."""
     branches: dict[int, tuple[int, ...]] = field(default_factory=dict[int, tuple[int, ...]])
     """Its branches, by the first of their numbers."""

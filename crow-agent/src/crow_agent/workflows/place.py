@@ -8,13 +8,13 @@ from collections.abc import Awaitable, Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from crow_core.acp.schema import ToolCall, Usage
 from msgspec import UNSET
 
-from crow_agent.durable import PLACE, outside_workflows
+from crow_agent.durable import PLACE, DurableAgent, DurableSession, S, outside_workflows
 from crow_agent.errors import AgentClosed, AgentError, OutputError, PromptFailed, TurnStopped
 from crow_agent.result import Result
 from crow_agent.workflows.approvals import Approval
@@ -24,10 +24,6 @@ from crow_agent.workflows.errors import WorkflowError
 from crow_agent.workflows.numbering import Numbering, WorkflowRun, run_step
 from crow_agent.workflows.stored_runs import find_fork
 from crow_agent.workflows.values import error_from_plain, error_to_plain, from_plain, to_plain, to_seconds
-
-if TYPE_CHECKING:
-    from crow_agent.agent import Agent
-    from crow_agent.session import AgentSession
 
 logger = logging.getLogger("crow_agent")
 PATIENCE = 24 * 3600.0
@@ -78,7 +74,7 @@ class Place:
         """Run a function as a step, with the step's label; return its result as JSON values."""
         return await run_step(*self.find()._numbering.reserve(), name, function)
 
-    async def open_session(self, agent: "Agent", cwd: str) -> "AgentSession":
+    async def open_session(self, agent: DurableAgent[S], cwd: str) -> S:
         """Open the session of this step: a new one, or the one that was opened here before the program ended."""
         step, label = self.find()._numbering.reserve()  # before any `await`: the numbers follow the order of the calls
         id = to_session_id(self.run.id, label)
@@ -111,9 +107,9 @@ class Place:
             "keys": [f"{origin}/{kept}" for origin in fork.origins for kept in fork.labels],
         }
 
-    async def _open_other_session(self, agent: "Agent", cwd: str, step: Any, label: str) -> "AgentSession":
+    async def _open_other_session(self, agent: DurableAgent[S], cwd: str, step: Any, label: str) -> S:
         """Open a session of an agent that gives ids of its own. A stored one is opened again where the agent can."""
-        opened: list[AgentSession] = []
+        opened: list[S] = []
 
         async def open(label: str) -> str:
             opened.append(await agent.session(cwd=cwd))
@@ -130,7 +126,7 @@ class Place:
                 return await agent.session(cwd=cwd)
 
     async def prompt(
-        self, session: "AgentSession", ask: Callable[[str], Awaitable[Result[Any]]], output: Any
+        self, session: DurableSession, ask: Callable[[str], Awaitable[Result[Any]]], output: Any
     ) -> Result[Any]:
         """Run a prompt as a step, with the key `workflow id / step`; wait while an error comes that may pass."""
 
@@ -198,7 +194,7 @@ class Place:
             raise asyncio.CancelledError
 
 
-async def close_session(session: "AgentSession") -> None:
+async def close_session(session: DurableSession) -> None:
     """Close a session; warn if that fails."""
     try:
         await session.close()

@@ -295,20 +295,16 @@ class Connection:
             await self._receive_malformed(line, str(error))
             return
         if isinstance(message.method, str):
-            if isinstance(message.id, UnsetType):
-                self._receive_notification(message.method, message.params)
-            else:
+            if not isinstance(message.id, UnsetType):
                 await self._receive_request(message.id, message.method, message.params)
+            elif registered := self._notifications.get(message.method):
+                self._start(self._run_notification(message.method, *registered, message.params))
         elif isinstance(message.error, Error):
             self._resolve(message.id, RpcError(message.error.code, message.error.message, message.error.data))
         elif isinstance(message.result, Raw):
             self._resolve(message.id, message.result)
         else:
             await self._receive_malformed(line, "no method, result or error")
-
-    def _receive_notification(self, method: str, params: Raw) -> None:
-        if registered := self._notifications.get(method):
-            self._start(self._run_notification(method, *registered, params))
 
     async def _receive_request(self, id: RequestId, method: str, params: Raw) -> None:
         registered = self._requests.get(method)

@@ -33,11 +33,6 @@ def decode(raw: bytes | msgspec.Raw, target: type[T]) -> T:
         raise ValidationError("message: nested too deeply") from None
 
 
-def encode(value: Any) -> bytes:
-    """Encode a value as JSON on one line, unknown variants as they were received."""
-    return ENCODER.encode(value)
-
-
 def to_raw(value: Any) -> Any:
     """Return the raw value of an unknown variant; the encoder calls this for objects that msgspec does not know."""
     if isinstance(value, Unknown):
@@ -45,7 +40,8 @@ def to_raw(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} is not part of the ACP vocabulary")
 
 
-ENCODER = msgspec.json.Encoder(enc_hook=to_raw)
+encode = msgspec.json.Encoder(enc_hook=to_raw).encode
+"""Encodes a value as JSON on one line, unknown variants as they were received."""
 
 
 @cache
@@ -57,7 +53,9 @@ get_shape = cache(inspect.type_info)
 
 
 def convert_leniently(value: Any, target: type[T]) -> T:
-    """Convert decoded JSON to the type `target` by the lenient rules. Raises msgspec.ValidationError."""
+    """Convert decoded JSON to the type `target`, by the lenient rules if it must. Raises msgspec.ValidationError."""
+    with suppress(ValidationError):
+        return msgspec.convert(value, target)
     shape = get_shape(target)
     if value is None and isinstance(shape, inspect.StructType):
         value = {}  # params or a result may be left out if no field is required

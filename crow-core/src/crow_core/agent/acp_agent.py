@@ -1,240 +1,103 @@
 """The ACP agent: turns the requests of one client into calls of the app, and errors into ACP's."""
 
 import asyncio
-import os
-import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from pathlib import PurePath
-from typing import Any, Protocol, TypeAlias
+from typing import Any
 
 from crow_system.shortening import shorten_line
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Struct
 
-from crow_core import __version__
 from crow_core.acp.connection import Connection, ConnectionClosed, RpcError
 from crow_core.acp.schema import (
     AGENT_METHODS,
     AUTH_REQUIRED,
     CLIENT_METHODS,
-    INTERNAL_ERROR,
     INVALID_PARAMS,
     INVALID_REQUEST,
     METHOD_NOT_FOUND,
-    NOT_FOUND,
-    PROTOCOL_VERSION,
-    AgentAuthCapabilities,
-    AgentCapabilities,
     ArchiveSessionRequest,
     ArchiveSessionResponse,
-    AudioBlock,
     AuthenticateRequest,
     AuthenticateResponse,
-    AuthMethod,
-    AuthStatusCapabilities,
     AuthStatusRequest,
     AuthStatusResponse,
     CancelNotification,
     ClientCapabilities,
     CloseSessionRequest,
     CloseSessionResponse,
-    ContentBlock,
     CurrentModeUpdate,
     DeleteSessionRequest,
     DeleteSessionResponse,
-    DisableProviderRequest,
-    DisableProviderResponse,
     ForkSessionRequest,
     ForkSessionResponse,
-    ImageBlock,
-    Implementation,
     InitializeRequest,
     InitializeResponse,
-    ListProvidersRequest,
-    ListProvidersResponse,
     ListSessionsRequest,
     ListSessionsResponse,
     LoadSessionRequest,
     LoadSessionResponse,
-    LogoutCapabilities,
     LogoutRequest,
     LogoutResponse,
-    McpCapabilities,
     NewSessionRequest,
     NewSessionResponse,
-    PromptCapabilities,
     PromptRequest,
     PromptResponse,
-    ProviderCurrentConfig,
-    ProviderInfo,
-    ProvidersCapabilities,
-    ResourceBlock,
     ResumeSessionRequest,
     ResumeSessionResponse,
-    SessionAdditionalDirectoriesCapabilities,
-    SessionArchiveCapabilities,
-    SessionCapabilities,
-    SessionCloseCapabilities,
-    SessionDeleteCapabilities,
-    SessionForkCapabilities,
-    SessionInfo,
     SessionInfoUpdate,
-    SessionListCapabilities,
-    SessionResumeCapabilities,
-    SessionStatusCapabilities,
     SessionStatusRequest,
     SessionStatusResponse,
-    SessionSystemPromptCapabilities,
-    SessionSystemPromptModeCapabilities,
-    SessionSystemPromptOverrideCapabilities,
-    SessionTitleCapabilities,
-    SetProviderRequest,
-    SetProviderResponse,
     SetSessionConfigOptionRequest,
     SetSessionConfigOptionResponse,
     SetSessionModeRequest,
     SetSessionModeResponse,
     SetSessionTitleRequest,
     SetSessionTitleResponse,
-    TextBlock,
     UnarchiveSessionRequest,
     UnarchiveSessionResponse,
-    Unknown,
-    Usage,
 )
 from crow_core.acp.transports import Transport
-from crow_core.agent.providers import PROTOCOL, PROVIDER_ID, ClientProvider, is_shareable_url
+from crow_core.agent.agent_capabilities import TERMINAL_LOGIN, make_initialize_response
+from crow_core.agent.app_source import Announced, AppSource, MadeApp
+from crow_core.agent.providers import ClientProviders
+from crow_core.agent.request_params import (
+    OpenRequest,
+    check_folder,
+    check_prompt,
+    parse_archive_filter,
+    parse_choice,
+    parse_folders_and_servers,
+    parse_instructions,
+    parse_output,
+)
+from crow_core.agent.rpc_errors import (
+    find_stored,
+    make_unknown_session_error,
+    to_config_rpc_error,
+    to_model_rpc_error,
+    to_store_rpc_error,
+    to_turn_rpc_error,
+)
 from crow_core.app import Crow
-from crow_core.content import find_image_type, replay, to_user_message
+from crow_core.content import replay, to_user_message
 from crow_core.errors import ConfigError, ModelError, PromptError, SessionBusy, StoreError
 from crow_core.hooks import call_function
-from crow_core.mcp.server import from_acp
 from crow_core.messages.message import Message
-from crow_core.messages.notes import OutputNotes
 from crow_core.models.chat_model import ChatModel
 from crow_core.models.model_call import Model
-from crow_core.models.token_usage import TURN_TOTALS, TokenTotals
-from crow_core.session.options import Option
-from crow_core.session.output import TURN_NOTES, check_schema
+from crow_core.models.token_usage import TURN_TOTALS, TokenTotals, to_usage
+from crow_core.session.output import TURN_NOTES
 from crow_core.session.session import Session
-from crow_core.session.store import ArchiveFilter, Page, SessionChange, Summary
+from crow_core.session.store import Page, SessionChange, to_session_info
 from crow_core.text import clean_json, to_line
 from crow_core.trace import TRACE, extract_trace
 
 PAGE_SIZE = 50
 """Sessions in one answer to `session/list`."""
 
-OUTPUT_RETRIES = 2
-"""Times that a result which does not fit is asked for again, unless the client says otherwise."""
-
-TERMINAL_LOGIN = "setup"
-"""The id of the method of authentication that runs a command on a terminal."""
-
-SESSION_ID = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{,63}")
-"""Matches an id that a client in this process may choose for a session; it is also part of names of files."""
-
 MAX_TITLE = 200
 """Characters of a title that a client sets; a longer one is shortened."""
-
-
-OpenRequest: TypeAlias = NewSessionRequest | LoadSessionRequest | ResumeSessionRequest | ForkSessionRequest
-
-
-@dataclass(frozen=True)
-class Announced:
-    """Abilities of an app that depend on its models and extensions, as `initialize` announces them."""
-
-    stored: bool = False
-    """Whether sessions are stored."""
-    methods: Sequence[str] = ()
-    """The methods beyond ACP that it answers."""
-    audio: bool = False
-    """Whether one of its models takes audio."""
-    output_schema: bool = False
-    """Whether a turn can end with a result that fits a JSON schema."""
-    login: Sequence[str] = ()
-    """The command line that logs the user in on a terminal; its last item is what the client has to add to the command
-    line with which it starts the agent. Empty for none."""
-    permission_answers: bool = False
-    """Whether an answer to a permission question may hold a reason, or another command."""
-
-
-class AppSource(Protocol):
-    """Gives an agent its app, perhaps not before the first session needs it."""
-
-    made: Crow | None
-    """The app; None until it is made."""
-    announced: Announced
-    """The abilities to announce. `stored` must be right from the start, the rest once `prepare` has returned."""
-
-    async def prepare(self) -> None:
-        """Make `announced` exact; called before `initialize` is answered, so it should be quick."""
-        ...
-
-    async def get(self, models: Mapping[str, Model] | None = None) -> Crow:
-        """Return the app, made if need be, with these models in place of the configured ones.
-
-        Raises ModelError if there is no model, ConfigError for a setting that cannot be used.
-        """
-        ...
-
-    async def reload(self) -> None:
-        """Use models that were configured since the app was made, in the sessions that are opened from now on.
-
-        Raises what `get` raises.
-        """
-        ...
-
-
-class MadeApp:
-    """The source of an app that exists already."""
-
-    def __init__(self, crow: Crow) -> None:
-        self.made: Crow | None = crow
-        self.announced = announce(crow)
-        self._crow = crow
-
-    async def prepare(self) -> None: ...
-
-    async def get(self, models: Mapping[str, Model] | None = None) -> Crow:
-        return self._crow
-
-    async def reload(self) -> None: ...
-
-
-class LazyApp:
-    """The source of an app that is made when the first session needs it.
-
-    `make` takes `models`, with models in place of the configured ones.
-    """
-
-    def __init__(self, make: Callable[..., Awaitable[Crow]], announced: Announced | None = None) -> None:
-        self.made: Crow | None = None
-        self.announced = announced or Announced()
-        self._make = make
-
-    async def prepare(self) -> None: ...
-
-    async def get(self, models: Mapping[str, Model] | None = None) -> Crow:
-        if self.made is None:
-            self.made = await (self._make() if models is None else self._make(models=models))
-        return self.made
-
-    async def reload(self) -> None: ...
-
-
-def announce(crow: Crow) -> Announced:
-    """Find out what an app has to announce."""
-    audio = any(isinstance(model, ChatModel) and model.quirks.audio for model in crow.models.values())
-    return Announced(
-        crow.store is not None,
-        list(crow.methods),
-        audio,
-        crow.takes_output_schema,
-        permission_answers=crow.takes_permission_answers,
-    )
 
 
 class AcpAgent:
@@ -254,10 +117,7 @@ class AcpAgent:
         self.logged_out = False
         """Whether the client has called `logout`, and not `authenticate` since."""
         self.sessions: dict[str, Session] = {}
-        self.provider: ClientProvider | None = None
-        """The client's own endpoint, for the sessions that it opens from now on."""
-        self.providers: list[ClientProvider] = []
-        """Every endpoint that the client has set."""
+        self.providers = ClientProviders()
         storing = {
             "session/load": self.load_session,
             "session/resume": self.resume_session,
@@ -273,9 +133,9 @@ class AcpAgent:
         }
         trying = {
             "auth/status": self.get_auth_status,
-            "providers/list": self.list_providers,
-            "providers/set": self.set_provider,
-            "providers/disable": self.disable_provider,
+            "providers/list": self.providers.list_providers,
+            "providers/set": self.providers.set_provider,
+            "providers/disable": self.providers.disable_provider,
         }
         self.connection = Connection(
             transport,
@@ -310,7 +170,7 @@ class AcpAgent:
         finally:
             if crow := self.source.made:
                 await asyncio.gather(*(crow.close(session) for session in self.sessions.values()))
-            await asyncio.gather(*(provider.close() for provider in self.providers))
+            await self.providers.close()
 
     async def request(self, method: str, params: Struct) -> Any:
         return await self.connection.request(method, params)
@@ -333,7 +193,7 @@ class AcpAgent:
             try:
                 return await self.source.get()
             except ModelError as error:
-                if self.provider is None:
+                if self.providers.current is None:
                     raise to_model_rpc_error(error) from error
                 return await self.source.get(models={})
             except ConfigError as error:
@@ -344,35 +204,8 @@ class AcpAgent:
         async with self._making:
             await self.source.prepare()
         announced = self.source.announced
-        return InitializeResponse(
-            protocol_version=PROTOCOL_VERSION,
-            agent_info=Implementation(name="crow", title="Crow", version=__version__),
-            agent_capabilities=AgentCapabilities(
-                load_session=announced.stored,
-                prompt_capabilities=PromptCapabilities(image=True, audio=announced.audio, embedded_context=True),
-                mcp_capabilities=McpCapabilities(http=True, sse=True),
-                session_capabilities=SessionCapabilities(
-                    **stored_session_capabilities() if announced.stored else {},
-                    **managed_session_capabilities() if announced.stored and self.unstable else {},
-                    close=SessionCloseCapabilities(),
-                    additional_directories=SessionAdditionalDirectoriesCapabilities(),
-                    **system_prompt_capabilities() if self.unstable else {},
-                ),
-                providers=ProvidersCapabilities() if self.unstable else UNSET,
-                auth=AgentAuthCapabilities(
-                    logout=LogoutCapabilities(), status=AuthStatusCapabilities() if self.unstable else UNSET
-                ),
-                meta={"crow": own} if (own := self.list_own_abilities(announced)) else UNSET,
-            ),
-            auth_methods=[
-                AuthMethod(
-                    id="configured",
-                    name="The configured model",
-                    description="Uses crow's configuration file, or OPENAI_BASE_URL, OPENAI_API_KEY and CROW_MODEL",
-                ),
-                *make_terminal_logins(announced.login, self.capabilities),
-            ],
-        )
+        own = self.list_own_abilities(announced)
+        return make_initialize_response(announced, self.capabilities, own, unstable=self.unstable)
 
     def list_own_abilities(self, announced: Announced) -> dict[str, Any]:
         """List the abilities beyond ACP, for `agentCapabilities._meta.crow`."""
@@ -413,8 +246,8 @@ class AcpAgent:
             crow = await self.crow()
         except RpcError as error:
             return AuthStatusResponse(state="unauthenticated" if error.code == AUTH_REQUIRED else "unknown")
-        if self.provider is not None:
-            return AuthStatusResponse(state="authenticated" if self.provider.headers else "not_required")
+        if (provider := self.providers.current) is not None:
+            return AuthStatusResponse(state="authenticated" if provider.headers else "not_required")
         match next(iter(crow.models.values()), None):
             case ChatModel(secrets=secrets):
                 return AuthStatusResponse(state="authenticated" if secrets else "not_required")
@@ -426,11 +259,14 @@ class AcpAgent:
     async def new_session(self, params: NewSessionRequest) -> NewSessionResponse:
         crow, cwd = await self.crow(), check_folder(params.cwd)
         session = await self.open_new_session(params, crow, cwd)
-        return NewSessionResponse(
-            session_id=session.id,
-            modes=session.options.to_modes() or UNSET,
-            config_options=[*session.options.to_config_options(self.capabilities)],
-        )
+        return NewSessionResponse(session_id=session.id, **self.describe_options(session))
+
+    def describe_options(self, session: Session) -> dict[str, Any]:
+        """Make the part about options of the answer to a request that opens a session."""
+        return {
+            "modes": session.options.to_modes() or UNSET,
+            "config_options": [*session.options.to_config_options(self.capabilities)],
+        }
 
     async def open_new_session(self, params: NewSessionRequest, crow: Crow, cwd: str) -> Session:
         """Open a new session for this client."""
@@ -468,17 +304,11 @@ class AcpAgent:
         session = await self.reopen_session(params)
         for update in replay([*session.log, *session.journal.make_answers()], session.cwd):
             await session.update(update)
-        return LoadSessionResponse(
-            modes=session.options.to_modes() or UNSET,
-            config_options=[*session.options.to_config_options(self.capabilities)],
-        )
+        return LoadSessionResponse(**self.describe_options(session))
 
     async def resume_session(self, params: ResumeSessionRequest) -> ResumeSessionResponse:
         session = await self.reopen_session(params)
-        return ResumeSessionResponse(
-            modes=session.options.to_modes() or UNSET,
-            config_options=[*session.options.to_config_options(self.capabilities)],
-        )
+        return ResumeSessionResponse(**self.describe_options(session))
 
     async def reopen_session(self, params: LoadSessionRequest | ResumeSessionRequest) -> Session:
         """Open a stored session. If this client has it open, or one that has disconnected or does not answer any more,
@@ -507,11 +337,7 @@ class AcpAgent:
     async def fork_session(self, params: ForkSessionRequest) -> ForkSessionResponse:
         crow, id = await self.crow(), params.session_id
         session = await self.open_session(crow.fork, self, id, check_folder(params.cwd), params=params, id=id)
-        return ForkSessionResponse(
-            session_id=session.id,
-            modes=session.options.to_modes() or UNSET,
-            config_options=[*session.options.to_config_options(self.capabilities)],
-        )
+        return ForkSessionResponse(session_id=session.id, **self.describe_options(session))
 
     async def list_sessions(self, params: ListSessionsRequest) -> ListSessionsResponse:
         store = (await self.crow()).store
@@ -604,16 +430,8 @@ class AcpAgent:
             return PromptResponse(stop_reason=stop_reason, usage=usage, meta={"crow": notes} if notes else UNSET)
         except asyncio.CancelledError:
             return PromptResponse(stop_reason="cancelled")
-        except ModelError as error:
-            may_pass = {"retry": True} if error.may_pass else UNSET
-            raise RpcError(INTERNAL_ERROR, "The model did not answer", may_pass, details=str(error)) from error
-        except StoreError as error:
-            kind = {"lost": True} if error.is_lost else {"retry": True}
-            raise RpcError(INTERNAL_ERROR, "The session cannot be stored", kind, details=str(error)) from error
-        except PromptError as error:
-            raise RpcError(INTERNAL_ERROR, "The prompt cannot be used", details=str(error)) from error
-        except ConfigError as error:  # an extension's function gave a hook what it does not take
-            raise to_config_rpc_error(error) from error
+        except (ModelError, StoreError, PromptError, ConfigError) as error:
+            raise to_turn_rpc_error(error) from error
 
     def read_prompt(self, params: PromptRequest, crow: Crow) -> Message:
         """Convert a prompt to the user's message. Raises RpcError if crow cannot take a part of it."""
@@ -637,41 +455,17 @@ class AcpAgent:
     async def set_mode(self, params: SetSessionModeRequest) -> SetSessionModeResponse:
         session = self.session(params.session_id)
         option = next((option for option in session.options if option.category == "mode"), None)
-        await choose_option(session, option, params.mode_id)
+        await session.options.choose(*parse_choice(option, params.mode_id))
         await session.announce_options()
         return SetSessionModeResponse()
 
     async def set_config_option(self, params: SetSessionConfigOptionRequest) -> SetSessionConfigOptionResponse:
         session = self.session(params.session_id)
         before = session.options.to_modes()
-        await choose_option(session, session.options.find(params.config_id), params.value)
+        await session.options.choose(*parse_choice(session.options.find(params.config_id), params.value))
         if (modes := session.options.to_modes()) and modes != before:
             await session.update(CurrentModeUpdate(current_mode_id=modes.current_mode_id))
         return SetSessionConfigOptionResponse(config_options=[*session.options.to_config_options(self.capabilities)])
-
-    async def list_providers(self, params: ListProvidersRequest) -> ListProvidersResponse:
-        provider = self.provider
-        current = ProviderCurrentConfig(api_type=PROTOCOL, base_url=provider.base_url) if provider else UNSET
-        info = ProviderInfo(provider_id=PROVIDER_ID, supported=[PROTOCOL], required=False, current=current)
-        return ListProvidersResponse(providers=[info])
-
-    async def set_provider(self, params: SetProviderRequest) -> SetProviderResponse:
-        if params.provider_id != PROVIDER_ID:
-            raise RpcError(INVALID_PARAMS, "Unknown provider", details=f"The only provider is {PROVIDER_ID!r}.")
-        if params.api_type != PROTOCOL:
-            raise RpcError(INVALID_PARAMS, "Unknown protocol", details=f"crow speaks {PROTOCOL!r} with models.")
-        if not is_shareable_url(params.base_url):
-            why = "It takes an http or https address without a password or a query: a key belongs into the headers."
-            raise RpcError(INVALID_PARAMS, "Unusable base URL", details=why)
-        self.provider = ClientProvider(params.base_url, dict(params.headers or {}))
-        self.providers.append(self.provider)
-        return SetProviderResponse()
-
-    async def disable_provider(self, params: DisableProviderRequest) -> DisableProviderResponse:
-        """Use the configured models again; does nothing if no provider was set."""
-        if params.provider_id == PROVIDER_ID:
-            self.provider = None
-        return DisableProviderResponse()
 
     async def call_method(self, method: str, params: dict[str, Any]) -> Any:
         """Call a method that an extension has added, for one of this client's sessions."""
@@ -686,226 +480,11 @@ class AcpAgent:
     async def models(self) -> Mapping[str, Model] | None:
         """Return the models of the client's own endpoint; None if it has set none. Raises ModelError."""
         configured = crow.models.values() if (crow := self.source.made) else ()
-        return self.provider and await self.provider.load_models([model.name for model in configured])
+        provider = self.providers.current
+        return provider and await provider.load_models([model.name for model in configured])
 
     def session(self, id: str) -> Session:
         try:
             return self.sessions[id]
         except KeyError:
             raise make_unknown_session_error(id) from None
-
-
-def make_terminal_logins(command: Sequence[str], capabilities: ClientCapabilities) -> list[AuthMethod]:
-    """Make the method that logs in on a terminal of the client's, for a client that offers one.
-
-    ACP has clients add `args` to the agent's command line. Clients from before that was settled run the command in
-    `_meta`, if they say that they know it.
-    """
-    if not command:
-        return []
-    method = AuthMethod(
-        id=TERMINAL_LOGIN,
-        name="Set up a model",
-        description="Finds local models, or asks for a provider and its key, and stores what you choose",
-    )
-    known = capabilities.meta if isinstance(capabilities.meta, dict) else {}
-    program, *args = command
-    if known.get("terminal-auth") is True:
-        method.meta = {"terminal-auth": {"label": "crow setup", "command": program, "args": args, "env": {}}}
-    if capabilities.auth.terminal:
-        method.type, method.args = "terminal", [command[-1]]
-    return [method] if capabilities.auth.terminal or method.meta else []
-
-
-def stored_session_capabilities() -> dict[str, Any]:
-    """Make the capabilities of an agent that stores sessions."""
-    return {
-        "list": SessionListCapabilities(),
-        "delete": SessionDeleteCapabilities(),
-        "resume": SessionResumeCapabilities(),
-        "fork": SessionForkCapabilities(),  # not in the stable schema yet; clients and other agents use it already
-    }
-
-
-async def find_stored(id: str, finding: Awaitable[object]) -> None:
-    """Await what finds or changes a stored session. Raises RpcError if that fails, or if there is no such session."""
-    try:
-        found = await finding
-    except StoreError as error:
-        raise to_store_rpc_error(error, id) from error
-    if not found:
-        raise make_unknown_session_error(id)
-
-
-def managed_session_capabilities() -> dict[str, Any]:
-    """Make the capabilities of an agent that archives stored sessions, and sets their titles."""
-    return {
-        "archive": SessionArchiveCapabilities(),
-        "title": SessionTitleCapabilities(),
-        "status": SessionStatusCapabilities(),
-    }
-
-
-def parse_archive_filter(text: str) -> ArchiveFilter:
-    """Parse the client's wish for archived sessions. Raises RpcError."""
-    if text in ("exclude", "include", "only"):
-        return text
-    raise RpcError(INVALID_PARAMS, "Unknown archive filter", details="It is one of: exclude, include, only.")
-
-
-def to_session_info(found: Summary, *, archived: bool) -> SessionInfo:
-    """Convert a stored session to an item of ACP's list; `archived` says whether to tell if it is archived."""
-    return SessionInfo(
-        session_id=found.id,
-        cwd=found.cwd,
-        additional_directories=list(found.roots[1:]) or UNSET,
-        title=found.title or UNSET,
-        updated_at=datetime.fromtimestamp(found.updated / 1000, UTC).isoformat(timespec="milliseconds"),
-        archived=found.archived if archived else UNSET,
-    )
-
-
-def system_prompt_capabilities() -> dict[str, Any]:
-    """Make the capabilities for system prompts of the client."""
-    modes = SessionSystemPromptModeCapabilities(override=SessionSystemPromptOverrideCapabilities())
-    return {"system_prompt": SessionSystemPromptCapabilities(mode=modes)}
-
-
-def parse_instructions(params: OpenRequest) -> tuple[str, str] | None:
-    """Parse the client's system prompt: its mode and its text; None if there is none."""
-    if not (prompt := params.system_prompt):
-        return None
-    if prompt.mode not in ("append", "override"):
-        raise RpcError(INVALID_PARAMS, "Unknown system prompt mode", details="It is one of: append, override.")
-    texts = [block.text for block in prompt.content if isinstance(block, TextBlock)]
-    if not texts or len(texts) < len(prompt.content):
-        raise RpcError(INVALID_PARAMS, "Unusable system prompt", details="It takes text blocks, at least one.")
-    return prompt.mode, "\n\n".join(texts)
-
-
-def to_usage(spent: TokenTotals) -> Usage | UnsetType:
-    """Convert the tokens of a turn to ACP's usage; UNSET if the model was not asked, or no tokens were counted."""
-    if not spent.calls:
-        return UNSET
-    return Usage(
-        input_tokens=spent.prompt,
-        output_tokens=spent.completion,
-        total_tokens=spent.prompt + spent.completion,
-        cached_read_tokens=spent.cached or UNSET,
-        thought_tokens=spent.thought or UNSET,
-    )
-
-
-def parse_folders_and_servers(params: OpenRequest) -> dict[str, Any]:
-    """Parse the additional folders and the MCP servers that a client wants in a session."""
-    return {
-        "roots": [check_folder(root) for root in params.additional_directories or []],
-        "servers": [from_acp(server, params.cwd) for server in params.mcp_servers or []],
-    }
-
-
-def make_unknown_session_error(id: str) -> RpcError:
-    """Make the error for an id that no session has."""
-    return RpcError(NOT_FOUND, "Unknown session", {"sessionId": id, "details": f"No session {id!r}."})
-
-
-def to_store_rpc_error(error: StoreError, id: str = "") -> RpcError:
-    """Convert an error of the store, or of a session that is open elsewhere."""
-    data: dict[str, Any] = {"details": str(error), "retry": True}
-    if id:
-        data["sessionId"] = id
-    if isinstance(error, SessionBusy):
-        return RpcError(INVALID_REQUEST, "The session is open elsewhere", {**data, "canFork": True})
-    return RpcError(INTERNAL_ERROR, "The stored sessions cannot be used", data)
-
-
-def to_model_rpc_error(error: ModelError) -> RpcError:
-    """Convert the error for a missing model."""
-    return RpcError(AUTH_REQUIRED, "No model is configured", details=str(error))
-
-
-def to_config_rpc_error(error: ConfigError) -> RpcError:
-    """Convert the error for a setting that cannot be used."""
-    return RpcError(INTERNAL_ERROR, "The configuration cannot be used", details=str(error))
-
-
-async def choose_option(session: Session, option: Option | None, value: str | bool) -> None:
-    """Set an option to one of its choices. Raises RpcError."""
-    if option is None:
-        raise RpcError(INVALID_PARAMS, "Unknown option", details="No such option in this session.")
-    if option.is_switch and isinstance(value, bool):
-        value = "on" if value else "off"
-    values = [choice.value for choice in option.choices]
-    if value not in values:
-        raise RpcError(INVALID_PARAMS, "Unknown value", details=f"{option.id} takes one of: {', '.join(values)}.")
-    await session.options.choose(option, str(value))
-
-
-def check_prompt(blocks: Sequence[ContentBlock], *, audio: bool) -> None:
-    """Check that a prompt is not empty, and has only content that `initialize` has announced. Raises RpcError."""
-    details = ""
-    if not any(block.text.strip() if isinstance(block, TextBlock) else True for block in blocks):
-        details = "The prompt is empty."
-    for index, block in enumerate(blocks):
-        if isinstance(block, Unknown):
-            details = f"prompt[{index}] has the unknown type {to_line(str(block.raw.get('type'))[:100])!r}."
-        elif isinstance(block, AudioBlock) and not audio:
-            details = f"prompt[{index}] is audio, which was not announced in promptCapabilities."
-        elif (data := find_image_data(block)) is not None:
-            try:
-                find_image_type(data)
-            except ValueError as error:
-                details = f"The image in prompt[{index}] {error}."
-    if details:
-        raise RpcError(INVALID_PARAMS, "Unusable prompt", details=details)
-
-
-def find_image_data(block: ContentBlock) -> str | None:
-    """Find the base64 data of an image, also of an embedded one; None for other content."""
-    match block:
-        case ImageBlock(data=data):
-            return data
-        case ResourceBlock(resource=resource) if str(resource.mime_type or "").startswith("image/") and resource.blob:
-            return str(resource.blob)
-        case _:
-            return None
-
-
-def parse_output(meta: Mapping[str, Any], *, possible: bool) -> OutputNotes | None:
-    """Parse `_meta.crow` of a prompt: the JSON schema of the result, and how often one that does not fit is asked for
-    again. Raises RpcError."""
-    match meta:
-        case {"crow": {"outputSchema": given, **others}}:
-            schema, retries = given, others.get("outputRetries", OUTPUT_RETRIES)
-        case _:
-            return None
-    details = "" if possible else "The extension structured_output is off: [extensions] structured_output."
-    if not isinstance(retries, int) or isinstance(retries, bool) or retries < 0:
-        details = details or "outputRetries is not a number of attempts."
-    try:
-        check_schema(schema)
-    except ValueError as error:
-        details = details or f"The schema of the result cannot be used: {error}."
-    if details:
-        raise RpcError(INVALID_PARAMS, "Unusable output schema", details=details)
-    return {"schema": schema, "retries": retries}
-
-
-def check_id(id: str) -> str:
-    """Return the id of a session if a store can hold it. Raises RpcError."""
-    if not SESSION_ID.fullmatch(id):
-        details = f"{id[:80]!r} is not an id. Give up to 64 letters, digits, '.', '_' or '-'; the first is no sign."
-        raise RpcError(INVALID_PARAMS, "Unusable session id", details=details)
-    return id
-
-
-def check_folder(path: str) -> str:
-    """Return the path if it is absolute and a folder. Raises RpcError.
-
-    On Windows, a path without a drive, as "/", is on that of this process.
-    """
-    if not PurePath(path).root:
-        raise RpcError(INVALID_PARAMS, "Not an absolute path", details=f"{path!r} is not an absolute path.")
-    if not os.path.isdir(path):
-        raise RpcError(INVALID_PARAMS, "No such folder", details=f"The folder {path!r} does not exist.")
-    return path if PurePath(path).is_absolute() else os.path.abspath(path)

@@ -31,7 +31,6 @@ from crow_core.acp.schema import (
 )
 from crow_core.app import Crow
 from crow_core.masking import mask
-from crow_core.models.model_call import ModelCall
 from crow_core.session.session import Session
 from crow_core.session_state import StateKey
 from crow_core.text import fence, to_line
@@ -198,22 +197,16 @@ def terminals(crow: Crow) -> None:
     Not earlier: a client may forget a released terminal and then refuse an update that names it.
     """
 
-    @crow.after_model
-    def release_after_reply(session: Session, model_call: ModelCall) -> None:
-        release_terminals(session)
+    def release(session: Session, ended: object) -> None:
+        """Release terminals without waiting for the client; it kills the processes that still run in them."""
+        releasing = session.state[RELEASING]
+        for creating in session.state.pop(TERMINALS):
+            task = asyncio.ensure_future(release_terminal(session, creating))
+            releasing.add(task)
+            task.add_done_callback(releasing.discard)
 
-    @crow.turn_end
-    def release_after_turn(session: Session, outcome: object) -> None:
-        release_terminals(session)
-
-
-def release_terminals(session: Session) -> None:
-    """Release a session's terminals without waiting for the client; it kills the processes that still run in them."""
-    releasing = session.state[RELEASING]
-    for creating in session.state.pop(TERMINALS):
-        task = asyncio.ensure_future(release_terminal(session, creating))
-        releasing.add(task)
-        task.add_done_callback(releasing.discard)
+    crow.after_model(release)
+    crow.turn_end(release)
 
 
 async def release_terminal(session: Session, creating: Awaitable[CreateTerminalResponse]) -> None:

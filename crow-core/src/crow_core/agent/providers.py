@@ -1,9 +1,24 @@
-"""An endpoint that a client sets in place of the configured ones (ACP, `providers/*`)."""
+"""The endpoints that a client sets in place of the configured ones (ACP, `providers/*`)."""
 
+import asyncio
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
+from msgspec import UNSET
+
+from crow_core.acp.connection import RpcError
+from crow_core.acp.schema import (
+    INVALID_PARAMS,
+    DisableProviderRequest,
+    DisableProviderResponse,
+    ListProvidersRequest,
+    ListProvidersResponse,
+    ProviderCurrentConfig,
+    ProviderInfo,
+    SetProviderRequest,
+    SetProviderResponse,
+)
 from crow_core.models.chat_model import ChatModel
 from crow_core.models.listing import discover_models
 from crow_core.models.model_call import Model
@@ -33,6 +48,44 @@ class ClientProvider:
         for model in self.cached_models.values():
             if isinstance(model, ChatModel):
                 await model.close()
+
+
+class ClientProviders:
+    """The endpoints of one client, and the requests that set them."""
+
+    def __init__(self) -> None:
+        self.current: ClientProvider | None = None
+        """The endpoint for the sessions that the client opens from now on; None for the configured models."""
+        self._set: list[ClientProvider] = []
+        """Every endpoint that the client has set."""
+
+    async def list_providers(self, params: ListProvidersRequest) -> ListProvidersResponse:
+        provider = self.current
+        current = ProviderCurrentConfig(api_type=PROTOCOL, base_url=provider.base_url) if provider else UNSET
+        info = ProviderInfo(provider_id=PROVIDER_ID, supported=[PROTOCOL], required=False, current=current)
+        return ListProvidersResponse(providers=[info])
+
+    async def set_provider(self, params: SetProviderRequest) -> SetProviderResponse:
+        if params.provider_id != PROVIDER_ID:
+            raise RpcError(INVALID_PARAMS, "Unknown provider", details=f"The only provider is {PROVIDER_ID!r}.")
+        if params.api_type != PROTOCOL:
+            raise RpcError(INVALID_PARAMS, "Unknown protocol", details=f"crow speaks {PROTOCOL!r} with models.")
+        if not is_shareable_url(params.base_url):
+            why = "It takes an http or https address without a password or a query: a key belongs into the headers."
+            raise RpcError(INVALID_PARAMS, "Unusable base URL", details=why)
+        self.current = ClientProvider(params.base_url, dict(params.headers or {}))
+        self._set.append(self.current)
+        return SetProviderResponse()
+
+    async def disable_provider(self, params: DisableProviderRequest) -> DisableProviderResponse:
+        """Use the configured models again; does nothing if no provider was set."""
+        if params.provider_id == PROVIDER_ID:
+            self.current = None
+        return DisableProviderResponse()
+
+    async def close(self) -> None:
+        """Close the connections to all endpoints."""
+        await asyncio.gather(*(provider.close() for provider in self._set))
 
 
 def is_shareable_url(url: str) -> bool:

@@ -25,8 +25,8 @@ from key_value.aio.stores.keyring import KeyringStore
 from mcp.client.auth import OAuthFlowError
 from mcp.shared.auth import AuthorizationCodeResult, OAuthClientInformationFull, OAuthClientMetadata, OAuthMetadata
 
-from crow_core.elicitation import check_page
 from crow_core.errors import ElicitationError
+from crow_core.mcp.elicitation import check_page
 from crow_core.mcp.sdk import (
     ClientCredentialsOAuthProvider,
     ClientNotFoundError,

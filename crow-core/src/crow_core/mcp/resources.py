@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 
 from crow_core.masking import mask
-from crow_core.mcp.server import Server, describe_error, list_or_empty
+from crow_core.mcp.server import Server
+from crow_core.mcp.server_answers import describe_error, list_or_empty
 from crow_core.mcp.tool import ToolCall
 from crow_core.mcp.toolbox import Toolbox
 from crow_core.messages.message import RawToolCall

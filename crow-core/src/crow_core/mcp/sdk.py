@@ -1,7 +1,7 @@
 """FastMCP and the MCP SDK: their import, and everything of theirs that is private or replaced.
 
 No other module of this package imports FastMCP. Importing this one does, which takes about a second: import it where a
-server is connected (`server.import_sdk`). It was written against the versions in `VERSIONS`. A test checks that each
+server is connected (`sdk_import`). It was written against the versions in `VERSIONS`. A test checks that each
 name in `RELIED_ON` still exists.
 """
 

@@ -14,16 +14,13 @@ from crow_system.arguments import fit_arguments, to_key
 from crow_core.acp.schema import ToolKind
 from crow_core.mcp.schemas import is_small
 from crow_core.mcp.server import Server
-from crow_core.messages.message import (
-    LEGAL_NAME,
-    RawToolCall,
-    parse_arguments,
-    rename,
-    to_legal_name,
-    unwrap_proxy_call,
-)
+from crow_core.messages.message import RawToolCall, parse_arguments
 from crow_core.messages.notes import DefinitionMeta
+from crow_core.messages.tool_names import LEGAL_NAME, rename, to_legal_name
 from crow_core.text import clean_lines, to_line
+
+PROXY_TOOL = "call_tool"
+"""The name of the tool that calls another tool; its arguments are {name, arguments}."""
 
 DESCRIPTION_LIMIT = 8_000
 """Characters of a tool's description that are sent to the model."""
@@ -67,7 +64,7 @@ class Tool:
         function: dict[str, Any] = {"name": self.name, "description": description, "parameters": parameters}
         return {"type": "function", "function": function}
 
-    @property
+    @cached_property
     def title(self) -> str:
         """The title that its server gives it for people; empty if it only repeats the name."""
         title = self.definition.get("title") or self.hints.get("title")
@@ -80,17 +77,17 @@ class Tool:
         """The SHA-256 of the whole definition; a tool whose definition changes counts as another tool."""
         return hashlib.sha256(msgspec.json.encode(self.definition, order="sorted")).hexdigest()
 
-    @property
+    @cached_property
     def own_meta(self) -> DefinitionMeta:
         """The `_meta` of a built-in server's definition; empty for any other, which is not believed."""
         return self.definition.get("_meta") or {} if self.server and self.server.built_in else {}
 
-    @property
+    @cached_property
     def hints(self) -> dict[str, Any]:
         """The annotations of its definition (MCP): claims of the server, not facts."""
         return self.definition.get("annotations") or {}
 
-    @property
+    @cached_property
     def destroys(self) -> bool:
         """Whether a server that is not ours says that the tool may destroy something."""
         return self.hints.get("destructiveHint") is True and not (self.server and self.server.built_in)
@@ -173,11 +170,11 @@ class ToolCall:
         """Return the call with other values of these arguments. Its `use` and `original` stay the model's."""
         return replace(self, arguments={**self.arguments, **arguments}, is_changed=True)
 
-    @property
+    @cached_property
     def id(self) -> str:
         return self.use["id"]
 
-    @property
+    @cached_property
     def name(self) -> str:
         """The name of the tool."""
         return self.use["function"]["name"]
@@ -275,3 +272,15 @@ def make_title(name: str, arguments: dict[str, Any]) -> str:
         for key, value in arguments.items()
     )
     return to_line(f"{name}({detail})"[:200])
+
+
+def unwrap_proxy_call(call: RawToolCall) -> RawToolCall:
+    """Convert a call of `call_tool` to the call that it asks for; return any other call unchanged."""
+    if call["function"]["name"] != PROXY_TOOL:
+        return call
+    given = parse_arguments(call) or {}
+    name, arguments = given.get("name"), given.get("arguments", {})
+    if not isinstance(name, str) or not isinstance(arguments, dict | str):
+        return call
+    text = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
+    return {**call, "function": {"name": name, "arguments": text}}

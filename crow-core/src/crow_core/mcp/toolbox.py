@@ -15,9 +15,12 @@ import msgspec
 from crow_core.errors import ConfigError
 from crow_core.hooks import call_function
 from crow_core.mcp.result import ToolResult
-from crow_core.mcp.server import Host, RunningCall, Server
+from crow_core.mcp.running_calls import Host, RunningCall
+from crow_core.mcp.server import Server
 from crow_core.mcp.tool import Tool, ToolCall, name_raw_call, parse_tool_call
-from crow_core.messages.message import RawToolCall, decode_json, make_unique, to_legal_name
+from crow_core.messages.message import RawToolCall, make_unique
+from crow_core.messages.tool_names import to_legal_name
+from crow_core.text import decode_json
 
 NAMES_LIMIT = 100
 """Tool names that are listed to a model that called a tool that does not exist."""
@@ -81,7 +84,7 @@ class Toolbox:
         self.servers += servers
         for server in servers:
             if self.host:
-                server.hosts.add(self.host)
+                server.calls.hosts.add(self.host)
             label = make_unique(to_legal_name(server.name)[:40], {*self._labels.values()})
             self._labels[server] = "" if server.built_in else label
             self._start(server)

@@ -5,35 +5,22 @@ the key `crow`. `settle` completes a reply. `passes.view` derives from the log t
 """
 
 import hashlib
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any, Literal, TypedDict, Unpack, cast
 
-import msgspec
-
 from crow_core.messages.notes import EditNotes, Notes
+from crow_core.text import decode_json
 
 INTERRUPTED = "Interrupted before it finished; it may have had effects. Check before you repeat it."
 """The answer to a tool call whose result never arrived."""
 NOT_RUN = "This was not run, and had no effects: the turn ended before the call began."
 """The answer to a tool call that had not begun when its turn was cancelled, or failed."""
-PROXY_TOOL = "call_tool"
-"""The name of the tool that calls another tool; its arguments are {name, arguments}."""
-
-LEGAL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-"""Matches a tool's name that every provider accepts."""
-
-MAX_DEPTH = 100
-"""The most levels of JSON that are read. Deeper JSON exhausts the stack of one of the encoders that it passes."""
-TOO_DEEP = f"it has more than {MAX_DEPTH} levels"
-
-JSON = msgspec.json.Decoder()
 
 
 class Function(TypedDict):
     name: str
-    """The name that the model wrote, which may not be a tool's; see `name_raw_calls`."""
+    """The name that the model wrote, which may not be a tool's; see `tool_names`."""
     arguments: str
     """JSON text, exactly as the model wrote it."""
 
@@ -93,49 +80,6 @@ def parse_arguments(call: RawToolCall) -> dict[str, Any] | None:
     return cast("dict[str, Any]", parsed) if isinstance(parsed, dict) else None
 
 
-def decode_json(text: str | bytes) -> Any:
-    """Decode JSON. Raises ValueError, also for JSON of more than MAX_DEPTH levels."""
-    try:
-        value: Any = JSON.decode(text)
-    except RecursionError as error:
-        raise ValueError(TOO_DEEP) from error
-    brackets = text.count(b"{") + text.count(b"[") if isinstance(text, bytes) else text.count("{") + text.count("[")
-    if brackets > MAX_DEPTH and is_deep(value):
-        raise ValueError(TOO_DEEP)
-    return value
-
-
-def is_deep(value: Any) -> bool:
-    """Whether a JSON value has more than MAX_DEPTH levels."""
-    level: list[Any] = [value]
-    for _ in range(MAX_DEPTH + 1):
-        level = [inner for outer in level for inner in list_inner(outer)]
-    return bool(level)
-
-
-def list_inner(value: Any) -> Iterable[Any]:
-    """Return the values inside a JSON object or array; none for any other value."""
-    match value:
-        case dict():
-            return cast("dict[str, Any]", value).values()
-        case list():
-            return cast("list[Any]", value)
-        case _:
-            return ()
-
-
-def unwrap_proxy_call(call: RawToolCall) -> RawToolCall:
-    """Convert a call of `call_tool` to the call that it asks for; return any other call unchanged."""
-    if call["function"]["name"] != PROXY_TOOL:
-        return call
-    given = parse_arguments(call) or {}
-    name, arguments = given.get("name"), given.get("arguments", {})
-    if not isinstance(name, str) or not isinstance(arguments, dict | str):
-        return call
-    text = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
-    return {**call, "function": {"name": name, "arguments": text}}
-
-
 def settle(reply: Message, *, used: set[str], whole: bool = True) -> Message:
     """Complete a reply: give each tool call an id that is not in `used`, and drop the calls of a reply that was cut.
 
@@ -183,30 +127,6 @@ def make_unique(name: str, used: set[str]) -> str:
         n += 1
         candidate = f"{name}_{n}"
     return candidate
-
-
-def to_legal_name(name: str) -> str:
-    """Replace the characters of a tool's name that a provider may refuse."""
-    return re.sub(r"[^a-zA-Z0-9_-]", "_", name)
-
-
-def make_legal_name(name: str) -> str:
-    """Return a name that every provider accepts: `name` itself if it is one, else one that no other name has."""
-    if LEGAL_NAME.fullmatch(name):
-        return name
-    digest = hashlib.sha256(name.encode(errors="replace")).hexdigest()[:8]
-    return f"{to_legal_name(name[:50])}_{digest}"
-
-
-def name_raw_calls(reply: Message) -> list[RawToolCall]:
-    """Return the tool calls of a reply under the names of the tools that they call."""
-    called = reply.get("crow", {}).get("called", {})
-    return [rename(call, called.get(call["id"], call["function"]["name"])) for call in reply.get("tool_calls", [])]
-
-
-def rename(call: RawToolCall, name: str) -> RawToolCall:
-    """Return a tool call under another name."""
-    return call if call["function"]["name"] == name else {**call, "function": {**call["function"], "name": name}}
 
 
 def answer_tool_call(raw_call: RawToolCall, content: "str | list[dict[str, Any]]", **notes: Unpack[Notes]) -> Message:
@@ -292,7 +212,10 @@ def is_reply(message: Message) -> bool:
 
 def is_blank(message: Message) -> bool:
     """Whether the content of a message is empty or white space."""
-    return all(part.get("type") == "text" and not part["text"].strip() for part in to_parts(message.get("content")))
+    content = message.get("content") or ""
+    if isinstance(content, str):
+        return not content.strip()
+    return all(part.get("type") == "text" and not part["text"].strip() for part in content)
 
 
 def join_content(first: "str | list[dict[str, Any]] | None", second: "str | list[dict[str, Any]] | None") -> Any:

@@ -5,7 +5,6 @@
 
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
 from typing import Any
 
 from crow_system.shortening import leave_out
@@ -17,15 +16,13 @@ from crow_core.messages.message import (
     answer_tool_call,
     is_reply,
     join_content,
-    make_legal_name,
     marker_kind,
-    name_raw_calls,
     parse_arguments,
-    rename,
     to_digest,
     to_parts,
 )
-from crow_core.messages.notes import Notes, ShellNotes
+from crow_core.messages.notes import Notes
+from crow_core.messages.tool_names import make_legal_name, name_raw_calls, rename
 
 SUMMARY_TEMPLATE = (
     "[What stands above was kept word for word. The conversation went on and became too long to be sent whole; this is "
@@ -71,17 +68,6 @@ def drop_rewound(log: Iterable[Message]) -> list[Message]:
 def find_entry(log: Sequence[Message], id: Any) -> int:
     """Return the number of entries up to the last one with this id; 0 if there is none."""
     return next((n for n in range(len(log), 0, -1) if log[n - 1].get("crow", {}).get("id") == id), 0)
-
-
-def find_shell(log: Iterable[Message]) -> ShellNotes:
-    """Find the state in which the last command of a session left its shell; empty if there was none.
-
-    It has the keys that `crow/shell` has in the result of a tool call.
-    """
-    for entry in reversed(drop_rewound(log)):
-        if shell := entry.get("crow", {}).get("shell"):
-            return shell
-    return {}
 
 
 def leave_out_images(messages: list[Message]) -> list[Message]:
@@ -175,42 +161,23 @@ def locate_markers(
             yield notes, place
 
 
-def drop_markers(messages: list[Message]) -> list[Message]:
-    """Drop the entries that are not messages."""
-    return [message for message in messages if "role" in message]
+def drop_unsent(messages: list[Message]) -> list[Message]:
+    """Drop the entries that are not messages, and replies that hold only reasoning, which most servers refuse."""
+    return [m for m in messages if "role" in m and (m["role"] != "assistant" or is_reply(m))]
 
 
-def drop_thoughts(messages: list[Message]) -> list[Message]:
-    """Drop replies that hold only reasoning: most servers refuse a reply without content."""
-    kept: list[Message] = []
-    for message in messages:
-        if message.get("role") != "assistant" or is_reply(message):
-            kept.append(message)
-    return kept
-
-
-def make_names_legal(messages: list[Message]) -> list[Message]:
-    """Replace the names of tool calls by the names of their tools; servers refuse a name with other characters."""
-    kept: list[Message] = []
-    for message in messages:
-        calls = [rename(call, make_legal_name(call["function"]["name"])) for call in name_raw_calls(message)]
-        kept.append({**message, "tool_calls": calls} if calls else message)
-    return kept
-
-
-def repair_arguments(messages: list[Message]) -> list[Message]:
-    """Replace arguments that are not a JSON object by an object that shows their text, as servers refuse them."""
-    return [repair_message(m) if m.get("tool_calls") else m for m in messages]
-
-
-def repair_message(message: Message) -> Message:
-    calls = message.get("tool_calls", [])
-    if all(parse_arguments(call) is not None for call in calls):
-        return message
-    return {**message, "tool_calls": [repair_tool_call(call) for call in calls]}
+def repair_calls(messages: list[Message]) -> list[Message]:
+    """Give each tool call the name of its tool, and arguments that are a JSON object; servers refuse any others."""
+    return [
+        {**message, "tool_calls": [repair_tool_call(call) for call in name_raw_calls(message)]}
+        if message.get("tool_calls")
+        else message
+        for message in messages
+    ]
 
 
 def repair_tool_call(call: RawToolCall) -> RawToolCall:
+    call = rename(call, make_legal_name(call["function"]["name"]))
     if parse_arguments(call) is not None:
         return call
     raw = call["function"]["arguments"]
@@ -227,8 +194,8 @@ def complete_answers(messages: list[Message]) -> list[Message]:
         if message.get("role") == "tool":
             answers[message.get("tool_call_id", "")] = message
             continue
-        calls = message.get("tool_calls") or []
-        kept += reversed([answers.pop(call["id"], None) or answer_tool_call(call, INTERRUPTED) for call in calls])
+        for call in reversed(message.get("tool_calls") or ()):
+            kept.append(answers.pop(call["id"], None) or answer_tool_call(call, INTERRUPTED))
         kept.append(message)
         if message.get("role") == "assistant":
             answers.clear()
@@ -237,25 +204,28 @@ def complete_answers(messages: list[Message]) -> list[Message]:
 
 def move_images(messages: list[Message]) -> list[Message]:
     """Move images from tool messages to a user message behind them: most servers refuse them in a tool message."""
-    runs = groupby(messages, lambda message: message.get("role") == "tool")
-    return [message for are_answers, run in runs for message in (move_images_behind(run) if are_answers else run)]
-
-
-def move_images_behind(answers: Iterable[Message]) -> list[Message]:
-    """Make tool messages of text only, and a user message with their images, numbered in both places."""
     kept: list[Message] = []
     images: list[dict[str, Any]] = []
-    for message in answers:
-        texts: list[str] = []
-        for part in to_parts(message.get("content")):
-            if part.get("type") == "text":
-                texts.append(part["text"])
-                continue
-            label = f"[image {len(images) // 2 + 1} of these tool results]"
-            texts.append(label)
-            images += [{"type": "text", "text": label}, part]
-        kept.append({**message, "content": "\n\n".join(texts)})
+    for message in messages:
+        is_answer = message.get("role") == "tool"
+        if images and not is_answer:
+            kept.append({"role": "user", "content": images})
+            images = []
+        kept.append({**message, "content": take_images(message, images)} if is_answer else message)
     return [*kept, {"role": "user", "content": images}] if images else kept
+
+
+def take_images(answer: Message, images: list[dict[str, Any]]) -> str:
+    """Return the text of a tool message; append its images to `images`, numbered in both places."""
+    texts: list[str] = []
+    for part in to_parts(answer.get("content")):
+        if part.get("type") == "text":
+            texts.append(part["text"])
+            continue
+        label = f"[image {len(images) // 2 + 1} of these tool results]"
+        texts.append(label)
+        images += [{"type": "text", "text": label}, part]
+    return "\n\n".join(texts)
 
 
 def join_user_messages(messages: list[Message]) -> list[Message]:
@@ -290,10 +260,8 @@ SELECTING_PASSES: tuple[Pass, ...] = (drop_rewound, leave_out_images, shrink_too
 SELECTING_MARKERS = frozenset({"rewind", "images", "shrink", "compaction"})
 """The kinds of markers that these passes apply."""
 SHAPING_PASSES: tuple[Pass, ...] = (
-    drop_markers,
-    drop_thoughts,
-    make_names_legal,
-    repair_arguments,
+    drop_unsent,
+    repair_calls,
     complete_answers,
     move_images,
     join_user_messages,

@@ -46,10 +46,10 @@ class View:
             return apply_passes(SHAPING_PASSES, self.select(*markers))
         self._read_log()
         replies = (at for at in range(len(self._selected) - 1, self._upto, -1) if is_reply(self._selected[at]))
-        last = next(replies, self._upto)
-        self._final += apply_passes(SHAPING_PASSES, self._selected[self._upto : last])
-        self._upto = last
-        return [*self._final, *apply_passes(SHAPING_PASSES, self._selected[last:])]
+        if last := next(replies, 0):
+            self._final += apply_passes(SHAPING_PASSES, self._selected[self._upto : last])
+            self._upto = last
+        return [*self._final, *apply_passes(SHAPING_PASSES, self._selected[self._upto :])]
 
     def select(self, *markers: Message) -> list[Message]:
         """Return `select_entries([*log, *markers])`, with no `rewind` among the markers."""
@@ -89,11 +89,12 @@ class View:
     def _read_log(self) -> None:
         new = self._log[self._read :]
         self._read += len(new)
-        if any(marker_kind(entry) == "rewind" for entry in new):  # rare, and it may restore what an earlier one dropped
-            new, self._entries, self._places, self._markers = drop_rewound(self._log), [], {}, {}
-        for entry in new:
-            self._add(entry)
-        if any(marker_kind(entry) in SELECTING_MARKERS for entry in new):
+        kinds = {self._add(entry) for entry in new}
+        if "rewind" in kinds:  # rare, and it may restore what an earlier one dropped
+            self._entries, self._places, self._markers = [], {}, {}
+            for entry in drop_rewound(self._log):
+                self._add(entry)
+        if kinds & SELECTING_MARKERS:
             self._selected, self._final, self._upto = self._apply_markers(), [], 0
         else:
             self._selected += new
@@ -101,13 +102,14 @@ class View:
     def _find_markers(self, kind: str, key: str) -> Iterator[tuple[Notes, int]]:
         return locate_markers(self._entries, self._markers.get(kind, ()), self._places, key)
 
-    def _add(self, entry: Message) -> None:
-        """Add an entry at the end."""
+    def _add(self, entry: Message) -> str:
+        """Add an entry at the end, and return its kind if it is a marker."""
         if kind := marker_kind(entry):
             self._markers.setdefault(kind, []).append(len(self._entries))
         if id := entry.get("crow", {}).get("id"):
             self._places[id] = len(self._entries)
         self._entries.append(entry)
+        return kind
 
     def _apply_markers(self) -> list[Message]:
         """Return what `shrink_tool_results` and `apply_compaction` leave of the entries, without reading all."""

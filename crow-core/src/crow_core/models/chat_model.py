@@ -12,7 +12,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from math import ceil
-from random import random
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -26,7 +25,6 @@ from crow_core.models.adaptation import adapt_request
 from crow_core.models.endpoint import CONNECT_TIMEOUT, HttpPool, is_local, join_url, share_http_pool, to_display_url
 from crow_core.models.failures import (
     MAX_PAGE_BYTES,
-    MAX_RETRY_WAIT,
     describe_error,
     parse_text,
     shorten_text,
@@ -36,8 +34,8 @@ from crow_core.models.model_call import ANSWER_KEYS, Model, ModelRequest, Prices
 from crow_core.models.quirks import Quirks
 from crow_core.models.refusals import LearnedQuirks, learn_from_refusal
 from crow_core.models.refused_images import find_refused_images
+from crow_core.models.retries import attempt_again, be_patient, get_retry_wait
 from crow_core.models.stream import LOG_ADVICE, EventStreamReader
-from crow_core.retries import attempt_again
 
 if TYPE_CHECKING:
     import httpx2
@@ -64,9 +62,6 @@ NO_TOOLS_PATTERN = re.compile(
     re.I,
 )
 """Matches the messages of servers that support no tools."""
-
-PATIENCE = 3.0
-"""Seconds before the first retry for an endpoint that limits requests; each later wait is as many times longer."""
 
 REDIRECT_STATUSES = frozenset({301, 302, 303, 307, 308})
 
@@ -124,8 +119,7 @@ class ChatModel:
                         error.images = find_refused_images(error.said, body["messages"])
                     if has_begun or not error.retry:
                         raise error from None
-                    if error.patient and error.retry_after is None:
-                        error.retry_after = min(PATIENCE**attempt.num + random(), MAX_RETRY_WAIT)
+                    be_patient(error, attempt.num)
                     if attempt.num < self.attempts:
                         wait = ceil(attempt.next_wait if error.retry_after is None else error.retry_after)
                         yield {"notice": f"{error} Asking again {f'in {wait} s' if wait else 'now'}."}
@@ -369,12 +363,6 @@ def get_window(model: Model) -> int | None:
     """
     from_quirks = model.quirks.window if isinstance(model, ChatModel) and not is_local(model.display_url) else 0
     return model.window or from_quirks or None
-
-
-def get_retry_wait(error: Exception) -> bool | float:
-    """Return the seconds to wait before a failed request is sent again; True lets stamina choose them."""
-    after = error.retry_after if isinstance(error, ModelError) else None
-    return True if after is None else after
 
 
 def encode_json(body: ModelRequest) -> bytes:

@@ -3,8 +3,6 @@
 import re
 from typing import Any
 
-from crow_core.messages.message import to_parts
-
 WORD = re.compile(r"[^\W\d_]+")
 
 
@@ -27,6 +25,10 @@ def count_text_characters(messages: list[dict[str, Any]]) -> int:
 
 def list_texts(messages: list[dict[str, Any]]) -> list[str]:
     """List the texts of messages, and the arguments of their tool calls."""
-    texts = [part.get("text") or "" for message in messages for part in to_parts(message.get("content"))]
-    tool_calls = [use for message in messages for use in message.get("tool_calls") or ()]
-    return texts + [use["function"]["arguments"] for use in tool_calls]
+    texts: list[str] = []
+    for message in messages:
+        content = message.get("content") or ""
+        texts += [content] if isinstance(content, str) else [part.get("text") or "" for part in content]
+        for use in message.get("tool_calls") or ():
+            texts.append(use["function"]["arguments"])
+    return texts

@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from crow_core.errors import ModelError
-from crow_core.messages.message import is_deep
+from crow_core.text import is_deep
 
 MAX_PAGE_BYTES = 1024 * 1024
 """The most bytes that are read of a response that is no event stream, such as an error page."""

@@ -99,7 +99,7 @@ class PartialCall:
         """Add a fragment; return the number of characters that it added."""
         function: dict[str, Any] = fragment.get("function") or {}
         added = 0
-        self.id = self.id or to_id(fragment)
+        self.id = self.id or str(fragment.get("id") or "")
         if name := function.get("name"):
             size = self._name.tell()
             if name != (self._name.getvalue() if isinstance(name, str) and len(name) == size else ""):
@@ -172,7 +172,7 @@ def find_call(calls: Sequence[PartialCall], fragment: dict[str, Any]) -> int | N
     But a name after complete arguments starts a new call: some servers send parallel calls with one id, with one index,
     with both, or with none.
     """
-    id, index = to_id(fragment), fragment.get("index")
+    id, index = str(fragment.get("id") or ""), fragment.get("index")
     function: dict[str, Any] = fragment.get("function") or {}
     name = function.get("name")
     latest_first = range(len(calls))[::-1]
@@ -189,8 +189,3 @@ def find_call(calls: Sequence[PartialCall], fragment: dict[str, Any]) -> int | N
         at = len(calls) - 1 if calls else None
     begins = not repeats or str(function.get("arguments") or "{").lstrip()[:1] in ("", "{")
     return None if at is not None and name and begins and calls[at].is_complete() else at
-
-
-def to_id(fragment: dict[str, Any]) -> str:
-    """Return the id of a fragment of a tool call; empty if it has none."""
-    return str(fragment.get("id") or "")

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from crow_core.errors import ModelError
-from crow_core.messages.message import Delta, decode_json, is_deep
+from crow_core.messages.message import Delta
 from crow_core.models.failures import (
     MAX_PAGE_BYTES,
     describe_error,
@@ -25,6 +25,7 @@ from crow_core.models.failures import (
     to_model_error,
 )
 from crow_core.models.reply import ObjectEnd
+from crow_core.text import decode_json, is_deep
 
 T = TypeVar("T")
 

@@ -4,6 +4,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec import UNSET, UnsetType
+
+from crow_core.acp.schema import Usage
 from crow_core.models.chat_model import encode_json
 from crow_core.models.model_call import ModelCall, Prices
 from crow_core.session_state import StateKey
@@ -38,6 +41,19 @@ SESSION_TOTALS = StateKey("usage", TokenTotals)
 
 TURN_TOTALS: ContextVar[TokenTotals | None] = ContextVar("turn", default=None)
 """The totals of the running turn; the caller of the prompt sets them."""
+
+
+def to_usage(spent: TokenTotals) -> Usage | UnsetType:
+    """Convert the tokens of a turn to ACP's usage; UNSET if the model was not asked, or no tokens were counted."""
+    if not spent.calls:
+        return UNSET
+    return Usage(
+        input_tokens=spent.prompt,
+        output_tokens=spent.completion,
+        total_tokens=spent.prompt + spent.completion,
+        cached_read_tokens=spent.cached or UNSET,
+        thought_tokens=spent.thought or UNSET,
+    )
 
 
 def count_tokens(model_call: ModelCall) -> dict[str, int]:
@@ -75,7 +91,13 @@ def count_cached_tokens(usage: dict[str, Any]) -> int:
         usage.get("cached_tokens"),  # Moonshot, and llama.cpp through `ModelCall.run`
         usage.get("cache_read_input_tokens"),  # gateways to Anthropic
     )
-    return next((to_count(place) for place in places if to_count(place)), 0)
+    return next((count for place in places if place and (count := to_count(place))), 0)
+
+
+def count_prompt_tokens(usage: dict[str, Any]) -> int:
+    """Return the prompt tokens with those from the cache, which some gateways leave out; 0 if they are unknown."""
+    counted, cached = to_count(usage.get("prompt_tokens")), count_cached_tokens(usage)
+    return counted + cached if cached > counted else counted
 
 
 def to_count(value: Any) -> int:

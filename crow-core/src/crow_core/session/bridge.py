@@ -29,10 +29,10 @@ from crow_core.acp.schema import (
     Unknown,
 )
 from crow_core.content import read_image, to_audio_part, to_text_part
-from crow_core.elicitation import FormAnswer, can_ask, check_form
 from crow_core.errors import ElicitationError, EndTurn, ModelError
 from crow_core.masking import mask
-from crow_core.mcp.server import RunningCall, Server
+from crow_core.mcp.elicitation import FormAnswer, can_ask, check_form
+from crow_core.mcp.running_calls import AskingServer, RunningCall
 from crow_core.messages.message import Message, to_parts
 from crow_core.messages.notes import Notes
 from crow_core.models.model_call import ModelRequest
@@ -83,15 +83,15 @@ class Bridge:
     """The `Host` of a session: answers the requests of its MCP servers by asking the client or the model."""
 
     session: Session
-    _allowed: dict[Server, bool] = field(default_factory=dict[Server, bool])
+    _allowed: dict[AskingServer, bool] = field(default_factory=dict[AskingServer, bool])
     """The user's answers for the rest of the session: whether a server may ask the model."""
-    _pages: dict[tuple[Server, str], str] = field(default_factory=dict[tuple[Server, str], str])
+    _pages: dict[tuple[AskingServer, str], str] = field(default_factory=dict[tuple[AskingServer, str], str])
     """The ACP elicitation id of each page that the user was sent to, by server and MCP elicitation id."""
-    _question_counts: "WeakKeyDictionary[Server | RunningCall, int]" = field(
-        default_factory=WeakKeyDictionary["Server | RunningCall", int]
+    _question_counts: "WeakKeyDictionary[AskingServer | RunningCall, int]" = field(
+        default_factory=WeakKeyDictionary["AskingServer | RunningCall", int]
     )
     """The number of questions asked during a tool call, or by a server outside of all known tool calls."""
-    _last_logs: dict[Server, float] = field(default_factory=dict[Server, float])
+    _last_logs: dict[AskingServer, float] = field(default_factory=dict[AskingServer, float])
     """The time at which a server's log was last shown, in seconds of the monotonic clock."""
     _permission_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while the user decides, because the answer may apply to the next question too."""
@@ -103,7 +103,7 @@ class Bridge:
         return self.session.folders.scratch()
 
     async def progress(
-        self, server: Server, done: float, total: float | None, message: str, running: RunningCall
+        self, server: AskingServer, done: float, total: float | None, message: str, running: RunningCall
     ) -> None:
         running.progress = describe_progress(done, total, self.tidy(message[:TEXT_LIMIT])[:LINE_LIMIT])
         if "progress" not in running.tasks:
@@ -119,7 +119,7 @@ class Bridge:
             await asyncio.sleep(PROGRESS_INTERVAL)
         running.tasks.pop("progress", None)
 
-    async def log(self, server: Server, params: "LoggingMessageNotificationParams") -> None:
+    async def log(self, server: AskingServer, params: "LoggingMessageNotificationParams") -> None:
         severity, now = SEVERITIES.get(params.level), monotonic()
         if severity is None or now - self._last_logs.get(server, -LOG_INTERVAL) < LOG_INTERVAL:
             return
@@ -133,13 +133,13 @@ class Bridge:
         else:
             logger.warning("%s", line)
 
-    async def complete(self, server: Server, id: str) -> None:
+    async def complete(self, server: AskingServer, id: str) -> None:
         if page := self._pages.pop((server, id), ""):
             with suppress(ConnectionClosed):
                 await self.session.user.complete(page)
 
     async def elicit(
-        self, server: Server, params: "ElicitRequestParams", running: RunningCall | None
+        self, server: AskingServer, params: "ElicitRequestParams", running: RunningCall | None
     ) -> "ElicitResult":
         from mcp_types import ElicitResult  # imported already: a server is connected
 
@@ -159,7 +159,7 @@ class Bridge:
         filled_in = answer.action == "accept" and params.mode == "form"
         return ElicitResult(action=answer.action, content=answer.content if filled_in else None)
 
-    def _count_question(self, server: Server, running: RunningCall | None) -> None:
+    def _count_question(self, server: AskingServer, running: RunningCall | None) -> None:
         """Count a question. Raises ValueError if there have been too many."""
         source = running or server
         self._question_counts[source] = self._question_counts.get(source, 0) + 1
@@ -167,7 +167,7 @@ class Bridge:
             raise ValueError(f"A call may ask back at most {QUESTIONS_LIMIT} times.")
 
     async def _send_to_page(
-        self, server: Server, params: "ElicitRequestURLParams", running: RunningCall | None
+        self, server: AskingServer, params: "ElicitRequestURLParams", running: RunningCall | None
     ) -> FormAnswer:
         """Ask the user to visit a page. Raises ElicitationError."""
         text = self.to_labelled_text(server, params.message)
@@ -177,7 +177,7 @@ class Bridge:
         return answer
 
     async def _ask_form(
-        self, server: Server, params: "ElicitRequestFormParams", running: RunningCall | None
+        self, server: AskingServer, params: "ElicitRequestFormParams", running: RunningCall | None
     ) -> FormAnswer:
         """Show a form, or a permission with its choices if the client has no forms. Raises ElicitationError."""
         if len(msgspec.json.encode(params.requested_schema)) > FORM_LIMIT:
@@ -194,7 +194,7 @@ class Bridge:
         return FormAnswer("decline") if chosen is None else FormAnswer("accept", choices[chosen][1])
 
     async def sample(
-        self, server: Server, params: "CreateMessageRequestParams", running: RunningCall | None
+        self, server: AskingServer, params: "CreateMessageRequestParams", running: RunningCall | None
     ) -> "CreateMessageResult":
         from mcp_types import CreateMessageResult, TextContent  # imported already: a server is connected
 
@@ -214,7 +214,7 @@ class Bridge:
             stop_reason=STOP_REASONS.get(model_call.finish_reason, model_call.finish_reason or None),
         )
 
-    async def _may_sample(self, server: Server, request: ModelRequest, running: RunningCall | None) -> bool:
+    async def _may_sample(self, server: AskingServer, request: ModelRequest, running: RunningCall | None) -> bool:
         """Decide whether a server may ask the model, and append the decision to the log."""
         async with self._permission_lock:
             mode = self.session.options.find("mode")
@@ -236,7 +236,9 @@ class Bridge:
         self.session.log.append({"crow": decision})
         return answer.allowed
 
-    async def _ask_user(self, server: Server, request: ModelRequest, running: RunningCall | None) -> PermissionAnswer:
+    async def _ask_user(
+        self, server: AskingServer, request: ModelRequest, running: RunningCall | None
+    ) -> PermissionAnswer:
         """Show the user what would be sent to the model, and ask whether it may be."""
         name = self.label(server)
         whole = self.tidy("\n\n".join(map(to_text, request["messages"])), lines=True)
@@ -255,11 +257,11 @@ class Bridge:
         if running is not None:
             await self.session.send(ToolCallUpdate(tool_call_id=running.id, title=running.title, content=[]))
 
-    def label(self, server: Server) -> str:
+    def label(self, server: AskingServer) -> str:
         """Return the name of a server for the user."""
         return f"MCP server {self.tidy(server.name)[:LINE_LIMIT]!r}"
 
-    def to_labelled_text(self, server: Server, text: str) -> str:
+    def to_labelled_text(self, server: AskingServer, text: str) -> str:
         """Put the name of the server before its text for the user."""
         return self.tidy(f"{self.label(server)}: {text}", lines=True)[:TEXT_LIMIT]
 

@@ -31,19 +31,19 @@ class SessionLog(Sequence[Message]):
         self,
         *,
         on_message: Callable[[Message], Awaitable[None]] | None = None,
-        on_draft: Callable[[Message], Awaitable[None]] | None = None,
         on_model_call: Callable[[ModelCall], Awaitable[None]] | None = None,
-        on_flush: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.entries: list[Message] = []
         self.title = ""
         """The name of the session in a list; empty until it has one."""
         self.damage = ""
         """A sentence about what could not be restored; empty if nothing is missing."""
+        self.on_draft: Callable[[Message], Awaitable[None]] | None = None
+        """`write_draft` of the store, if there is one."""
+        self.on_flush: Callable[[], Awaitable[None]] | None = None
+        """`flush` of the store, if there is one."""
         self._on_message = on_message
-        self._on_draft = on_draft
         self._on_model_call = on_model_call
-        self._on_flush = on_flush
         self.is_frozen = False
         """True while `append` does nothing."""
         self._must_flush = False
@@ -65,6 +65,9 @@ class SessionLog(Sequence[Message]):
     def __iter__(self) -> Iterator[Message]:
         return iter(self.entries)
 
+    def __reversed__(self) -> Iterator[Message]:
+        return reversed(self.entries)
+
     def __eq__(self, other: object) -> bool:
         """Compare the entries, with those of another log or with a list."""
         return self.entries == (other.entries if isinstance(other, SessionLog) else other)
@@ -80,7 +83,7 @@ class SessionLog(Sequence[Message]):
             return
         entry.setdefault("crow", {}).setdefault("id", new_id())
         self.entries.append(entry)
-        self._must_flush = self._on_flush is not None
+        self._must_flush = self.on_flush is not None
         if self._on_message:
             self._write(self._on_message, entry)
 
@@ -91,7 +94,7 @@ class SessionLog(Sequence[Message]):
 
     def schedule_draft(self, model_call: ModelCall) -> None:
         """Write what is new in the reply DRAFT_INTERVAL seconds from now."""
-        if self._on_draft and self._draft is None:
+        if self.on_draft and self._draft is None:
             self._draft = asyncio.get_running_loop().call_later(DRAFT_INTERVAL, self._write_draft, model_call)
 
     def cancel_draft(self) -> None:
@@ -104,12 +107,12 @@ class SessionLog(Sequence[Message]):
         self._draft = None
         draft = model_call.arriving.take_part()
         draft.setdefault("crow", {})["id"] = model_call.id
-        assert self._on_draft is not None
-        self._write(self._on_draft, draft)
+        assert self.on_draft is not None
+        self._write(self.on_draft, draft)
 
     def _write(self, write: Callable[[T], Awaitable[None]], value: T) -> None:
         """Run a writer after all that were started before."""
-        self._must_flush = self._on_flush is not None
+        self._must_flush = self.on_flush is not None
         self._writing = asyncio.ensure_future(self._write_after(self._writing, write(value)))
 
     async def _write_after(self, before: "asyncio.Task[None] | None", writing: Awaitable[None]) -> None:
@@ -123,14 +126,9 @@ class SessionLog(Sequence[Message]):
 
     def _flush(self) -> None:
         """Flush after all writers that were started before, if there is something to flush."""
-        if self._must_flush and self._on_flush:
+        if self._must_flush and self.on_flush:
             self._must_flush = False
-            self._writing = asyncio.ensure_future(self._write_after(self._writing, self._on_flush()))
-
-    @property
-    def is_writing(self) -> bool:
-        """Whether `written` may have to wait."""
-        return self._must_flush or self._writing is not None
+            self._writing = asyncio.ensure_future(self._write_after(self._writing, self.on_flush()))
 
     async def written(self) -> None:
         """Wait until everything appended so far has been written. Raises what a writer raised."""

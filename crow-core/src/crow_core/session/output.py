@@ -13,7 +13,7 @@ import msgspec
 from crow_system.shortening import shorten_middle
 
 from crow_core.mcp.schemas import DEPTH_LIMIT, SIZE_LIMIT, is_small, resolve_reference
-from crow_core.messages.message import decode_json, list_inner
+from crow_core.text import decode_json, list_inner
 
 TURN_NOTES: ContextVar[dict[str, Any] | None] = ContextVar("turn_notes", default=None)
 """What extensions add to the answer to the running prompt, under `_meta.crow`; the caller of the prompt sets it."""

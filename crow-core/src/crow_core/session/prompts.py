@@ -5,7 +5,10 @@ nothing in them is evaluated.
 """
 
 import hashlib
+import platform
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
@@ -95,6 +98,24 @@ class SessionPrompts:
             }
         )
         return text
+
+    def render_system(
+        self, cwd: str, roots: Sequence[str], tools: Sequence[Mapping[str, Any]], instructions: Sequence[str]
+    ) -> None:
+        """Render the system prompt from its template and the instructions of the client and of extensions.
+
+        It is rendered once a session, before the first request. Raises PromptError.
+        """
+        self.system = self.render(
+            self.templates["system"],
+            "system",
+            cwd=cwd,
+            roots=[*roots],
+            platform=f"{platform.system()} {platform.machine()}",
+            date=date.today().isoformat(),
+            tools=[tool["function"]["name"] for tool in tools],
+            instructions=[*self.instructions, *instructions],
+        )
 
     def set_instructions(self, text: str, *, alone: bool = False) -> None:
         """Put the client's instructions into the system prompt: behind crow's own, or `alone` in their place.

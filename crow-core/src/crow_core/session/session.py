@@ -1,61 +1,46 @@
 """A session, one conversation with its client, its tools and its log; and the hooks by which extensions join it."""
 
 import asyncio
-import platform
-import tempfile
-from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import date
 from functools import partial
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from msgspec import UNSET
-from msgspec.structs import asdict
 
 from crow_core.acp.schema import (
-    AgentMessageChunk,
-    AgentThoughtChunk,
     AvailableCommand,
     AvailableCommandInput,
     AvailableCommandsUpdate,
     ConfigOptionUpdate,
     CurrentModeUpdate,
-    NoticeUpdate,
     SessionInfoUpdate,
-    SessionNotification,
-    SessionUpdate,
     StopReason,
-    TextBlock,
     ToolCallUpdate,
 )
-from crow_core.content import to_announcement, to_early_announcement
 from crow_core.errors import ModelError
 from crow_core.hooks import Collect, First, Hook, Observe, Pipe, Unwind
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Server
 from crow_core.mcp.tool import ToolCall
 from crow_core.mcp.toolbox import Toolbox
-from crow_core.messages.message import Delta, Message, settle
+from crow_core.messages.message import Message
 from crow_core.messages.notes import Notes
-from crow_core.messages.passes import find_shell
 from crow_core.messages.view import View
 from crow_core.models.model_call import Model, ModelCall, ModelRequest
-from crow_core.models.reply import PartialCall
+from crow_core.session.folders import Folders
 from crow_core.session.journal import TurnJournal
-from crow_core.session.log import SessionLog, new_id
+from crow_core.session.log import SessionLog
 from crow_core.session.options import Option, SessionOptions
 from crow_core.session.prompts import Prompt, SessionPrompts
-from crow_core.session.store import Record, Store
+from crow_core.session.reply_stream import ReplyStream
+from crow_core.session.updates import SessionUpdates
 from crow_core.session.user import Client, User
 from crow_core.session_state import SessionState
 from crow_core.trace import TRACE
 
 MAX_CHANGES = 3
 """How often hooks may change one tool call."""
-LONG_ARGUMENTS = 400
-"""Characters of a tool call's arguments from which on the call is announced while the rest still arrives."""
 
 
 @dataclass(frozen=True)
@@ -68,48 +53,6 @@ class Command:
     """Returns text, which ends the turn without a model call, or the user message to continue with."""
     hint: str = ""
     """A placeholder for the text behind the name, which clients show while the user types."""
-
-
-@dataclass
-class Folders:
-    """The folders of a session, all absolute."""
-
-    cwd: str
-    """The working directory."""
-    roots: list[str] = field(default_factory=list[str])
-    """The file tools may read and change what is in these; the first is `cwd`."""
-    readable: list[str] = field(default_factory=list[str])
-    """The file tools may read what is in these."""
-    current: str = ""
-    """The folder in which the next command starts, if the last one changed its directory; empty for `cwd`."""
-    starts: dict[str, str] = field(default_factory=dict[str, str])
-    """The folders in which the commands of open tool calls start, by the calls' ids."""
-    paths: dict[str, str] = field(default_factory=dict[str, str])
-    """The files for which open tool calls are judged, absolute and without links, by the calls' ids."""
-    environments: dict[str, Mapping[str, str | None]] = field(default_factory=dict[str, Mapping[str, str | None]])
-    """Variables for the commands of open tool calls, by the calls' ids; None takes one away."""
-    variables: Sequence[str] = ()
-    """The names of the variables that commands have changed for those that follow."""
-    environment: str = ""
-    """The name of these variables as they are, new after each change; "" if there are none."""
-    judged: dict[str, str] = field(default_factory=dict[str, str])
-    """The `environment` for which rules or answers have allowed the commands of open tool calls, by the calls' ids."""
-    _scratch: "tempfile.TemporaryDirectory[str] | None" = None
-
-    def scratch(self) -> Path:
-        """Return a temporary folder of the session, made at first use, for output that is too long for the model."""
-        self._scratch = self._scratch or tempfile.TemporaryDirectory(prefix="crow-")
-        return Path(self._scratch.name)
-
-    def for_tools(self) -> list[str]:
-        """List the folders in which the file tools may work: the roots, and the temporary folder."""
-        return [*self.roots, self._scratch.name] if self._scratch else [*self.roots]
-
-    def close(self) -> None:
-        """Remove the temporary folder."""
-        if self._scratch is not None:
-            with suppress(OSError):
-                self._scratch.cleanup()
 
 
 @dataclass
@@ -134,7 +77,7 @@ class Turns:
     """Set when the client knows the session's id; it cannot understand an update before."""
 
 
-class Session:
+class Session(SessionUpdates):
     """One conversation. Extensions receive it in every hook."""
 
     def __init__(
@@ -148,21 +91,21 @@ class Session:
         *,
         max_requests: int = 200,
         parent: "Session | None" = None,
-        store: Store | None = None,
     ) -> None:
         self.hooks = hooks
         """The app; its extensions have registered their functions here."""
-        self.client = client
-        self.id = id
+        log = SessionLog(
+            on_message=partial(hooks.message.run, self) if hooks.message else None,
+            on_model_call=partial(hooks.model_call.run, self) if hooks.model_call else None,
+        )
+        super().__init__(client, id, log)
         self.folders = folders
+        self.cwd = folders.cwd
+        """The working directory, absolute."""
+        self.models = models
+        """The models by the name that the user chooses; the first is the default."""
         self.model = next(iter(models.values()))
         """The model that is asked now."""
-        self.log = SessionLog(
-            on_message=partial(hooks.message.run, self) if hooks.message else None,
-            on_draft=None if store is None else partial(store.write_draft, self),
-            on_model_call=partial(hooks.model_call.run, self) if hooks.model_call else None,
-            on_flush=None if store is None else partial(store.flush, self),
-        )
         self.view = View(self.log)
         """The messages of the log for the next request, without the system prompt."""
         self.prompts = SessionPrompts(dict(prompts), self.log)
@@ -171,66 +114,18 @@ class Session:
         self.commands: dict[str, Command] = {}
         """Slash commands, by name."""
         self.user = User(client, id, self.log)
-        self.stream = ReplyStream(self)
         self.turns = Turns(max_requests)
         self.journal = TurnJournal(self.log, self.view, self.toolbox)
+        self.stream = ReplyStream(self, self.toolbox, self.journal, folders.cwd)
         self.state = SessionState()
         """Values of extensions for this session. A store adds `Record.state`."""
         self.parent = parent
         """The session that this one works for, if it is a sub-agent's."""
-        self._models = models
-
-    @property
-    def cwd(self) -> str:
-        """The working directory, absolute."""
-        return self.folders.cwd
-
-    @property
-    def models(self) -> Mapping[str, Model]:
-        """The models by the name that the user chooses; the first is the default."""
-        return self._models
 
     @property
     def secrets(self) -> set[str]:
         """All values that must be shown and stored nowhere."""
         return self.toolbox.secrets
-
-    async def update(self, update: SessionUpdate) -> None:
-        """Send the client an update, after everything before it has been written."""
-        if self.log.is_writing:
-            await self.log.written()
-        await self.send(update)
-
-    async def send(self, update: SessionUpdate) -> None:
-        """Send the client an update without waiting for the log.
-
-        For the end of a tool call, which must be sent even when writing has failed, and for notices.
-        """
-        await self.client.notify("session/update", SessionNotification(session_id=self.id, update=update))
-
-    async def say(self, text: str, *, is_answer: bool = True) -> None:
-        """Send the client a message that is not the model's.
-
-        With `is_answer` false, it is a notice to a client that takes notices, so that it is not read as the answer to
-        the prompt.
-        """
-        if not is_answer and self.takes_notices:
-            await self.notice(text)
-            return
-        await self.update(AgentMessageChunk(content=TextBlock(text=text), message_id=new_id()))
-
-    @property
-    def takes_notices(self) -> bool:
-        """True if the client takes notices."""
-        wanted = self.client.capabilities.session
-        return bool(wanted and wanted.notices)
-
-    async def notice(self, title: str, severity: Literal["info", "warning", "error"] = "info") -> None:
-        """Tell the user something that is not part of the conversation. Does not wait for the log."""
-        if self.takes_notices:
-            await self.send(NoticeUpdate(severity=severity, title=title))
-        else:
-            await self.send(AgentThoughtChunk(content=TextBlock(text=f"{title}\n"), message_id=new_id()))
 
     async def announce_options(self) -> None:
         """Tell the client that an option was changed by something else than the client."""
@@ -268,24 +163,12 @@ class Session:
         Its beginning never changes, so that servers can reuse their cache of it.
         """
         if self.prompts.system is None:
-            self.prompts.system = await self.render_system_prompt()
+            more = await self.hooks.instructions.run(self)
+            self.prompts.render_system(self.cwd, self.folders.roots, self.toolbox.sent or (), more)
         system: Message = {"role": "system", "content": self.prompts.system}
         tools: ModelRequest = {"tools": self.toolbox.sent} if self.toolbox.sent else {}
         request: ModelRequest = {**tools, "messages": [system, *self.view.messages()]}
         return await self.hooks.before_model.run(request, self)
-
-    async def render_system_prompt(self) -> str:
-        """Render the system prompt from its template and the instructions of the client and of extensions."""
-        return self.prompts.render(
-            self.prompts.templates["system"],
-            "system",
-            cwd=self.cwd,
-            roots=[*self.folders.roots],
-            platform=f"{platform.system()} {platform.machine()}",
-            date=date.today().isoformat(),
-            tools=[tool["function"]["name"] for tool in self.toolbox.sent or ()],
-            instructions=[*self.prompts.instructions, *await self.hooks.instructions.run(self)],
-        )
 
     async def set_title(self, title: str) -> None:
         """Give the session a name."""
@@ -334,110 +217,15 @@ class Session:
             **TRACE.get(),
             "crow/session": self.id,
             "crow/call": tool_call.id,
-            "crow/cwd": self.cwd,
-            "crow/roots": self.folders.for_tools(),
-            "crow/readable": self.folders.readable,
-            "crow/folder": self.folders.starts.get(tool_call.id, ""),
-            "crow/path": self.folders.paths.get(tool_call.id, ""),
-            "crow/env": self.folders.environments.get(tool_call.id, {}),
-            "crow/environment": self.folders.judged.get(tool_call.id),
+            **self.folders.meta(tool_call.id),
             **more,
         }
-
-    def restore(self, record: Record) -> None:
-        """Continue from a stored session."""
-        self.log.entries += record.log
-        self.log.title, self.log.damage = record.title, record.damage
-        self.prompts.system = record.system
-        self.toolbox.restore(record.tools)
-        self.state.update(record.state)
-        self.folders.current = find_shell(record.log).get("folder", "")
-        self.stream.used_ids |= {use["id"] for entry in record.log for use in entry.get("tool_calls", ())}
 
     async def close(self) -> None:
         """Finish writing, disconnect the session's servers, and remove its temporary folder."""
         await self.log.finish()
         await self.toolbox.close()
         self.folders.close()
-
-
-class ReplyStream:
-    """Shows the replies of a session's model and their tool calls to the client, and appends them to the log."""
-
-    def __init__(self, session: Session) -> None:
-        self.used_ids: set[str] = set()
-        """The ids of all tool calls of the session so far."""
-        self._session = session
-        self._announced: set[str] = set()
-        """The tool calls that the client was shown before all of their arguments had arrived."""
-        self._examined: PartialCall | None = None
-        """The last tool call with long arguments that `_announce_early` has seen."""
-
-    async def show(self, delta: Delta, model_call: ModelCall) -> None:
-        """Show a fragment of a reply, and let it be written soon."""
-        session = self._session
-        if "content" in delta or "reasoning_content" in delta:
-            session.log.schedule_draft(model_call)
-        if text := delta.get("reasoning_content"):
-            await session.update(AgentThoughtChunk(content=TextBlock(text=text), message_id=model_call.id))
-        if text := delta.get("content"):
-            await session.update(AgentMessageChunk(content=TextBlock(text=text), message_id=model_call.id))
-        if delta.get("tool_calls"):
-            await self._announce_early(model_call.arriving.calls)
-        await self.report(delta, model_call)
-
-    async def report(self, delta: Delta, model_call: ModelCall) -> None:
-        """Record that a request was sent, and show a notice about it; for any model call."""
-        if "sent" in delta:
-            self._session.log.record(model_call)
-        if text := delta.get("notice"):
-            await self._session.notice(text, "warning")
-
-    async def _announce_early(self, calls: Sequence[PartialCall]) -> None:
-        """Announce the last tool call of a reply if its arguments are long, and its id so far is one it can keep."""
-        call = calls[-1]
-        if call.length < LONG_ARGUMENTS or not call.id or call is self._examined:
-            return
-        self._examined = call
-        ids = {call.id for call in calls}
-        keeps_id = len(ids) == len(calls) and "" not in ids and self.used_ids.isdisjoint(ids)
-        if keeps_id and not (tool_call := self._session.toolbox.parse(call.build())).is_valid:
-            await self._session.log.written()
-            self._announced.add(call.id)
-            await self._session.send(to_early_announcement(tool_call))
-
-    async def announce(self, tool_call: ToolCall) -> None:
-        """Show a tool call that is about to run."""
-        announcement = to_announcement(tool_call, self._session.cwd)
-        if tool_call.id in self._announced:
-            self._announced.discard(tool_call.id)
-            await self._session.send(ToolCallUpdate(**asdict(announcement)))
-        else:
-            await self._session.send(announcement)
-
-    async def fail_announced(self, kept: Set[str] = frozenset()) -> None:
-        """Tell the client that the tool calls it was shown early will not run, but for those to be kept."""
-        self.used_ids |= self._announced
-        for id in self._announced - kept:
-            self._announced.discard(id)
-            await self._session.send(ToolCallUpdate(tool_call_id=id, status="failed"))
-
-    async def append(self, model_call: ModelCall, *, whole: bool) -> None:
-        """Append a reply to the log, unless it is empty. Its tool calls are kept only if it arrived `whole`."""
-        log = self._session.log
-        log.cancel_draft()
-        notes: Notes = {"id": model_call.id}
-        if not whole:
-            notes["cut"] = model_call.error or model_call.finish_reason
-        reply = settle(model_call.reply, used=self.used_ids, whole=whole)
-        if called := self._session.toolbox.find_called(reply.get("tool_calls", [])):
-            notes["called"] = called
-        notes |= self._session.journal.count(model_call)
-        if any(reply.get(key) for key in ("content", "reasoning_content", "tool_calls")):
-            reply["crow"] = reply.get("crow", Notes()) | notes
-            log.append(reply)
-        log.record(model_call)
-        await self.fail_announced({use["id"] for use in reply.get("tool_calls", ())})
 
 
 class Hooks:
@@ -475,9 +263,9 @@ class Hooks:
         """)
 
     tools: Pipe[list[dict[str, Any]], [Session]] = Pipe("""
-        Receives the tool list at the start of a turn, as it will be sent; may return another list.
+        Receives the tool list at the start of a turn; may return another list.
 
-        Keep tools that were sent once: a changed list makes the server process the whole prompt again.
+        Keep the tools that were sent before: after a change, the server processes the whole prompt again.
 
             @crow.tools
             def leave_out(schemas: list[dict], session: Session) -> list[dict]:
@@ -485,7 +273,7 @@ class Hooks:
         """)
 
     instructions: Collect[[Session], str] = Collect("""
-        Returns text for the system prompt; called once a session.
+        Returns text for the system prompt, once a session.
 
             @crow.instructions
             def style(session: Session) -> str:
@@ -495,7 +283,7 @@ class Hooks:
     before_prompt: Pipe[Message, [Session]] = Pipe("""
         Receives the user's message before it enters the log; may return another message, or raise EndTurn.
 
-        A message that joins a running turn has the note `steer` (`message["crow"]["steer"]`).
+        A message to a running turn has the note `steer` (`message["crow"]["steer"]`).
 
             @crow.before_prompt
             def greet(message: Message, session: Session) -> None:
@@ -504,9 +292,9 @@ class Hooks:
         """)
 
     turn_resume: Observe[[Session, Sequence[Message]]] = Observe("""
-        Called instead of `before_prompt` when an interrupted turn goes on, with the turn's entries so far.
+        Called instead of `before_prompt` when an interrupted turn continues; receives the turn's entries so far.
 
-        Another process may have begun the turn, so derive counts of the turn from the entries.
+        Another process may have begun the turn, so count from the entries.
 
             @crow.turn_resume
             def count(session: Session, entries: list[Message]) -> None:
@@ -522,7 +310,7 @@ class Hooks:
         """)
 
     after_model: Observe[[Session, ModelCall]] = Observe("""
-        Called when a reply is complete and all its tool calls are answered. May raise EndTurn.
+        Called when a reply is complete and all its tool calls are answered; may raise EndTurn.
 
             @crow.after_model
             def count(session: Session, model_call: ModelCall) -> None:
@@ -530,9 +318,9 @@ class Hooks:
         """)
 
     before_announcement: Observe[[Session, ToolCall]] = Observe("""
-        Called with each tool call of a complete reply, before the client is shown the call.
+        Called for each tool call of a reply, before the client is shown the complete call.
 
-        An entry that you append to the log here is stored together with the reply. Do not wait for anybody here.
+        Entries that you append to the log here are stored together with the reply. Do not wait here.
 
             @crow.before_announcement
             def note(session: Session, tool_call: ToolCall) -> None:
@@ -542,15 +330,14 @@ class Hooks:
     before_tool: First[[Session, ToolCall], ToolResult | ToolCall] = First("""
         Decides whether a tool call runs. Return a ToolResult to refuse the call: the model receives it as the answer.
 
-        Return `tool_call.change_arguments(…)` to run the call with other arguments. The user is shown the changed call,
-        and all functions are called again to decide about it.
+        Return `tool_call.change_arguments(…)` to run the call with other arguments. The client shows the changed call,
+        and all functions decide again.
 
-        A function only judges; the work of a tool is done by its server or its handler (`Server.handlers`). Extensions
-        that ask the user register with `before_tool.last`, so that a call that is refused here is not asked about.
+        Do not do a tool's work here: its server or its handler (`Server.handlers`) does it. To ask the user, register
+        with `before_tool.last`, so that other extensions can refuse the call first.
 
-        A tool that passes the model's text to another server asks first whether it may, with the call of that server's
-        tool: `session.permit(its_call)` returns the refusal, or None. So a function may be called more than once for a
-        call.
+        Before a tool passes the model's text to another server, it calls `session.permit` with the call of that
+        server's tool. `permit` returns the refusal, or None. So a function may be called more than once for a call.
 
             @crow.before_tool
             async def refuse(session: Session, tool_call: ToolCall) -> ToolResult | None:
@@ -558,10 +345,10 @@ class Hooks:
         """)
 
     must_ask: Collect[[Session, ToolCall], str] = Collect("""
-        Returns why the user must be asked about a tool call, whatever allows it; the question shows the text.
+        Returns a reason to ask the user about a tool call, even if a rule allows the call.
 
-        `permissions` calls it for each call that it does not deny, in every mode but yolo, and asks one question with
-        all texts. It may be called more than once for a call, and must not wait for anybody.
+        `permissions` calls it for each call that it does not deny, except in yolo. One question shows all reasons.
+        A function may be called more than once for a call. Do not wait here.
 
             @crow.must_ask
             def guard(session: Session, tool_call: ToolCall) -> str | None:
@@ -569,7 +356,7 @@ class Hooks:
         """)
 
     after_tool: Pipe[ToolResult, [Session, ToolCall]] = Pipe("""
-        Receives the result of a tool call before the client and the model do; may return another.
+        Receives the result of a tool call before the client and the model do; may return another result.
 
             @crow.after_tool
             def shorten(result: ToolResult, session: Session, tool_call: ToolCall) -> ToolResult:
@@ -577,9 +364,9 @@ class Hooks:
         """)
 
     message: Observe[[Session, Message]] = Observe("""
-        Called for each entry that was appended to the log, a message or a marker, in order.
+        Called for each entry of the log, a message or a marker, in order.
 
-        The client is shown what follows only when all functions have returned.
+        Return soon: the client sees nothing further until all functions have returned.
 
             @crow.message
             async def write(session: Session, entry: Message) -> None:
@@ -587,9 +374,9 @@ class Hooks:
         """)
 
     model_call: Observe[[Session, ModelCall]] = Observe("""
-        Called when a request to a model has been sent, and again when it has ended (`model_call.ended`) or failed.
+        Called when crow has sent a request to a model, and again when it ended (`model_call.ended`) or failed.
 
-        Unlike `after_model`, it is also called for requests beside the conversation, such as a summary.
+        Unlike `after_model`, it is also called for requests outside the conversation, such as a summary.
 
             @crow.model_call
             def log_call(session: Session, model_call: ModelCall) -> None:
@@ -597,7 +384,7 @@ class Hooks:
         """)
 
     model_error: First[[Session, ModelError], bool] = First("""
-        Called when a request of a turn failed; True makes the request again and sends it.
+        Called when a request of a turn failed. Return True to make the request anew and send it.
 
             @crow.model_error
             async def shorten(session: Session, error: ModelError) -> bool | None:
@@ -605,7 +392,7 @@ class Hooks:
         """)
 
     before_end: First[[Session, StopReason], Message] = First("""
-        Called when the model is done. Return a user message to make the turn go on.
+        Called when the model is done. Return a user message to continue the turn.
 
             @crow.before_end
             def remind(session: Session, stop_reason: StopReason) -> Message | None:
@@ -613,7 +400,7 @@ class Hooks:
         """)
 
     turn_end: Unwind[[Session, StopReason | Exception]] = Unwind("""
-        Called when a turn has ended, with its stop reason or with the exception that ended it.
+        Called when a turn has ended; receives its stop reason, or the exception that ended it.
 
             @crow.turn_end
             def report(session: Session, outcome: StopReason | Exception) -> None:
@@ -632,7 +419,7 @@ class Hooks:
         """)
 
     options: Collect[[Session], Option] = Collect("""
-        Returns a setting of a session that its user can change; the most important first.
+        Returns an option of a session, which the user can change.
 
             @crow.options
             def loudness(session: Session) -> Option:

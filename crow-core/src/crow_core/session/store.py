@@ -2,13 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from datetime import UTC, datetime
+from typing import Any, Literal, Protocol
 
+from msgspec import UNSET
+
+from crow_core.acp.schema import SessionInfo
 from crow_core.messages.message import Message
+from crow_core.session.folders import find_shell
+from crow_core.session.session import Session
 from crow_core.session_state import SessionState
-
-if TYPE_CHECKING:
-    from crow_core.session.session import Session
 
 ArchiveFilter = Literal["exclude", "include", "only"]
 """Whether archived sessions are left out of a list, or are in it, or alone in it."""
@@ -65,6 +68,29 @@ class Page:
     """Cursor of the next page; None at the end."""
 
 
+def to_session_info(found: Summary, *, archived: bool) -> SessionInfo:
+    """Convert a stored session to an item of ACP's list; `archived` says whether to tell if it is archived."""
+    return SessionInfo(
+        session_id=found.id,
+        cwd=found.cwd,
+        additional_directories=list(found.roots[1:]) or UNSET,
+        title=found.title or UNSET,
+        updated_at=datetime.fromtimestamp(found.updated / 1000, UTC).isoformat(timespec="milliseconds"),
+        archived=found.archived if archived else UNSET,
+    )
+
+
+def restore(session: Session, record: Record) -> None:
+    """Let a new session continue a stored one."""
+    session.log.entries += record.log
+    session.log.title, session.log.damage = record.title, record.damage
+    session.prompts.system = record.system
+    session.toolbox.restore(record.tools)
+    session.state.update(record.state)
+    session.folders.current = find_shell(record.log).get("folder", "")
+    session.stream.used_ids |= {use["id"] for entry in record.log for use in entry.get("tool_calls", ())}
+
+
 class Store(Protocol):
     """Keeps the sessions of an app: `crow.store = MyStore()`. `crow_core.testing.MemoryStore` is the smallest one.
 
@@ -108,7 +134,7 @@ class Store(Protocol):
         """Delete a stored session; do nothing for an unknown id."""
         ...
 
-    async def write_draft(self, session: "Session", reply: Message) -> None:
+    async def write_draft(self, session: Session, reply: Message) -> None:
         """Write the text of a streaming reply that has arrived since the last call, under the id of the reply.
 
         Called at most once in `crow_core.session.log.DRAFT_INTERVAL` seconds, so that a killed process loses little.
@@ -116,7 +142,7 @@ class Store(Protocol):
         """
         ...
 
-    async def flush(self, session: "Session") -> None:
+    async def flush(self, session: Session) -> None:
         """Return when the log, the drafts and the model calls of a session are stored.
 
         Called before the client is shown what follows from them, and at the end of a turn.

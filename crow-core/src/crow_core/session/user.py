@@ -28,8 +28,8 @@ from crow_core.acp.schema import (
     ToolCallFields,
     ToolCallUpdate,
 )
-from crow_core.elicitation import FormAnswer, can_ask, check_form, check_page, check_values
 from crow_core.errors import ElicitationError, EndTurn
+from crow_core.mcp.elicitation import FormAnswer, can_ask, check_form, check_page, check_values
 from crow_core.session.log import SessionLog, new_id
 from crow_core.text import clean_json, clean_lines
 

@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 
 from crow_core.acp.transports import MemoryTransport, memory_pair
-from crow_core.agent.acp_agent import AcpAgent, AppSource
+from crow_core.agent.acp_agent import AcpAgent
+from crow_core.agent.app_source import AppSource
 from crow_core.app import Crow
 
 INVALID_LINES = [

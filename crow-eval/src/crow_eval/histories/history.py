@@ -15,7 +15,8 @@ from typing import Any, cast
 
 from crow_core.content import to_content
 from crow_core.mcp.result import ToolResult
-from crow_core.messages.message import Message, RawToolCall, decode_json
+from crow_core.messages.message import Message, RawToolCall
+from crow_core.text import decode_json
 
 LEFT = "messages of branches that were left"
 IMAGE_TYPE = re.compile(r"image/[a-z0-9.+-]+")

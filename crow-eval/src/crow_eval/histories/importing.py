@@ -12,7 +12,8 @@ from crow_core.content import make_title
 from crow_core.errors import SessionBusy
 from crow_core.messages.message import Message
 from crow_core.messages.notes import ImportedNotes
-from crow_core.session.session import Folders, Hooks, Session
+from crow_core.session.folders import Folders
+from crow_core.session.session import Hooks, Session
 from crow_persistence import forks, leases
 from crow_persistence.entries import clean_text
 from crow_persistence.heads import read_secrets

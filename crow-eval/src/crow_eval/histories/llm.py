@@ -6,7 +6,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from crow_core.messages.message import decode_json
+from crow_core.text import decode_json
 
 from crow_eval.histories.history import ForeignSession, make_reply, make_use, prepare, to_line, to_time
 

@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, cast
 
-from crow_core.messages.message import decode_json
+from crow_core.text import decode_json
 
 from crow_eval.histories.history import (
     LEFT,

@@ -17,6 +17,8 @@ from importlib import import_module
 
 from crow_cli.__main__ import main
 
+assert sys.platform != "win32"
+
 status = 1
 """The exit code."""
 

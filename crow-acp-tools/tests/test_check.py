@@ -21,7 +21,7 @@ from crow_core.testing import Reply, ScriptedCall, ScriptedServer
 from jsonschema import Draft202012Validator
 
 if TYPE_CHECKING:
-    from conftest import Machine, PipeReader
+    from crow_testing.command_fixtures import Machine, PipeReader
 
 pytestmark = pytest.mark.anyio
 

@@ -14,7 +14,7 @@ import pytest
 from crow_core.testing import Failure, Reply, ScriptedCall, ScriptedServer
 
 if TYPE_CHECKING:
-    from conftest import Machine
+    from crow_testing.command_fixtures import Machine
 
 pytestmark = pytest.mark.anyio
 
@@ -321,7 +321,7 @@ async def test_sessions_that_cannot_be_restored_are_named_before_anything_runs(m
     ):
         await asyncio.to_thread(subprocess.run, [*git, *words], check=True)
     await talk(machine, Reply("This one can be."))
-    file = Path(__file__).parents[2] / "crow-eval" / "tests" / "histories" / "pi.jsonl"
+    file = Path(__file__).parent / "histories" / "pi.jsonl"
     assert (await machine.crow("import", "pi", str(file))).code == 0
     listed = json.loads((await machine.crow("sessions", "list", "--all", "--json")).out)
     async with ScriptedServer([]) as server:

@@ -19,7 +19,7 @@ from crow_core.acp.transports import spawn
 from crow_core.testing import Editor, Reply, ScriptedServer
 
 if TYPE_CHECKING:
-    from conftest import Machine
+    from crow_testing.command_fixtures import Machine
 
 pytestmark = pytest.mark.anyio
 

@@ -12,7 +12,7 @@ import pytest
 from crow_core.testing import Failure, Reply, ScriptedServer
 
 if TYPE_CHECKING:
-    from conftest import Machine
+    from crow_testing.command_fixtures import Machine
 
 pytestmark = pytest.mark.anyio
 USAGE = {"prompt_tokens": 100, "completion_tokens": 5, "total_tokens": 105, "cached_tokens": 40}

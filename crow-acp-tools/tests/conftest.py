@@ -1,0 +1,7 @@
+"""Fixtures of the tests."""
+
+from crow_testing.command_fixtures import forks as forks
+from crow_testing.command_fixtures import machine as machine
+from crow_testing.command_fixtures import open_pipe as open_pipe
+from crow_testing.command_fixtures import prefork as prefork
+from crow_testing.fixtures import anyio_backend as anyio_backend
