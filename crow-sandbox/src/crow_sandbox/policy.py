@@ -28,3 +28,6 @@ class Policy:
     hosts: tuple[str, ...] | None = ()
     """Patterns of the hosts that the command may reach, such as `pypi.org` and `*.example.com`; None if the network is
     not limited."""
+    variables: tuple[str, ...] = ()
+    """Variables of the environment that the command gets although they look like secrets: those that its settings
+    give to it."""
