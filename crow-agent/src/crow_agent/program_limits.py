@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
-from crow_core.acp.transports import Limit
+from crow_core.mcp.limit import Limit
 from msgspec.structs import replace
 
 from crow_agent.settings.home import Home

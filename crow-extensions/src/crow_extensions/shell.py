@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from contextlib import nullcontext
 
 import crow_system as system
-from crow_core.acp.transports import Limit
+from crow_core.mcp.limit import Limit
 
 OUTPUT_LIMIT = 4_000
 """Bytes of the end of a command's output that are returned."""

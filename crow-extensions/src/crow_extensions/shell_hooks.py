@@ -8,11 +8,11 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from crow_core.acp.schema import StopReason
-from crow_core.acp.transports import Limit
 from crow_core.app import Crow
 from crow_core.content import find_first_text, to_text
 from crow_core.errors import EndTurn
 from crow_core.masking import mask
+from crow_core.mcp.limit import Limit
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.tool import ToolCall
 from crow_core.messages.message import Message

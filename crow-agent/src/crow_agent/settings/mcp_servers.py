@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from crow_core.acp.schema import EnvVariable, HttpHeader, McpServer
-from crow_core.acp.transports import Limit
 from crow_core.errors import ConfigError
 from crow_core.masking import find_secrets
+from crow_core.mcp.limit import Limit
 from crow_core.mcp.server import Server
 from crow_core.mcp.server_source import from_acp
 from msgspec import UNSET

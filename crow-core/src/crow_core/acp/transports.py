@@ -8,7 +8,7 @@ import subprocess
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import suppress
 from io import FileIO
 from queue import SimpleQueue
 from typing import IO, Protocol, cast
@@ -397,11 +397,6 @@ def watch_exit(process: subprocess.Popen[bytes]) -> "asyncio.Future[int]":
 
     threading.Thread(target=wait, daemon=True, name="crow-exit").start()
     return exit_code
-
-
-Limit = Callable[[Sequence[str], Mapping[str, str], str], AbstractAsyncContextManager[tuple[list[str], dict[str, str]]]]
-"""Takes the arguments, the environment and the folder of a program, and yields those that start it in a sandbox. The
-block runs as long as the program does."""
 
 
 async def spawn(

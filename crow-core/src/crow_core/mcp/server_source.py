@@ -9,8 +9,8 @@ from uuid import uuid4
 from msgspec import UNSET
 
 from crow_core.acp.schema import McpServer
-from crow_core.acp.transports import Limit
 from crow_core.masking import find_secrets, find_secrets_in_text
+from crow_core.mcp.limit import Limit
 from crow_core.mcp.server import Server
 from crow_core.mcp.watchdog import MARK
 

@@ -26,7 +26,8 @@ from mcp.shared.message import SessionMessage
 from mcp_types import INTERNAL_ERROR, ErrorData, JSONRPCError, JSONRPCRequest, JSONRPCResponse, jsonrpc_message_adapter
 from typing_extensions import Unpack
 
-from crow_core.acp.transports import CHUNK_BYTES, ByteSource, ChildTransport, Limit, spawn
+from crow_core.acp.transports import CHUNK_BYTES, ByteSource, ChildTransport, spawn
+from crow_core.mcp.limit import Limit
 from crow_core.mcp.sdk import ClientTransport, SessionKwargs, TransportOptions
 
 LINE_LIMIT = 8 * 1024 * 1024
