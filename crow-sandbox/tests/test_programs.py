@@ -231,7 +231,7 @@ def test_variables_of_a_program_start_nothing_outside_of_its_sandbox(place: Plac
     value = {"PYTHONPATH": str(place.root)}.get(name, str(place.root / "start.sh"))
     if name.startswith("LD_"):
         value = compile_trap(place.root, planted)
-    done = place.run("env", env={name: value}, variables=(name,))
+    done = place.run("env", env={name: value}, exposed=(f"${name}",))
     assert not planted.exists()
     assert f"{name}={value}\n" in done.stdout
 
@@ -251,14 +251,14 @@ def compile_trap(folder: Path, planted: Path) -> str:
 
 def test_program_gets_the_secrets_that_are_given_to_it_and_no_others(place: Place) -> None:
     env = {"GITHUB_TOKEN": "given", "AWS_SECRET_ACCESS_KEY": "inherited"}
-    done = place.run("env", env=env, variables=("GITHUB_TOKEN",))
+    done = place.run("env", env=env, exposed=("$GITHUB_TOKEN",))
     assert "GITHUB_TOKEN=given" in done.stdout
     assert "inherited" not in done.stdout
 
 
 def test_other_programs_cannot_read_the_variables_in_the_arguments(place: Place) -> None:
     done = place.run(
-        "sh", "-c", "cat /proc/*/cmdline; exit 3", env={"GITHUB_TOKEN": "s3cret"}, variables=("GITHUB_TOKEN",)
+        "sh", "-c", "cat /proc/*/cmdline; exit 3", env={"GITHUB_TOKEN": "s3cret"}, exposed=("$GITHUB_TOKEN",)
     )
     assert done.returncode == 3
     assert "s3cret" not in done.stdout + json.dumps(done.args)

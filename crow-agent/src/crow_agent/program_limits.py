@@ -53,7 +53,7 @@ async def limit_program(
 
     own = (str(home.config), str(home.data))
     hosts = None if has_network else ()
-    policy = Policy(level, tuple(roots), hidden=own, hosts=hosts, variables=tuple(variables))
+    policy = Policy(level, tuple(roots), hidden=own, hosts=hosts, exposed=tuple(f"${name}" for name in variables))
     try:
         async with limit_program(policy, arguments, env, cwd, home.data / "sandbox") as limited:
             yield limited

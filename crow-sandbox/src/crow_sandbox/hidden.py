@@ -158,13 +158,12 @@ def remove_secrets(path: str, changed: int, size: int, secret: str) -> bytes | N
     return None if len(kept) == len(lines) else "".join(kept).encode(errors="surrogateescape")
 
 
-def remove_variables(env: Mapping[str, str], exposed: Iterable[str], given: Iterable[str] = ()) -> dict[str, str]:
-    """Return an environment without the variables that hold secrets, or lead to a socket or a credential; with those
-    that are given by name."""
+def remove_variables(env: Mapping[str, str], exposed: Iterable[str]) -> dict[str, str]:
+    """Return an environment without the variables that hold secrets, or lead to a socket or a credential."""
     table = read_table()
     names, values = re.compile(table.variables), re.compile(table.values)
     kept = {name for each in exposed if each in table.exposed for name in table.exposed[each].variables}
-    kept |= {*given}
+    kept |= {name[1:] for name in exposed if name.startswith("$")}
     return {
         name: value
         for name, value in env.items()

@@ -53,7 +53,7 @@ def limit(
         "writable": [*roots, *policy.writable, str(temporary), *DEVICES],
         "network": policy.hosts is None,
         "filter": filter.hex(),
-        "env": {**hidden.remove_variables(env, policy.exposed, policy.variables), **caches},
+        "env": {**hidden.remove_variables(env, policy.exposed), **caches},
     }
     file = temporary.with_name("order")
     file.touch(mode=0o600)

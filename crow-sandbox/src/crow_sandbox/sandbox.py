@@ -122,7 +122,7 @@ class SandboxRun:
             place = find_cwd(cwd, mounts)
         except OSError as error:
             raise SandboxError(f"The sandbox cannot be made: {error}.") from error
-        variables = hidden.remove_variables(env, self.policy.exposed, self.policy.variables)
+        variables = hidden.remove_variables(env, self.policy.exposed)
         options = bubblewrap.make_options(
             mounts,
             {**variables, **bubblewrap.find_environment(variables)},

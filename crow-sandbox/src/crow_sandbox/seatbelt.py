@@ -70,7 +70,7 @@ def limit(
         raise SandboxError("On macOS, the network cannot be limited to some hosts.")
     around = hidden.find_surroundings(env, (), policy.exposed, policy.roots)
     profile = make_profile(policy, (*around.hidden, *around.texts), os.path.realpath(temporary))
-    variables = hidden.remove_variables(env, policy.exposed, policy.variables)
+    variables = hidden.remove_variables(env, policy.exposed)
     return [PROGRAM, "-p", profile, *arguments], {**variables, "TMPDIR": str(temporary)}
 
 
