@@ -7,6 +7,7 @@ would be one more to install, and would load more. The rules hold for all that t
 import ctypes
 import functools
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -59,7 +60,7 @@ def limit(
     file.touch(mode=0o600)
     file.write_text(json.dumps(order), encoding="utf-8", errors="surrogateescape")
     # The launcher gets no variable of the program, which could make its loader or Python run something else.
-    return [sys.executable, "-I", "-S", str(LAUNCHER), str(file), *arguments], dict(bubblewrap.VARIABLES)
+    return [sys.executable, "-I", "-S", str(LAUNCHER), str(file), *arguments], {"PATH": os.defpath}
 
 
 def prove(folder: Path) -> tuple[bool, str]:
