@@ -74,6 +74,7 @@ from crow_skills.skills import skills
 from crow_skills.text_files import find_project_folders, get_user_folders
 from msgspec.json import encode as to_json
 
+from crow_agent.program_limits import can_limit, find_project_level, limit_hook, limit_server, tighten
 from crow_agent.prompt_files import find_prompt_files, load_system_prompt
 from crow_agent.settings.config import (
     PROJECT_MAY,
@@ -174,8 +175,8 @@ async def build(
         (templates, {"files": find_files}),
         (steering, {}),  # before extensions that read the log in `before_model`
         (
-            partial(shell_hooks, hidden=hidden),
-            parse_options(partial(shell_hooks, hidden=hidden), config.hooks, ["hooks"], home),
+            hooks := partial(shell_hooks, hidden=hidden, limit=partial(limit_hook, home=home)),
+            parse_options(hooks, config.hooks, ["hooks"], home),
         ),
         (
             permissions,
@@ -195,7 +196,7 @@ async def build(
         *([(taint, make_taint_options(config, home, trust, env))] if rules.taint else []),
         (terminals, {}),
         (configured_servers, {"config": config, "home": home}),
-        (project_servers, {"trust": trust, "env": env, "home": home}),
+        (project_servers, {"trust": trust, "env": env, "config": config, "home": home}),
         (
             other_agents,
             {
@@ -421,21 +422,25 @@ def given_servers(crow: Crow, *, given: Mapping[str, Any], env: Mapping[str, str
 
 def to_servers(session: Session, wanted: Mapping[str, ServerSettings], home: Home) -> list[Server]:
     """Find or make the servers that a session connects to from their settings, without those that are disabled."""
-    return [
-        find_server(session, name, settings, home.data / TOKENS_FOLDER)
-        for name, settings in wanted.items()
-        if not settings.disabled
-    ]
+    return [find_server(session, name, settings, home) for name, settings in wanted.items() if not settings.disabled]
 
 
-def find_server(session: Session, name: str, settings: ServerSettings, tokens: Path) -> Server:
+def find_server(session: Session, name: str, settings: ServerSettings, home: Home) -> Server:
     """Return the server that other sessions use, if this one may use it, too; else make it.
 
     Sessions share a server if its settings and their folders are equal. Where a user can fill in its forms, it must be
     certain whom a form is for; where a user can log in to it, each session does.
     """
-    capabilities = session.client.capabilities
-    make = partial(to_server, name, settings, session.cwd, tokens=tokens, visit=partial(send_to_login, session, name))
+    capabilities, tokens = session.client.capabilities, home.data / TOKENS_FOLDER
+    make = partial(
+        to_server,
+        name,
+        settings,
+        session.cwd,
+        tokens=tokens,
+        visit=partial(send_to_login, session, name),
+        limit=limit_server(settings, session.folders.roots, home),
+    )
     if not settings.shared or (settings.wants_login and can_ask(capabilities, "url")):
         return make()
     has_forms = can_ask(capabilities, "form")
@@ -459,11 +464,11 @@ async def send_to_login(session: Session, name: str, url: str) -> AsyncGenerator
     await session.user.complete(answer.id)
 
 
-def project_servers(crow: Crow, *, trust: TrustedFolders, env: Mapping[str, str], home: Home) -> None:
+def project_servers(crow: Crow, *, trust: TrustedFolders, env: Mapping[str, str], config: Config, home: Home) -> None:
     """Connect a trusted folder's MCP servers, and warn where a folder has some and is not trusted."""
 
     @crow.mcp_servers
-    def servers(session: Session) -> Sequence[Server]:
+    async def servers(session: Session) -> Sequence[Server]:
         folder = Path(session.cwd)
         is_trusted = trust.is_trusted(folder)
         own = {folder, Path(env.get("HOME") or Path.home())}  # crow uses the skills of the user's home anyway
@@ -472,7 +477,13 @@ def project_servers(crow: Crow, *, trust: TrustedFolders, env: Mapping[str, str]
             *(describe_left_out(trust, folder) if is_trusted else [describe_untrusted(trust, folder)]),
             *(describe_untrusted(trust, each, FOLDERS) for each in above if not trust.is_trusted(each)),
         ]
-        return to_servers(session, load_project_config(folder, env).mcp.servers, home) if is_trusted else []
+        wanted = load_project_config(folder, env).mcp.servers if is_trusted else {}
+        if any(map(can_limit, wanted.values())):
+            level, why = await find_project_level(config, home)
+            if why:
+                session.state[TRUST_NOTICES].append(f"The MCP servers of this project run without a sandbox: {why}")
+            wanted = {name: tighten(settings, level) for name, settings in wanted.items()}
+        return to_servers(session, wanted, home)
 
     @crow.before_prompt
     async def warn(message: Any, session: Session) -> None:

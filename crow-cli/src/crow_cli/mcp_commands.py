@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 import crow_system as system
+from crow_agent.program_limits import can_limit, find_project_level, limit_server, tighten
 from crow_agent.settings.config import load_environment
 from crow_agent.settings.home import Home
 from crow_agent.settings.mcp_servers import TOKENS_FOLDER, describe_missing_login, to_server
 from crow_agent.settings.reading import read_servers, read_toml
-from crow_agent.settings.structs import Config, ProjectConfig, ServerSettings, UnusableServer
+from crow_agent.settings.structs import Config, ProgramLevel, ProjectConfig, ServerSettings, UnusableServer
 from crow_agent.settings.trust import TrustedFolders, lock_folder
 from crow_core.errors import ConfigError
 from crow_core.masking import find_secrets, mask
@@ -63,7 +64,9 @@ class ConfiguredServer:
 
     def make_server(self, visit: "Visit") -> "Server":
         home = Home.find(os.environ)
-        return to_server(self.name, self.settings, os.getcwd(), tokens=home.data / TOKENS_FOLDER, visit=visit)
+        limit = limit_server(self.settings, [os.getcwd()], home)
+        tokens = home.data / TOKENS_FOLDER
+        return to_server(self.name, self.settings, os.getcwd(), tokens=tokens, visit=visit, limit=limit)
 
 
 @click.group()
@@ -239,8 +242,9 @@ def list_servers() -> list[ConfiguredServer]:
     try:
         env = load_environment(home, os.environ)
         trusted = TrustedFolders(home.data).is_trusted(folder)
+        config = read_toml(home.config / "config.toml", Config, env) or Config()
         files = {
-            home.config / "config.toml": (read_toml(home.config / "config.toml", Config, env) or Config()).mcp.servers,
+            home.config / "config.toml": config.mcp.servers,
             home.config / "mcp.json": read_servers(home.config / "mcp.json", env),
         }
         own = {
@@ -251,8 +255,11 @@ def list_servers() -> list[ConfiguredServer]:
             settings: (read_toml(settings, ProjectConfig, env, folder) or ProjectConfig()).mcp.servers,
             folder / ".mcp.json": read_servers(folder / ".mcp.json", env, folder),
         }
+        level: ProgramLevel = "off"
+        if trusted and any(can_limit(each) for found in theirs.values() for each in found.values()):
+            level, _ = asyncio.run(find_project_level(config, home))
         projects = [
-            ConfiguredServer(name, each, path, trusted)
+            ConfiguredServer(name, tighten(each, level), path, trusted)
             for path, found in theirs.items()
             for name, each in found.items()
         ]

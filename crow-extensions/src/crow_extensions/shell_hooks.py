@@ -1,10 +1,10 @@
 """Run the user's own commands as hooks; they can refuse a tool call, or end a turn before it starts."""
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from crow_core.acp.schema import StopReason
@@ -12,6 +12,7 @@ from crow_core.app import Crow
 from crow_core.content import find_first_text, to_text
 from crow_core.errors import EndTurn
 from crow_core.masking import mask
+from crow_core.mcp.limit import Limit
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.tool import ToolCall
 from crow_core.messages.message import Message
@@ -33,6 +34,11 @@ class ShellHook(Struct, forbid_unknown_fields=True):
     """A pattern of tool names. For a hook about a tool call: it does not run for other tools."""
     timeout: Annotated[float, Meta(gt=0)] = 60.0
     """Seconds after which it is killed."""
+    sandbox: Literal["workspace", "read-only", "off"] = "off"
+    """What it may change: with `workspace`, the folders of the session and its own temporary files; with `read-only`,
+    only the temporary files. In both it sees no credentials."""
+    network: bool = False
+    """True if it has the network in its sandbox."""
 
 
 ShellHooks = Sequence[ShellHook]
@@ -48,14 +54,15 @@ def shell_hooks(
     turn_end: ShellHooks = (),
     session_end: ShellHooks = (),
     hidden: Collection[str] = (),
+    limit: Callable[[ShellHook, Sequence[str]], Limit | None] = lambda hook, roots: None,
 ) -> None:
     """Run commands; each reads what happens as one JSON object from its standard input.
 
     Exit code 2 objects, with the text of standard error: the tool call does not run, the turn does not start, or the
     text is added to the tool's result. Any other failure is a warning to the user. The commands do not inherit the
-    environment variables that `hidden` names.
+    environment variables that `hidden` names; `limit` starts them in their sandbox, in which they may change folders.
     """
-    run = partial(run_hooks, hidden)
+    run = partial(run_hooks, hidden, limit)
 
     async def start(session: Session) -> None:
         await run(session_start, session, "session_start")
@@ -100,7 +107,14 @@ def describe_call(tool_call: ToolCall) -> dict[str, Any]:
     return {"tool": tool_call.name, "arguments": arguments, "call": tool_call.id}
 
 
-async def run_hooks(hidden: Collection[str], hooks: ShellHooks, session: Session, moment: str, **more: Any) -> str:
+async def run_hooks(
+    hidden: Collection[str],
+    limit: Callable[[ShellHook, Sequence[str]], Limit | None],
+    hooks: ShellHooks,
+    session: Session,
+    moment: str,
+    **more: Any,
+) -> str:
     """Run commands one after the other until one objects; return its objection, or "".
 
     For a sub-agent, only commands about tool calls run.
@@ -112,7 +126,8 @@ async def run_hooks(hidden: Collection[str], hooks: ShellHooks, session: Session
         if not fnmatchcase(more.get("tool", ""), hook.tool):
             continue
         try:
-            code, said = await run_command(hook.command, session.cwd, hook.timeout, stdin, hidden=hidden)
+            limited = limit(hook, session.folders.roots)
+            code, said = await run_command(hook.command, session.cwd, hook.timeout, stdin, hidden=hidden, limit=limited)
         except TimeoutError:
             code, said = 1, f"it took more than {hook.timeout:g} seconds"
         except OSError as error:

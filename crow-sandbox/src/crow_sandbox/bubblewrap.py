@@ -185,8 +185,9 @@ def hide(path: str, empty: Path) -> tuple[str, ...]:
     return ("--tmpfs",) if stat.S_ISDIR(os.stat(path).st_mode) else ("--ro-bind", str(empty))
 
 
-def make_filter() -> bytes:
-    """Make the program of seccomp(2) that refuses SYSTEM_CALLS; empty for a machine that is not in that table."""
+def make_filter(families: Sequence[int] = SOCKET_FAMILIES) -> bytes:
+    """Make the program of seccomp(2) that refuses SYSTEM_CALLS, and sockets of other families; empty for a machine that
+    is not in that table."""
     if platform.machine() not in SYSTEM_CALLS:
         return b""
     number, refused, socket, ioctl = SYSTEM_CALLS[platform.machine()]
@@ -206,7 +207,7 @@ def make_filter() -> bytes:
         (at_least, 0, 1, 0x40000000),  # the calls of x32
         (give, 0, 0, unknown),
         *(step for call in refused for step in ((equal, 0, 1, call), (give, 0, 0, unknown))),
-        *check_argument(socket, 16, SOCKET_FAMILIES, allow, family),
+        *check_argument(socket, 16, families, allow, family),
         *check_argument(ioctl, 24, TERMINAL_REQUESTS, denied, allow),
         (give, 0, 0, allow),
     ]

@@ -180,6 +180,7 @@ def remove_variables(env: Mapping[str, str], exposed: Iterable[str]) -> dict[str
     table = read_table()
     names, values = re.compile(table.variables), re.compile(table.values)
     kept = {name for each in exposed if each in table.exposed for name in table.exposed[each].variables}
+    kept |= {name[1:] for name in exposed if name.startswith("$")}
     return {
         name: value
         for name, value in env.items()

@@ -24,7 +24,8 @@ class Policy:
     hidden: tuple[str, ...] = ()
     """Files and folders that the command cannot read, beside those of hidden.toml; they need not exist."""
     exposed: tuple[str, ...] = ()
-    """What of hidden.toml the command may reach, by name: `ssh-agent`, `gpg-agent`, `docker`."""
+    """What of hidden.toml the command may reach, by name: `ssh-agent`, `gpg-agent`, `docker`; and variables of the
+    environment that look like secrets, as `$NAME`."""
     hosts: tuple[str, ...] | None = ()
     """Patterns of the hosts that the command may reach, such as `pypi.org` and `*.example.com`; None if the network is
     not limited."""

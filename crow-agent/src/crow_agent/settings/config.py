@@ -116,9 +116,15 @@ def list_ignored_settings(settings: Mapping[str, Any]) -> list[str]:
         case _:
             pass
     match settings.get("mcp"):
+        case {**keys}:
+            ignored += [f"{key} of [mcp]" for key in keys if key != "servers"]
+        case _:
+            pass
+    match settings.get("mcp"):
         case {"servers": {**servers}}:
-            trusted = [name for name, server in servers.items() if isinstance(server, dict) and "trust" in server]
-            ignored += [f"trust of [mcp.servers.{name}]" for name in trusted]
+            for name, server in servers.items():
+                own = [key for key in ("trust", "network") if isinstance(server, dict) and key in server]
+                ignored += [f"{key} of [mcp.servers.{name}]" for key in own]
         case _:
             pass
     return sorted(ignored)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from crow_core.acp.schema import EnvVariable, HttpHeader, McpServer
 from crow_core.errors import ConfigError
 from crow_core.masking import find_secrets
+from crow_core.mcp.limit import Limit
 from crow_core.mcp.server import Server
 from crow_core.mcp.server_source import from_acp
 from msgspec import UNSET
@@ -26,11 +27,13 @@ LOGIN_TIMEOUT = 330.0
 """Seconds that a server may take to start if the user may have to log in to it."""
 
 
-def to_server(name: str, settings: ServerSettings, cwd: str, *, tokens: Path, visit: "Visit") -> Server:
+def to_server(
+    name: str, settings: ServerSettings, cwd: str, *, tokens: Path, visit: "Visit", limit: Limit | None = None
+) -> Server:
     """Make a server from its settings, for a session whose folder is `cwd`.
 
-    `tokens` is the folder for OAuth tokens; `visit` opens a URL for the user. A server that cannot be used reports
-    why when it starts.
+    `tokens` is the folder for OAuth tokens; `visit` opens a URL for the user; `limit` starts a command in
+    its sandbox. A server that cannot be used reports why when it starts.
     """
 
     oauth = settings.oauth or OAuthSettings()
@@ -62,12 +65,22 @@ def to_server(name: str, settings: ServerSettings, cwd: str, *, tokens: Path, vi
         return Server(name, partial(raise_error, error))
     has_credentials, wants_login = settings.auth == "client_credentials", settings.wants_login
     auth = present_credentials if has_credentials else login if wants_login else None
-    server = from_acp(config, os.path.join(cwd, os.path.expanduser(settings.cwd)), auth)
+    server = from_acp(config, os.path.join(cwd, os.path.expanduser(settings.cwd)), auth, limit)
+    server.advice = "" if limit is None else describe_sandbox(settings)
     server.secrets = find_secrets(settings)
     server.allow, server.deny, server.trust = settings.allow or server.allow, settings.deny, settings.trust
     server.timeout = settings.timeout or server.timeout
     server.start_timeout = settings.start_timeout or (LOGIN_TIMEOUT if wants_login else server.start_timeout)
     return server
+
+
+def describe_sandbox(settings: ServerSettings) -> str:
+    """Return what is added to the error of a server in a sandbox that does not start."""
+    network = "with" if settings.network else "without"
+    return (
+        f" It runs in a sandbox ({settings.sandbox}, {network} network). To change that, set sandbox and network of "
+        "this server; for the servers of projects, run: crow config set mcp.project_sandbox off"
+    )
 
 
 def check_credentials(settings: ServerSettings) -> None:

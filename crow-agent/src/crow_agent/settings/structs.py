@@ -7,6 +7,9 @@ from crow_extensions.agent_settings import AgentSettings
 from crow_permissions.rules import parse_rules
 from msgspec import Meta, Struct, field
 
+ProgramLevel = Literal["workspace", "read-only", "off"]
+"""What a program in a sandbox may change: its folders, nothing, or everything."""
+
 
 class ModelSettings(Struct, kw_only=True, forbid_unknown_fields=True):
     """The settings of a model: `[models.NAME]`."""
@@ -83,6 +86,11 @@ class ServerSettings(Struct, kw_only=True):
     """`oauth` logs the user in with a browser; `client_credentials` logs in with a secret alone."""
     oauth: OAuthSettings | None = None
     """The settings of the login. A table without `auth` means `oauth`."""
+    sandbox: ProgramLevel = "off"
+    """What the command may change: with `workspace`, the folders of the session and its own temporary files; with
+    `read-only`, only the temporary files. In both it sees no credentials. A project cannot set `off`."""
+    network: bool = False
+    """True if the command has the network in its sandbox. A project cannot set it."""
     disabled: bool = False
     """True if crow leaves the server out."""
     shared: bool = True
@@ -148,6 +156,9 @@ class McpSettings(Struct, kw_only=True, forbid_unknown_fields=True):
 
     servers: dict[str, ServerSettings] = field(default_factory=dict[str, ServerSettings])
     """MCP servers by name."""
+    project_sandbox: ProgramLevel | None = None
+    """The sandbox of the commands that trusted projects name as servers, always without network. `off` starts them
+    like your own. Default: `workspace`, or `off` where this machine has no sandbox. A project cannot set it."""
 
 
 class PromptSettings(Struct, kw_only=True, forbid_unknown_fields=True):

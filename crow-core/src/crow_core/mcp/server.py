@@ -107,6 +107,8 @@ class Server:
     """Secret values that it was given: variables, headers, parts of its URL, tokens."""
     error: str = ""
     """The reason why it did not start, as a sentence."""
+    advice: str = ""
+    """A sentence that ends `error`: what the user can do if it does not start."""
     warning: str = ""
     """The tools that were left out of its list, and why, as a sentence."""
     calls: RunningCalls = field(default_factory=RunningCalls, repr=False)
@@ -243,10 +245,10 @@ class Server:
                 changes = self.changes["tools"]
                 tools = await list_or_empty(client.list_tools())
         except TimeoutError:
-            self.error = f"MCP server {to_line(self.name)!r} did not answer within {seconds:.0f} s."
+            self.error = f"MCP server {to_line(self.name)!r} did not answer within {seconds:.0f} s.{self.advice}"
         except Exception as error:
             reason = mask(describe_error(error), self.secrets)
-            self.error = f"MCP server {to_line(self.name)!r} {failed}: {reason[:1000]}."
+            self.error = f"MCP server {to_line(self.name)!r} {failed}: {reason[:1000]}.{self.advice}"
         else:
             dumps = [tool.model_dump(mode="json", by_alias=True, exclude_none=True) for tool in tools]
             offered = mask([dump for dump in dumps if self.offers(dump["name"])], self.secrets)

@@ -10,6 +10,7 @@ from msgspec import UNSET
 
 from crow_core.acp.schema import McpServer
 from crow_core.masking import find_secrets, find_secrets_in_text
+from crow_core.mcp.limit import Limit
 from crow_core.mcp.server import Server
 from crow_core.mcp.watchdog import MARK
 
@@ -23,6 +24,8 @@ class ServerSource:
     """The working directory of a command."""
     auth: Callable[[], Any] | None
     """Returns the object that logs in to a URL; None sends only the configured headers."""
+    limit: Limit | None = None
+    """Runs a command in a sandbox; None runs it as it is."""
     server: Server = field(init=False)
     """Set by `from_acp`."""
 
@@ -37,7 +40,7 @@ class ServerSource:
             env = {} if config.env is UNSET else {variable.name: variable.value for variable in config.env or ()}
             env[MARK] = f"{os.environ.get(MARK, '')}:{self.server.mark}"
             args = () if config.args is UNSET else config.args or ()
-            return CommandTransport(str(config.command), args, env, self.cwd, self.server.calls.find_folder)
+            return CommandTransport(str(config.command), args, env, self.cwd, self.server.calls.find_folder, self.limit)
         headers = {} if config.headers is UNSET else {header.name: header.value for header in config.headers or ()}
         http, auth = (
             HttpClientFactory(self.server.calls.find_folder, self._add_secret),
@@ -53,9 +56,10 @@ class ServerSource:
         self.server.secrets = {*self.server.secrets, *find_secrets_in_text(authorization, "authorization")}
 
 
-def from_acp(config: McpServer, cwd: str, auth: Callable[[], Any] | None = None) -> Server:
-    """Convert a server of ACP to a `Server`. `auth` returns the object that logs in to its URL."""
-    source = ServerSource(config, cwd, auth)
+def from_acp(config: McpServer, cwd: str, auth: Callable[[], Any] | None = None, limit: Limit | None = None) -> Server:
+    """Convert a server of ACP to a `Server`. `auth` returns the object that logs in to its URL; `limit` runs its
+    command in a sandbox."""
+    source = ServerSource(config, cwd, auth, limit)
     mark = uuid4().hex if config.url is UNSET else ""
     source.server = Server(config.name, source, mark=mark, secrets=find_secrets(config))
     return source.server

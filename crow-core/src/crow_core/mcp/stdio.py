@@ -11,7 +11,7 @@ import re
 import subprocess
 import tempfile
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -27,6 +27,7 @@ from mcp_types import INTERNAL_ERROR, ErrorData, JSONRPCError, JSONRPCRequest, J
 from typing_extensions import Unpack
 
 from crow_core.acp.transports import CHUNK_BYTES, ByteSource, ChildTransport, spawn
+from crow_core.mcp.limit import Limit
 from crow_core.mcp.sdk import ClientTransport, SessionKwargs, TransportOptions
 
 LINE_LIMIT = 8 * 1024 * 1024
@@ -57,7 +58,13 @@ class CommandTransport(ClientTransport):
     """Runs a command while a client is connected, and exchanges messages over its standard streams."""
 
     def __init__(
-        self, command: str, args: Sequence[str], env: Mapping[str, str], cwd: str, folder: Callable[[], Path | None]
+        self,
+        command: str,
+        args: Sequence[str],
+        env: Mapping[str, str],
+        cwd: str,
+        folder: Callable[[], Path | None],
+        limit: Limit | None = None,
     ) -> None:
         self.command = command
         self.args = args
@@ -66,6 +73,8 @@ class CommandTransport(ClientTransport):
         self.cwd = cwd
         self.folder = folder
         """Returns the folder for answers that are too long; None discards them."""
+        self.limit = limit
+        """Runs it in a sandbox; None runs it as it is."""
         self.recent_output = b""
         """The end of its standard error and of the lines on its standard output that are no messages."""
         self._calls: set[int | str] = set()
@@ -79,7 +88,8 @@ class CommandTransport(ClientTransport):
         env = get_default_environment() | dict(self.env)
         incoming, read = anyio.create_memory_object_stream[SessionMessage | Exception](0)
         write, outgoing = anyio.create_memory_object_stream[SessionMessage](0)
-        starting = asyncio.create_task(self._spawn(env))
+        block = AsyncExitStack()
+        starting = asyncio.create_task(self._spawn(env, block))
         tasks: list[asyncio.Task[None]] = []
         try:
             child = await asyncio.shield(starting)
@@ -106,10 +116,13 @@ class CommandTransport(ClientTransport):
                     errors.close()
                 for stream in (incoming, read, write, outgoing):
                     stream.close()
+                await block.aclose()
 
-    async def _spawn(self, env: Mapping[str, str]) -> ChildTransport:
-        setup = system.make_child_setup()
-        return await spawn(self.command, self.args, env, self.cwd, subprocess.PIPE, GRACE, setup)
+    async def _spawn(self, env: Mapping[str, str], block: AsyncExitStack) -> ChildTransport:
+        arguments, setup = [self.command, *self.args], system.make_child_setup()
+        if self.limit is not None:
+            arguments, env = await block.enter_async_context(self.limit(arguments, env, self.cwd))
+        return await spawn(arguments[0], arguments[1:], env, self.cwd, subprocess.PIPE, GRACE, setup)
 
     async def _read_errors(self, child: ChildTransport) -> None:
         assert child.errors is not None
