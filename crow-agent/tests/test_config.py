@@ -243,6 +243,13 @@ def test_unknown_default_model_is_an_error_that_lists_the_configured_ones(home: 
     assert said == ": model = 'c' names no [models.c]. Configured are: a, b."
 
 
+def test_variable_sets_the_level_of_the_sandbox(home: Home) -> None:
+    write(home.config / "config.toml", '[sandbox]\nlevel = "review"\n')
+    assert load_config(home, {"CROW_SANDBOX": "off"}).sandbox.level == "off"
+    with pytest.raises(ConfigError, match=r"CROW_SANDBOX is 'bare'\. Set it to review or off, or remove it\."):
+        load_config(home, {"CROW_SANDBOX": "bare"})
+
+
 def test_servers_of_mcp_json_are_joined_and_config_toml_wins(home: Home) -> None:
     write(home.config / "config.toml", '[mcp.servers.both]\ncommand = "toml"\n')
     write(

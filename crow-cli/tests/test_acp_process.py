@@ -145,7 +145,6 @@ async def test_a_diff_that_the_model_sees_can_be_applied(machine: "Machine") -> 
 
 
 async def test_a_rejected_command_does_not_run(machine: "Machine") -> None:
-    machine.configure('[sandbox]\nlevel = "off"\n')  # else it runs there first
     async with ScriptedServer([Reply(tool_calls=[command("touch ran")]), Reply("Then not.")]) as server:
         machine.ask(server.url)
         async with machine.editor(permit="reject_once") as editor:

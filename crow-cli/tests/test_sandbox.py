@@ -15,6 +15,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.processes, pytest.mark.posix("there
 @pytest.fixture
 async def sandboxed(machine: "Machine") -> "Machine":
     """A machine on which there is a sandbox."""
+    del machine.env["CROW_SANDBOX"]
     sandbox = json.loads((await machine.crow("status", "--json")).out)["sandbox"]
     if sandbox["level"] != "review":
         unable(sandbox["says"])

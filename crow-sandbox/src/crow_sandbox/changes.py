@@ -2,6 +2,7 @@
 
 import os
 import stat
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -238,6 +239,8 @@ def is_same(upper: int, root: int, name: str, new: os.stat_result, old: os.stat_
 
 def is_whiteout(status: os.stat_result, attributes: dict[str, bytes]) -> bool:
     """Tell if overlayfs made this file to mark one that is removed."""
+    if sys.platform == "win32":
+        return False
     return (stat.S_ISCHR(status.st_mode) and status.st_rdev == 0) or "whiteout" in attributes
 
 

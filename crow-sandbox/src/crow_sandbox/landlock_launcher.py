@@ -73,6 +73,7 @@ def restrict(writable: list[str], *, has_network: bool, filter: bytes) -> None:
 
 def allow(ruleset: int, path: str, writes: int) -> None:
     """Allow writing to a file or in a folder; one that is not there is left out."""
+    assert sys.platform == "linux"
     try:
         place = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:

@@ -10,6 +10,8 @@ from errno import EEXIST, EINVAL, ELOOP, ENOSYS, ENOTDIR
 from functools import cache
 from typing import ParamSpec, TypeVar
 
+import crow_system as system
+
 from crow_sandbox.apply_journal import MarkedFile
 from crow_sandbox.layer_files import FOLDER_FLAGS, list_marks, open_parent_at, read_status
 from crow_sandbox.policy import SandboxError
@@ -164,7 +166,7 @@ def chmod_folder(parent: int, name: bytes, mode: int) -> None:
 
 def is_writable(status: os.stat_result) -> bool:
     """Tell if the owner of a folder may change what it holds; True for a folder of another owner."""
-    return status.st_mode & 0o300 == 0o300 or status.st_uid != os.geteuid()
+    return status.st_mode & 0o300 == 0o300 or status.st_uid != system.get_user()
 
 
 def is_locked(status: os.stat_result) -> bool:

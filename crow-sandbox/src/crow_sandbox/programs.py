@@ -66,7 +66,8 @@ async def prove_limits(level: Level, folder: Path) -> Standing:
     """Find whether programs can be limited here, by running one; the answer is kept for this process."""
     if level == "off":
         return Standing("off", "Programs are not limited.")
-    if binding := (proof := await asyncio.to_thread(sandbox.prove, folder)).binding:
+    proof = await asyncio.to_thread(sandbox.prove, folder)
+    if binding := proof.binding:
         return Standing(level, f"Programs write only to their folders and see no credentials, by {binding.version}.")
     holds, says = await asyncio.to_thread(prove_without_namespaces, folder)
     return Standing(level if holds else "off", f"{says} {proof.says}" if sys.platform == "linux" else says)

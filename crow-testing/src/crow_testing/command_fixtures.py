@@ -390,6 +390,7 @@ def machine_in(folder: Path, prefork: Prefork | None) -> Machine:
         "CROW_HOME": str(home / "crow"),
         "TMPDIR": str(scratch),
         "LANG": "C.UTF-8",
+        "CROW_SANDBOX": "off",  # commands run as where there is no sandbox; its own tests remove this
     }
     if sys.platform == "win32":  # without these, no program starts, or finds its home and a folder for temporary files
         kept = ("SYSTEMROOT", "COMSPEC", "PATHEXT", "WINDIR")

@@ -28,12 +28,19 @@ def load_environment(home: Home, env: Mapping[str, str]) -> dict[str, str]:
 
 
 def load_config(home: Home, env: Mapping[str, str]) -> Config:
-    """Read the user's own settings and replace each `${NAME}` by the variable's value. Raises ConfigError."""
+    """Read the user's own settings and replace each `${NAME}` by the variable's value. Raises ConfigError.
+
+    `CROW_SANDBOX` is `level` in `[sandbox]` for one process.
+    """
     env = load_environment(home, env)
     config = read_toml(home.config / "config.toml", Config, env) or Config()
     for name, server in read_servers(home.config / "mcp.json", env).items():
         config.mcp.servers.setdefault(name, server)
     check_default_model(home.config / "config.toml", config)
+    if level := env.get("CROW_SANDBOX"):
+        if level not in ("review", "off"):
+            raise ConfigError(f"CROW_SANDBOX is {level!r}. Set it to review or off, or remove it.")
+        config.sandbox.level = "review" if level == "review" else "off"
     return config
 
 
