@@ -59,11 +59,12 @@ def find_imports(path: Path) -> set[str]:
     return found
 
 
+OTHERS = ("crow-testing", "crow-sandbox")
+
+
 def list_sources() -> list[Path]:
     """List the sources that run on every system: not those for tests, nor the sandbox, which is for Linux."""
-    return [
-        path for path in ROOT.glob("crow-*/src/**/*.py") if path.parents[2].name not in ("crow-testing", "crow-sandbox")
-    ]
+    return [path for path in ROOT.glob("crow-*/src/**/*.py") if path.relative_to(ROOT).parts[0] not in OTHERS]
 
 
 def test_only_the_module_for_posix_imports_what_windows_lacks():
