@@ -72,6 +72,7 @@ def node(tmp_path: Path) -> Node:
     home.mkdir()
     project.mkdir()
     env = {"PATH": os.environ["PATH"], "HOME": str(home), "CROW_HOME": str(home / "crow"), "LANG": "C.UTF-8"}
+    env["CROW_SANDBOX"] = "off"  # commands are asked about before they run
     return Node(project, env)
 
 

@@ -1,5 +1,6 @@
 """Test `crow acp` with acpx, an independent client for the command line."""
 
+import re
 import shlex
 from typing import TYPE_CHECKING
 
@@ -28,11 +29,12 @@ async def test_exec_runs_a_permitted_command_and_prints_the_reply(node: "Node") 
     assert server.requests[1]["messages"][-1]["content"].strip() == "42"
 
 
-async def test_exec_that_denies_everything_runs_no_command(node: "Node") -> None:
+async def test_exec_that_denies_everything_changes_nothing(node: "Node") -> None:
+    del node.env["CROW_SANDBOX"]
     async with ScriptedServer([Reply(tool_calls=[CALL]), Reply("Then not.")]) as server:
         options = ["--agent", shlex.join(node.crow), "--deny-all", "--format", "quiet"]
         done = await node.run(server.url, ACPX, *options, "exec", "What is six times seven?")
 
     assert (done.code, done.out) == (PERMISSION_DENIED, "Then not.\n"), done.err
     assert not (node.project / "answer").exists()
-    assert "rejected" in server.requests[1]["messages"][-1]["content"]
+    assert re.search("rejected|discarded", server.requests[1]["messages"][-1]["content"])  # before it runs, or after

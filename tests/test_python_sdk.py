@@ -152,6 +152,7 @@ async def conversation(client: Client, server: ScriptedServer, home: Path) -> As
     env = {  # the SDK passes only a few variables of our environment
         "HOME": str(home),
         "CROW_HOME": str(home / "crow"),
+        "CROW_SANDBOX": "off",
         "OPENAI_BASE_URL": server.url,
         "OPENAI_API_KEY": "key",
         "CROW_MODEL": "scripted",

@@ -22,6 +22,7 @@ async def test_client_prompts_cancels_and_loads(tmp_path: Path, next_sdk: str) -
             "PATH": os.environ["PATH"],
             "HOME": str(tmp_path),
             "CROW_HOME": str(tmp_path / "crow"),
+            "CROW_SANDBOX": "off",
             "OPENAI_BASE_URL": server.url,
             "OPENAI_API_KEY": "key",
             "CROW_MODEL": "scripted",

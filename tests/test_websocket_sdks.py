@@ -51,7 +51,8 @@ async def serving(model: ScriptedServer, env: dict[str, str]) -> AsyncIterator[t
 
 @pytest.fixture
 def env(tmp_path: Path) -> dict[str, str]:
-    return {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "CROW_HOME": str(tmp_path / "crow"), "LANG": "C.UTF-8"}
+    folders = {"HOME": str(tmp_path), "CROW_HOME": str(tmp_path / "crow")}
+    return {"PATH": os.environ["PATH"], **folders, "LANG": "C.UTF-8", "CROW_SANDBOX": "off"}
 
 
 @pytest.fixture

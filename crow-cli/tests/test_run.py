@@ -525,7 +525,7 @@ async def test_the_demo_works_without_a_model_and_says_that_its_model_is_a_scrip
 
 
 async def test_a_projects_servers_start_only_after_trust(machine: "Machine") -> None:
-    started = machine.home / "started"
+    started = machine.project / "started"  # where a project's server may write
     server = {"command": "/bin/sh", "args": ["-c", f"touch {started}"]}
     (machine.project / ".mcp.json").write_text(json.dumps({"mcpServers": {"theirs": server}}))
     machine.configure("servers_wait = 60\n")
