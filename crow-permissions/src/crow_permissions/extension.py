@@ -234,7 +234,7 @@ def permissions(
             and permissions.mode != "plan"
         ):
             await finish_in_thread(command.run.remove)
-            return await run_outside(session, tool_call, result, refused)
+            return return_to_start(session, command, await run_outside(session, tool_call, result, refused))
         result, found, decision = await settle_changes(session, permissions, command, result)
         if decision:
             if decision.answer and decision.choice:
@@ -256,7 +256,8 @@ def permissions(
         record(session, tool_call, judgement)
         if judgement.verdict == "deny":
             result.meta["crow/stays"] = []
-            return add_note(result, f"It ran in the sandbox, which has no network. Outside of it: {judgement.reason}")
+            said = "It ran in the sandbox, which has no network; what it changed is discarded. Outside of it"
+            return add_note(result, f"{said}: {judgement.reason}")
         changes = {"command": judgement.command} if judgement.command else {}
         outside = tool_call.change_arguments(**changes) if changes else tool_call
         return await session.toolbox.call(outside, session.meta(outside), session)
