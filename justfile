@@ -62,6 +62,7 @@ bench:
     uv run benchmarks/serve.py
     uv run benchmarks/mcp_servers.py
     uv run benchmarks/terminal.py
+    uv run benchmarks/sandbox.py
     uv run benchmarks/tools.py
     uv run benchmarks/cancel.py
     uv run benchmarks/workflows.py
