@@ -36,7 +36,8 @@ CACHE = re.compile(
     r"""
     (.*/)? (
     \.pytest_cache (/(README\.md | v(/[\w-]+)*))?
-    | \.mypy_cache (/(missing_stubs | \d+\.\d+ | \d+\.\d+/([^/]+/)*[^/.]+ | \d+\.\d+/.*[._](data|meta|deps|err|snapshot)\.(json|ff)
+    | \.mypy_cache (/(missing_stubs | \d+\.\d+ | \d+\.\d+/([^/]+/)*[^/.]+
+        | \d+\.\d+/.*[._](data|meta|deps|err|snapshot)\.(json|ff)
         | \d+\.\d+/cache\.(\w+\.)?db[\w-]*))?
     | \.ruff_cache (/[\d.]+(/\d+)?)?
     | \.hypothesis (/(examples | examples/[0-9a-f]+(/[0-9a-f]+)? | constants(/[0-9a-f]+)? | tmp(/tmp\w+)?
