@@ -545,7 +545,7 @@ async def test_without_a_sandbox_commands_are_asked_about_before(project: Path) 
 
 
 async def test_caches_are_applied_unasked_and_compiled_files_are_not(sandbox: ReviewSettings, project: Path) -> None:
-    command = "mkdir .pytest_cache __pycache__ && touch .pytest_cache/a __pycache__/a.pyc $(true)"
+    command = "mkdir .pytest_cache __pycache__ && touch .pytest_cache/README.md __pycache__/a.pyc $(true)"
     async with converse(project, sandbox, in_turn(run(command))) as talk:
         await talk.prompt()
         assert talk.questions == []
@@ -648,3 +648,78 @@ async def test_shell_state_is_taken_only_from_a_file_of_the_command(project: Pat
         await editor.prompt(session.session_id, "look")
     assert "PWD=" in get_answer(model)
     assert "STOLEN" not in get_answer(model)
+
+
+@pytest.mark.parametrize(
+    ("command", "asked"),
+    [
+        ("mkdir -p .pytest_cache && touch .pytest_cache/conftest.py", ".pytest_cache"),
+        ("mkdir -p .hypothesis/x && touch .hypothesis/x/.envrc", ".hypothesis"),
+        ("mkdir -p cache/.mypy_cache && touch cache/.mypy_cache/package.json", "cache"),
+        ("mkdir -p .claude/skills/.ruff_cache && touch .claude/skills/.ruff_cache/0.x", ".claude"),
+        ("mkdir -p .git/modules/.mypy_cache/hooks && touch .git/modules/.mypy_cache/hooks/post-checkout", ".git"),
+        ("touch .git/modules/.ruff_cache/config", ".git/modules"),
+        ("ln -s /etc .pytest_cache", ".pytest_cache"),
+        ("mkdir -p .ruff_cache && ln -s /etc .ruff_cache/0.12", ".ruff_cache"),
+    ],
+)
+async def test_only_ordinary_files_of_a_cache_are_applied_unasked(
+    sandbox: ReviewSettings, project: Path, command: str, asked: str
+) -> None:
+    (project / ".git" / "modules" / ".ruff_cache").mkdir(parents=True)
+    model = in_turn(run(command))
+    async with converse(project, sandbox, model, permit="reject_once", mode="accept-edits") as talk:
+        await talk.prompt()
+        (question,) = talk.questions
+        assert asked in get_text(question)
+
+
+LARGE = "rm -r lib && mkdir lib && touch lib/mine"
+
+
+@pytest.mark.parametrize("command", ["rm -r lib && echo x > lib", "rm -r lib && ln -s /etc lib", LARGE])
+async def test_files_of_a_replaced_folder_count_as_removed(
+    sandbox: ReviewSettings, project: Path, command: str
+) -> None:
+    (project / "lib").mkdir()
+    (project / "lib" / "conftest.py").write_text("x = 1\n")
+    for number in range(1_100 if command == LARGE else 3):
+        (project / "lib" / f"{number}.txt").touch()
+    model = in_turn(run(command))
+    async with converse(project, sandbox, model, permit="reject_once", mode="accept-edits") as talk:
+        await talk.prompt()
+        (question,) = talk.questions
+        text = get_text(question)
+        assert "Look at these first" in text and "a test runner runs it" in text and "in place of a folder" in text
+    model = in_turn(run(command))
+    async with converse(project, sandbox, model, mode="accept-edits", deny=["file_editor:lib/2.txt"]) as talk:
+        await talk.prompt()
+        assert talk.questions == [] and (project / "lib" / "2.txt").exists()
+    (project / "lib" / "conftest.py").unlink()
+    model = in_turn(run(command), run(command))
+    async with converse(project, sandbox, model, permit="reject_once") as talk:
+        await talk.prompt()
+        (question,) = talk.questions
+        assert get_text(question).partition("Removed:")[2].count("lib (") == 1
+
+
+DEEP = "import os\nfor each in range(3_000):\n    os.mkdir('d')\n    os.chdir('d')\n"
+
+
+async def test_tree_that_is_too_deep_is_discarded(sandbox: ReviewSettings, project: Path) -> None:
+    (project / "deep.py").write_text(DEEP)
+    model = in_turn(run("python3 deep.py"), run("echo two > notes.txt"))
+    async with converse(project, sandbox, model, mode="accept-edits") as talk:
+        assert "could not be applied" in await talk.prompt()
+        await talk.prompt()
+        assert (project / "notes.txt").read_text() == "two\n"
+        assert not [each for each in sandbox.folder.iterdir() if not each.name.startswith("session-")]
+    assert list(sandbox.folder.iterdir()) == []
+
+
+async def test_names_that_are_not_unicode_are_shown_and_applied(sandbox: ReviewSettings, project: Path) -> None:
+    model = in_turn(run("echo x > $'\\xff.txt'; mkdir $'\\xfe'; echo y > $'\\xfe/a\\nb'"))
+    async with converse(project, sandbox, model) as talk:
+        await talk.prompt()
+        assert len(talk.questions) == 1
+    assert b"\xff.txt" in os.listdir(os.fsencode(project))

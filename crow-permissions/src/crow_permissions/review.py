@@ -33,9 +33,11 @@ from crow_permissions.shown_changes import (
     NOTED_LIMIT,
     ChangeSet,
     describe_changes,
+    is_text,
     list_untracked_removals,
     make_diffs,
     read_text,
+    show_name,
     sort_changes,
 )
 from crow_permissions.subjects import find_subject, has_posix_shell
@@ -391,7 +393,7 @@ def to_edits(applied: "Sequence[AppliedChange]") -> tuple[list[EditNotes], list[
     for each in applied:
         change, root = each.change, each.change.layer.root
         if change.mode_only or (change.type, change.kind) not in UNDOABLE:
-            stays.append(to_line(change.path))
+            stays.append(show_name(change.path))
             continue
         for name in [change.path] if change.type == "file" else list_applied(change.path, root):
             path = os.path.join(root, name)
@@ -399,8 +401,8 @@ def to_edits(applied: "Sequence[AppliedChange]") -> tuple[list[EditNotes], list[
             new = read_text(Path(path), UNDO_BYTES) if change.kind != "removed" else None
             is_known = (old is not None or each.before is None) and (new is not None or change.kind == "removed")
             characters += len(old or "") + len(new or "")
-            if not is_known or len(edits) >= UNDO_FILES or characters > UNDO_CHARACTERS:
-                stays.append(to_line(name))
+            if not is_known or not is_text(path) or len(edits) >= UNDO_FILES or characters > UNDO_CHARACTERS:
+                stays.append(show_name(name))
                 continue
             edits.append({"path": path, "old": old, "new": new, "before": to_digest(old), "after": to_digest(new)})
     return edits, stays
@@ -485,8 +487,9 @@ async def settle_changes(
         result.meta["crow/changes"] = mask(edits, session.secrets)
         result.meta["crow/stays"] = stays[:NOTED_LIMIT]
     except SandboxError as error:
-        decision = ReviewDecision(False, to_line(str(error)))
-        result = add_note(result, f"What this changed could not be applied: {error} The files are as before.")
+        decision = ReviewDecision(False, show_name(str(error)))
+        said = show_name(str(error))
+        result = add_note(result, f"What this changed could not be applied: {said} The files are as before.")
     finally:
         await finish_in_thread(command.run.remove)
     return result, found, decision

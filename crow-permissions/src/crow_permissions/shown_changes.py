@@ -1,6 +1,8 @@
 """What a reviewed command changed, for the question about it: what is asked about first, the diffs, git in one line."""
 
 import os
+import re
+import stat
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -30,8 +32,23 @@ NAMES_LIMIT = 60
 NOTED_LIMIT = 100
 """Paths in the record of a decision."""
 BYTECODE = "__pycache__"
-CACHES = (".pytest_cache", ".mypy_cache", ".ruff_cache", ".hypothesis")
-"""Folders of caches, which are applied without a question."""
+CACHE = re.compile(
+    r"""
+    (.*/)? (
+    \.pytest_cache (/(README\.md | v(/[\w-]+)*))?
+    | \.mypy_cache (/(missing_stubs | \d+\.\d+ | \d+\.\d+/([^/]+/)*[^/.]+
+        | \d+\.\d+/.*[._](data|meta|deps|err|snapshot)\.(json|ff)
+        | \d+\.\d+/cache\.(\w+\.)?db[\w-]*))?
+    | \.ruff_cache (/[\d.]+(/\d+)?)?
+    | \.hypothesis (/(examples | examples/[0-9a-f]+(/[0-9a-f]+)? | constants(/[0-9a-f]+)? | tmp(/tmp\w+)?
+        | unicode_data(/[\d.]+(/[\w.-]+\.json\.gz)?)? | patches(/[\w.-]+\.patch)?))?
+    | \.(pytest_cache|mypy_cache|ruff_cache|hypothesis) /(CACHEDIR\.TAG | \.gitignore)
+    )
+    """,
+    re.VERBOSE | re.ASCII,
+)
+"""Matches what programs keep in folders of caches, which is applied without a question. Other files in such a folder
+are asked about as elsewhere."""
 KINDS = {"added": "new", "changed": "changed", "removed": "removed"}
 
 
@@ -50,16 +67,24 @@ class ShownChange:
     """True for what git keeps for itself."""
     is_cache: bool = False
 
+    @property
+    def removes(self) -> bool:
+        """True if a file is gone, or a folder with what it held, also where something else is in its place."""
+        return self.change.kind == "removed" or replaces_folder(self.change)
+
     def describe(self) -> str:
         """Describe the change on one line."""
         change = self.change
         what = "its permissions" if change.mode_only else KINDS[change.kind]
+        if replaces_folder(change):
+            count = sum(1 for _ in list_removed(change))
+            what += f" in place of a folder with {count:,} {'file' if count == 1 else 'files'}, as a {change.type}"
         if change.type == "folder" and not change.mode_only:
             what += f" folder, {change.files:,} files" if change.files != 1 else " folder, 1 file"
         elif change.type == "file" and change.kind != "removed" and not change.mode_only:
             what += f", {read_size(self):,} bytes"
         elif change.type == "link" and change.kind != "removed":
-            what += f" link to {show_invisible(to_line(read_link(self)))}"
+            what += f" link to {show_name(read_link(self))}"
         why = f": {self.reason}" if self.reason else ""
         return f"{self.name} ({what}){why}"
 
@@ -119,17 +144,17 @@ def sort_changes(
         if BYTECODE in parts or parts[-1].endswith(".pyc") or change.times_only:
             continue
         path = os.path.join(change.layer.root, change.path)
-        name = show_invisible(to_line(from_root(session, path)))
+        name = show_name(from_root(session, path))
         if change.type == "other" and change.kind != "removed":
             left.append(name)
             continue
-        found = ShownChange(change, path, name, is_git=change in data, is_cache=bool({*CACHES} & {*parts}))
+        found = ShownChange(change, path, name, is_git=change in data, is_cache=is_cache(change))
         verdict, reason = find_reason(session, rules, own, protected, found)
         if verdict == "deny":
             denied = denied or (name, reason)
         shown.append(replace(found, reason=reason))
-    shown.sort(key=lambda each: (not each.reason, each.change.kind != "removed", each.is_git, each.name))
-    return ChangeSet(shown, [*map(str, git)], denied, left)
+    shown.sort(key=lambda each: (not each.reason, not each.removes, each.is_git, each.name))
+    return ChangeSet(shown, [show_name(str(each)) for each in git], denied, left)
 
 
 def find_reason(
@@ -160,18 +185,60 @@ def find_protection_below(session: Session, path: str, protected: Sequence[str])
 
 
 def list_paths(found: ShownChange) -> Iterator[str]:
-    """Yield the absolute paths that a change touches; of a new folder, those of its files, too."""
+    """Yield the absolute paths that a change touches; of a folder that is new or gone, those of its files, too."""
     yield found.path
     change = found.change
-    if change.type == "folder" and not change.mode_only and not found.is_git and not found.is_cache:
-        from crow_sandbox.changes import list_files  # imported here, as no session needs it before its first command
+    if not found.is_git:
+        yield from (os.path.join(change.layer.root, each) for each in (*list_new(change), *list_removed(change)))
 
-        yield from (os.path.join(change.layer.root, each) for each in list_files(change))
+
+def show_name(name: str) -> str:
+    """Spell a name, or where a link leads, on one line; bytes that are not UTF-8 are replaced."""
+    return show_invisible(to_line(os.fsencode(name).decode(errors="replace")))
+
+
+def is_text(name: str) -> bool:
+    """Test whether a name is Unicode, and so can be stored in the log of a session."""
+    return os.fsencode(name).decode(errors="replace") == name
+
+
+def replaces_folder(change: "LayerChange") -> bool:
+    """Test whether a real folder is gone, and something else, or another folder, is in its place."""
+    is_there = change.kind == "changed" and not change.mode_only
+    return is_there and change.real is not None and stat.S_ISDIR(change.real[1])
+
+
+def list_new(change: "LayerChange") -> Iterator[str]:
+    """Yield the paths of the files of a folder that is new, from the root of the layer."""
+    from crow_sandbox.changes import list_files  # imported here, as no session needs it before its first command
+
+    if change.type == "folder" and change.kind != "removed" and not change.mode_only:
+        yield from list_files(change)
+
+
+def list_removed(change: "LayerChange") -> Iterator[str]:
+    """Yield the paths of the files of a folder that is gone, from the root of the layer."""
+    from crow_sandbox.changes import list_files  # imported here, as no session needs it before its first command
+
+    if replaces_folder(change) or (change.type == "folder" and change.kind == "removed"):
+        yield from list_files(replace(change, kind="removed", type="folder"))
+
+
+def is_cache(change: "LayerChange") -> bool:
+    """Test whether a change is of nothing but ordinary files that a program keeps in the folder of its cache."""
+    from crow_sandbox.git_changes import classify_git_path  # imported here, as no session needs it before a command
+
+    layer, new = change.layer, [*list_new(change)] if CACHE.fullmatch(change.path) else []
+    if not CACHE.fullmatch(change.path) or classify_git_path(layer, change.path) is not None:
+        return False
+    is_ordinary = all(stat.S_ISREG(os.lstat(layer.upper / each).st_mode) for each in new)
+    is_ordinary = is_ordinary and (change.type in ("file", "folder") or change.kind == "removed")
+    return is_ordinary and all(map(CACHE.fullmatch, (*new, *list_removed(change))))
 
 
 def list_untracked_removals(found: ChangeSet, git: Collection[str]) -> list[ShownChange]:
     """List the removals of files that git does not have; `git` are the absolute paths that it has."""
-    removed = [each for each in found.shown if each.change.kind == "removed" and not each.is_git and not each.is_cache]
+    removed = [each for each in found.shown if each.removes and not each.is_git and not each.is_cache]
     return [each for each in removed if each.path not in git]
 
 
@@ -179,8 +246,8 @@ def describe_changes(found: ChangeSet) -> str:
     """Describe all changes, for the question. What runs later and what is removed is never left out."""
     shown = [each for each in found.shown if not each.is_cache]
     first = [each for each in shown if each.reason and each.change.kind != "removed"]
-    removed = [each for each in shown if each.change.kind == "removed" and not (each.is_git and not each.reason)]
-    files = [each for each in shown if not (each.reason or each.is_git or each.change.kind == "removed")]
+    removed = [each for each in shown if each.removes and each not in first and not (each.is_git and not each.reason)]
+    files = [each for each in shown if not (each.reason or each.is_git or each.removes)]
     parts = [
         format_list("⚠ Look at these first", first),
         format_list("Removed", removed),
@@ -188,7 +255,7 @@ def describe_changes(found: ChangeSet) -> str:
     ]
     if len(files) > NAMES_LIMIT:
         parts.append(f"And {len(files) - NAMES_LIMIT:,} more.")
-    parts += map(show_invisible, map(to_line, found.git))
+    parts += found.git
     return "\n\n".join(filter(None, parts))
 
 
@@ -209,7 +276,8 @@ def make_diffs(found: ChangeSet, secrets: Collection[str]) -> list[DiffContent]:
         if old is None or new is None:
             continue
         old, new = (leave_out(mask(text, secrets), DIFF_CHARACTERS) for text in (old, new))
-        diffs.append(DiffContent(path=each.path, old_text=None if each.change.kind == "added" else old, new_text=new))
+        path = os.fsencode(each.path).decode(errors="replace")
+        diffs.append(DiffContent(path=path, old_text=None if each.change.kind == "added" else old, new_text=new))
         if len(diffs) == DIFFS_LIMIT:
             break
     return diffs

@@ -100,7 +100,11 @@ def read_changes(layer: Layer) -> Sequence[LayerChange]:
     except OSError as error:
         name = error.filename if isinstance(error.filename, str) else layer.root
         raise SandboxError(
-            f"What the command changed in {layer.root} cannot be read: {name}: {error.strerror}"
+            f"What the command changed in {layer.root} cannot be read: {name}: {error.strerror}."
+        ) from error
+    except RecursionError as error:
+        raise SandboxError(
+            f"What the command changed in {layer.root} cannot be read: its folders are too deep."
         ) from error
 
 

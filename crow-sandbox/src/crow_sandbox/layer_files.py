@@ -5,11 +5,14 @@ import stat
 import sys
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from errno import ENAMETOOLONG
 
 from crow_sandbox.policy import SandboxError
 
 FOLDER_FLAGS = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 FILE_FLAGS = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
+DEPTH_LIMIT = 250
+"""How deep the folders may be in one that is new or gone: the time to read them grows with the square of it."""
 OVERLAY = "user.overlay."
 """How the extended attributes begin that overlayfs writes in a user namespace."""
 
@@ -79,6 +82,7 @@ def walk_files(parent: int, name: str, *, in_layer: bool) -> Iterator[str]:
 
 
 def walk_entries(parent: int, name: str, *, in_layer: bool) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """Yield what is in a folder and in those below it. Raises OSError, also where they are deeper than DEPTH_LIMIT."""
     folders = [""]
     while folders:
         below = folders.pop()
@@ -91,6 +95,8 @@ def walk_entries(parent: int, name: str, *, in_layer: bool) -> Iterator[tuple[st
                 continue
             for entry in stack.enter_context(os.scandir(folder)):
                 found = f"{below}/{entry.name}"
+                if found.count("/") > DEPTH_LIMIT:
+                    raise OSError(ENAMETOOLONG, f"its folders are more than {DEPTH_LIMIT} deep", name)
                 yield found, entry
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(found)

@@ -4,7 +4,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,9 @@ from crow_sandbox.policy import SandboxError
 
 BESIDE = "beside"
 """The name of the file in a run's folder that lists the folders which the run has elsewhere, each ended by a zero."""
+LENGTH_REMOVED = 200
+"""The length of the path in a folder from which on inner folders are moved up before it is removed: longer paths cannot
+be named, and deeper trees not be walked."""
 FOREIGN_FILE_SYSTEMS = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "glusterfs", "lustre", "fuse.sshfs", "fuse.rclone"}
 )
@@ -91,31 +94,25 @@ def remove_run(run: Path) -> None:
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove a folder, whatever the permissions in it; what cannot be removed stays."""
-
-    def open_up(function: Callable[..., object], path: str, error: object) -> None:
-        with suppress(OSError):
-            for each in (os.path.dirname(path), path):
-                if not os.path.islink(each):
-                    os.chmod(each, 0o700)
-            if function in (os.unlink, os.rmdir):
-                function(path)
-            elif os.path.isdir(path) and not os.path.islink(path):
-                shutil.rmtree(path, ignore_errors=True)
-
-    for _ in range(2):  # a folder that could not be read is tried again, now that it can
-        if not os.path.lexists(folder):
-            return
-        if sys.version_info >= (3, 12):
-            shutil.rmtree(folder, onexc=open_up)
-        else:
-            shutil.rmtree(folder, onerror=open_up)
-    if os.path.lexists(folder):
-        for path, folders, _ in os.walk(folder):
-            for name in folders:
+    """Remove a folder, whatever the permissions in it and however deep it is; what cannot be removed stays."""
+    pending = [os.fspath(folder)]
+    with suppress(OSError):
+        os.chmod(folder, 0o700)
+    while pending:
+        top = pending.pop()
+        for path, folders, _ in os.walk(top):
+            is_deep = len(path) - len(top) > LENGTH_REMOVED
+            for inner in (os.path.join(path, name) for name in folders):
                 with suppress(OSError):
-                    os.chmod(os.path.join(path, name), 0o700, follow_symlinks=True)
-        shutil.rmtree(folder, ignore_errors=True)
+                    if os.path.islink(inner):
+                        continue
+                    os.chmod(inner, 0o700)
+                    if is_deep:
+                        pending.append(os.path.join(folder, f".{os.urandom(8).hex()}"))
+                        os.rename(inner, pending[-1])
+            if is_deep:
+                folders.clear()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def make_layer(root: Path, run: Path, number: int, *, beside: bool) -> Layer:
