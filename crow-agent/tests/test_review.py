@@ -690,11 +690,9 @@ async def test_files_of_a_replaced_folder_count_as_removed(
         await talk.prompt()
         (question,) = talk.questions
         text = get_text(question)
-        assert "Look at these first" in text and "a test runner runs it" in text and "in place of a folder" in text
-    model = in_turn(run(command))
-    async with converse(project, sandbox, model, mode="accept-edits", deny=["file_editor:lib/2.txt"]) as talk:
-        await talk.prompt()
-        assert talk.questions == [] and (project / "lib" / "2.txt").exists()
+        assert "Look at these first" in text
+        assert "a test runner runs it" in text
+        assert "in place of a folder" in text
     (project / "lib" / "conftest.py").unlink()
     model = in_turn(run(command), run(command))
     async with converse(project, sandbox, model, permit="reject_once") as talk:
