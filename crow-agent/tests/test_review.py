@@ -685,16 +685,21 @@ async def test_files_of_a_replaced_folder_count_as_removed(
     (project / "lib" / "conftest.py").write_text("x = 1\n")
     for number in range(1_100 if command == LARGE else 3):
         (project / "lib" / f"{number}.txt").touch()
-    model = in_turn(run(command))
+    (project / "make.sh").write_text(command)
+    model = in_turn(run("bash make.sh"))
     async with converse(project, sandbox, model, permit="reject_once", mode="accept-edits") as talk:
         await talk.prompt()
         (question,) = talk.questions
         text = get_text(question)
-        assert "Look at these first" in text
-        assert "a test runner runs it" in text
-        assert "in place of a folder" in text
+        for part in ("Look at these first", "a test runner runs it", "in place of a folder"):
+            assert part in text
+    model = in_turn(run("bash make.sh"))
+    async with converse(project, sandbox, model, mode="accept-edits", deny=["file_editor:lib/2.txt"]) as talk:
+        assert "discarded" in await talk.prompt()
+        assert talk.questions == []
+        assert (project / "lib" / "2.txt").exists()
     (project / "lib" / "conftest.py").unlink()
-    model = in_turn(run(command), run(command))
+    model = in_turn(run("bash make.sh"))
     async with converse(project, sandbox, model, permit="reject_once") as talk:
         await talk.prompt()
         (question,) = talk.questions
