@@ -301,6 +301,7 @@ async def test_every_project_file_that_a_session_reads_is_in_the_fingerprint(mac
     for name in (".env", "crow.toml", "mcp.json", "memory.md", "pyproject.toml", "sitecustomize.py", "list.txt"):
         write(machine.project, name, "")
     write(machine.project, "AGENTS.md", "Use tabs.")
+    machine.configure('[mcp]\nproject_sandbox = "off"\n')  # it opens folders of its own by names without a path
     reads = machine.home / "reads"
     write(machine.home, "site/sitecustomize.py", READS)
     assert (await machine.crow("trust", "--yes")).code == 0
