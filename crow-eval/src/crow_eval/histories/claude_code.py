@@ -88,8 +88,8 @@ def select_path(lines: Sequence[Mapping[str, Any]], session: ForeignSession) -> 
         return "" if parent is None and begins_again else parent
 
     path = find_path(tree, ends[-1], lambda at: tree[at]["uuid"], get_parent)
-    replies = {get_dict(tree[at], "message").get("id") for at in path if tree[at].get("type") == "assistant"}
-    replies = {id for id in replies if isinstance(id, str)}
+    ids = [get_dict(tree[at], "message").get("id") for at in path if tree[at].get("type") == "assistant"]
+    replies = {id for id in ids if isinstance(id, str)}
     path |= {at for at, line in enumerate(tree) if to_line(get_dict(line, "message").get("id")) in replies}
     calls = {id for at in path for id in list_ids(tree[at], "tool_use", "id")}
     calls -= {id for at in path for id in list_ids(tree[at], "tool_result", "tool_use_id")}
