@@ -46,7 +46,7 @@ async def find_standing(config: Config, home: Home) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Promise:
-    """What the sandbox promises, and whether it was seen to hold."""
+    """A promise of the sandbox, and whether a trial showed that it holds."""
 
     name: str
     holds: bool

@@ -1,4 +1,4 @@
-"""Who may connect over WebSocket: requests that bring the token, by a name of this server, from an allowed page."""
+"""Checks whether a WebSocket request may connect: by its token, its Host header and its Origin header."""
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ class AccessPolicy:
     origins: Collection[str] = ()
     """Origins of web pages that may connect, as `https://example.org`; requests without an origin are allowed."""
     accepts_any_address: bool = False
-    """Whether a Host header may have any IP address; DNS rebinding needs a name."""
+    """True if a Host header may have any IP address; DNS rebinding needs a name."""
 
     def check(self, scope: Scope) -> tuple[int, str] | None:
         """Return the HTTP status and the reason if a request is refused, None if it is allowed."""

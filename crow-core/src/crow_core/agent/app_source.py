@@ -1,4 +1,4 @@
-"""How an agent gets its app: one that exists, or one that is made when the first session needs it."""
+"""The source of an agent's app: one that exists, or one that is made when the first session needs it."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ class Announced:
     """Abilities of an app that depend on its models and extensions, as `initialize` announces them."""
 
     stored: bool = False
-    """Whether sessions are stored."""
+    """True if sessions are stored."""
     methods: Sequence[str] = ()
     """The methods beyond ACP that it answers."""
     audio: bool = False
