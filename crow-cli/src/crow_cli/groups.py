@@ -12,13 +12,14 @@ GROUP = "crow.commands"
 """The entry points with which packages add commands: `eval`, or `acp.check` for a command of the group `acp`."""
 PACKAGES = {
     **dict.fromkeys(("eval", "import", "reask"), "crow-eval"),
+    "web": "crow-web",
     **dict.fromkeys(("acp.check", "acp.record", "acp.replay"), "crow-acp-tools"),
 }
 """The packages of this repository that add commands, by the command's name."""
 SECTIONS = {
     "Start": ("setup", "run", "chat", "demo"),
     "Connect": ("acp", "serve", "mcp", "skills"),
-    "Look back": ("sessions", "calls", "prompts", "undo"),
+    "Look back": ("web", "sessions", "calls", "prompts", "undo"),
     "Settings and safety": ("config", "status", "doctor", "perms", "sandbox"),
 }
 """The commands that `crow --help` describes; the others are only named."""
@@ -66,11 +67,12 @@ class CrowGroup(PackageGroup):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Describe the everyday commands in sections, and name the others."""
+        listed = self.list_commands(ctx)
         for title, names in SECTIONS.items():
-            commands = [(name, self.get_command(ctx, name)) for name in names]
+            commands = [(name, self.get_command(ctx, name)) for name in names if name in listed]
             width = formatter.width - max(map(len, names)) - 6
             with formatter.section(title):
                 formatter.write_dl([(name, command.get_short_help_str(width)) for name, command in commands if command])
         described = {name for names in SECTIONS.values() for name in names}
         with formatter.section("More"):
-            formatter.write_text(", ".join(name for name in self.list_commands(ctx) if name not in described))
+            formatter.write_text(", ".join(name for name in listed if name not in described))

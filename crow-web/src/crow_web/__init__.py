@@ -1,0 +1,1 @@
+"""Shows what is stored, in a browser."""

@@ -1,0 +1,76 @@
+"""Decides which requests are answered: those of a browser that came with the token, to this address, from its pages."""
+
+from hmac import compare_digest
+from secrets import token_urlsafe
+from urllib.parse import parse_qsl, urlencode
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import HTTPConnection
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "media-src data:; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+}
+"""Headers of every answer: no scripts or styles but ours, nothing from another place, no frame around the page."""
+WANTS_TOKEN = (
+    "This page needs the address with the token that `crow web` printed. It works once: start `crow web` again."
+)
+
+
+class Gate:
+    """Answers a request with the app if it may be answered.
+
+    The token of the address that `crow web` prints is exchanged once for a cookie, so that it is of no use in a
+    browser's history.
+    """
+
+    def __init__(self, app: ASGIApp, port: int) -> None:
+        self._app = app
+        self._hosts = {f"{name}:{port}" for name in ("127.0.0.1", "localhost", "[::1]")}
+        self.token = token_urlsafe(32)
+        """The token of the first address; "" once it was exchanged."""
+        self._cookie = f"crow-web-{port}"
+        self._key = token_urlsafe(32)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            raise RuntimeError(f"crow web answers HTTP alone, not {scope['type']}.")
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers[name] = value
+            await send(message)
+
+        await (self._refuse(scope) or self._app)(scope, receive, send_with_headers)
+
+    def _refuse(self, scope: Scope) -> Response | None:
+        """Return the answer to a request that the app does not see, None for others."""
+        headers = Headers(scope=scope)
+        host = headers.get("host", "").lower()
+        if host not in self._hosts:
+            return PlainTextResponse("This server does not go by the name in your Host header.", 421)
+        if (origin := headers.get("origin")) is not None and origin.lower() != f"http://{host}":
+            return PlainTextResponse("Pages of your origin may not read this.", 403)
+        if scope["method"] not in ("GET", "HEAD"):
+            return PlainTextResponse("crow web changes nothing.", 405)
+        if compare_digest(HTTPConnection(scope).cookies.get(self._cookie, "").encode(), self._key.encode()):
+            return None
+        query = parse_qsl(scope["query_string"].decode(errors="replace"))
+        given = next((value for name, value in query if name == "token"), "")
+        if not self.token or not compare_digest(given.encode(), self.token.encode()):
+            return PlainTextResponse(WANTS_TOKEN, 401)
+        self.token = ""
+        rest = urlencode([(name, value) for name, value in query if name != "token"])
+        answer = RedirectResponse(scope["path"] + (f"?{rest}" if rest else ""), 303)
+        answer.set_cookie(self._cookie, self._key, httponly=True, samesite="strict")
+        return answer

@@ -1,0 +1,98 @@
+"""Texts of models, tools and files as HTML. Whatever is in them, nothing of it becomes markup that runs or loads."""
+
+import json
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import nh3
+from crow_persistence.export.html import replace_invalid
+from markdown_it import MarkdownIt
+from markdown_it.renderer import RendererHTML
+from markdown_it.token import Token
+from markdown_it.utils import OptionsDict
+from markupsafe import Markup, escape
+from pygments import formatters, highlight, lexers
+from pygments.util import ClassNotFound
+
+MAX_COLOURED = 200_000
+"""Characters of a block of code above which it is shown without colours."""
+TAGS = {
+    *("p", "br", "hr", "h1", "h2", "h3", "h4", "h5", "h6", "ul", "ol", "li", "blockquote", "pre", "code", "em"),
+    *("strong", "s", "table", "thead", "tbody", "tr", "th", "td", "a", "span"),
+}
+FORMATTERS: Any = formatters
+LEXERS: Any = lexers
+"""Pygments, the types of which are not complete."""
+
+
+def to_markdown(text: str) -> Markup:
+    """Render Markdown. HTML in it is shown as text; an image becomes a link, as nothing is loaded from elsewhere."""
+    return Markup(make_cleaner().clean(make_parser().render(replace_invalid(text))))
+
+
+@cache
+def make_parser() -> MarkdownIt:
+    parser = MarkdownIt("js-default", {"html": False, "linkify": False, "highlight": colour})
+    parser.add_render_rule("image", show_image_as_link)
+    return parser
+
+
+@cache
+def make_cleaner() -> nh3.Cleaner:
+    return nh3.Cleaner(
+        tags=TAGS,
+        attributes={"a": {"href"}, "span": {"class"}, "code": {"class"}, "ol": {"start"}},
+        url_schemes={"http", "https", "mailto"},
+        link_rel="noopener noreferrer nofollow",
+    )
+
+
+def show_image_as_link(
+    renderer: RendererHTML, tokens: Sequence[Token], index: int, options: OptionsDict, env: dict[str, Any]
+) -> str:
+    token = tokens[index]
+    address = str(token.attrs.get("src", ""))
+    return f'<a href="{escape(address)}">{escape(token.content or address)}</a>'
+
+
+def colour(text: str, language: str, attributes: str = "") -> str:
+    """Return code as HTML with a class for each kind of word."""
+    if language and len(text) <= MAX_COLOURED:
+        try:
+            return str(highlight(text, LEXERS.get_lexer_by_name(language, stripnl=False), make_formatter()))
+        except ClassNotFound:
+            pass
+    return str(escape(text))
+
+
+@cache
+def make_formatter(style: str = "default") -> Any:
+    return FORMATTERS.get_formatter_by_name("html", nowrap=True, classprefix="k-", style=style)
+
+
+def to_json(value: Any) -> Markup:
+    """Return a value as indented and coloured JSON."""
+    return Markup(colour(replace_invalid(json.dumps(value, indent=2, ensure_ascii=False)), "json"))
+
+
+def to_diff(diff: str) -> Markup:
+    """Return the lines of a unified diff, each with a class for its kind."""
+    kinds = {"+": "added", "-": "removed", "@": "place"}
+    rows = (
+        Markup('<span class="{}">{}</span>').format("place" if at < 2 else kinds.get(line[:1], "same"), line or " ")
+        for at, line in enumerate(replace_invalid(diff).splitlines())
+    )
+    return Markup("").join(rows)
+
+
+def make_code_style() -> str:
+    """Return the style sheet of coloured code, for light and dark pages."""
+    light, dark = map(list_styles, ("default", "github-dark"))
+    return f"{light}\n@media (prefers-color-scheme: dark) {{\n{dark}\n}}\n"
+
+
+def list_styles(name: str) -> str:
+    """Return the rules of a style for the kinds of words, without those for the whole block."""
+    rules = str(make_formatter(name).get_style_defs("pre")).splitlines()
+    return "\n".join(rule for rule in rules if rule.startswith("pre ."))

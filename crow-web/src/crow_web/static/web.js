@@ -1,0 +1,16 @@
+// j and k go to the next and the previous prompt of a person, / to the search.
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select, textarea")) return;
+  if (event.key === "/") {
+    const search = document.querySelector("input[type=search]");
+    if (search) { event.preventDefault(); search.focus(); }
+  }
+  if (event.key !== "j" && event.key !== "k") return;
+  const prompts = [...document.querySelectorAll("article.user")];
+  const tops = prompts.map((prompt) => prompt.getBoundingClientRect().top - 70);
+  const at = event.key === "j" ? tops.findIndex((top) => top > 2) : tops.findLastIndex((top) => top < -2);
+  if (at >= 0) { prompts[at].scrollIntoView(); prompts[at].focus({ preventScroll: true }); }
+});
+// Opens the message that the address names, if it is in a folded part.
+const named = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+if (named) named.closest("details")?.setAttribute("open", "");
