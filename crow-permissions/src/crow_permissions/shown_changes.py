@@ -161,8 +161,11 @@ def find_reason(
     session: Session, rules: Rules, own: Sequence[str], protected: Sequence[str], found: ShownChange
 ) -> tuple[Verdict, str]:
     """Find why a change is asked about in every case, or the rule that forbids it."""
+    from crow_sandbox.git_changes import classify_git_path  # imported here, as no session needs it before a command
+
     change, verdict, reason = found.change, cast("Verdict", "allow"), ""
-    for path in list_paths(found):
+    for name in list_names(found):
+        path = os.path.join(change.layer.root, name)
         if is_below_any(path, own, ignore_case=True):
             return "ask", "it is one of crow's own files"
         if rule := rules.find_for_file(EDITOR, spell_real_path(session, path), writes=True):
@@ -172,6 +175,8 @@ def find_reason(
                 verdict, reason = "ask", reason or f"the rule {str(rule[1])!r} says ask"
         if not (found.is_git or found.is_cache) and (protection := find_protection_below(session, path, protected)):
             verdict, reason = "ask", reason or protection
+        if not found.is_git and classify_git_path(change.layer, name) == "runs-later":
+            verdict, reason = "ask", reason or "git reads from it what to run, or which folder it works on"
     if change.conflicts:
         return "ask", "somebody else has changed it meanwhile, and that would be lost"
     return verdict, reason
@@ -184,12 +189,13 @@ def find_protection_below(session: Session, path: str, protected: Sequence[str])
     return to_line(found.reason) if found else ""
 
 
-def list_paths(found: ShownChange) -> Iterator[str]:
-    """Yield the absolute paths that a change touches; of a folder that is new or gone, those of its files, too."""
-    yield found.path
+def list_names(found: ShownChange) -> Iterator[str]:
+    """Yield the paths, from the root of the layer, that a change touches; of a folder that is new or gone, those of its
+    files, too."""
     change = found.change
+    yield change.path
     if not found.is_git:
-        yield from (os.path.join(change.layer.root, each) for each in (*list_new(change), *list_removed(change)))
+        yield from (*list_new(change), *list_removed(change))
 
 
 def show_name(name: str) -> str:
