@@ -552,6 +552,62 @@ async def test_caches_are_applied_unasked_and_compiled_files_are_not(sandbox: Re
         assert list_names(project) == [".pytest_cache", "notes.txt"]
 
 
+COMPILED = "a/__pycache__/a.pyc a/b/old.pyc a/b/__pycache__/c/d a/b/kept.txt"
+
+
+@pytest.mark.parametrize("locks", ["", "; chmod -R a-w a"])
+async def test_compiled_files_of_a_new_folder_are_not_applied(
+    sandbox: ReviewSettings, project: Path, locks: str
+) -> None:
+    command = f"for f in {COMPILED}; do mkdir -p $(dirname $f); echo x > $f; done{locks}"
+    async with converse(project, sandbox, in_turn(run(command)), mode="accept-edits") as talk:
+        await talk.prompt()
+        assert talk.questions == []
+    assert list_names(project) == ["a", "notes.txt"]
+    assert list_names(project / "a") == ["b"]
+    assert list_names(project / "a/b") == ["kept.txt"]
+    for folder in (project / "a", project / "a/b"):
+        assert (folder.stat().st_mode & 0o200 == 0) == bool(locks)
+        folder.chmod(0o700)
+
+
+async def test_files_of_a_new_folder_are_named_in_the_question_and_shown(
+    sandbox: ReviewSettings, project: Path
+) -> None:
+    many = (
+        "for n in $(seq 30); do echo $n > lib/a$n.txt; mkdir -p lib/node_modules/b; echo > lib/node_modules/b/$n; done"
+    )
+    model = in_turn(run(f"mkdir lib; {many}; echo 'x = 1' > lib/conftest.py; mkdir -p .git/hooks; echo > .git/hooks/x"))
+    async with converse(project, sandbox, model, "reject_once") as talk:
+        await talk.prompt()
+        text = get_text(talk.questions[0])
+        assert "- lib (new folder, 61 files)" in text
+        lines = text.splitlines()
+        assert lines[
+            lines.index(
+                "- .git (new folder, 1 file): names that begin with a dot are settings, of tools, "
+                "editors, shells, CI and agents"
+            )
+            + 1
+        ].startswith("  - hooks/x: git ")
+        assert "  - conftest.py: a test runner runs it when it starts" in lines
+        assert "  - node_modules (30 files): it belongs to an environment whose programs run later" in lines
+        assert "  - a1.txt" in lines
+        assert "  - and 12 more" in lines
+        diffs = [Path(diff.path).name for diff in get_diffs(talk.questions[0])]
+        assert diffs[:2] == ["x", "conftest.py"]
+        assert len(diffs) == 11
+
+
+async def test_files_that_run_later_in_a_new_folder_are_all_named(sandbox: ReviewSettings, project: Path) -> None:
+    model = in_turn(run("for n in $(seq 50); do mkdir -p lib/$n; echo > lib/$n/conftest.py; echo > lib/$n/a; done"))
+    async with converse(project, sandbox, model, "reject_once") as talk:
+        await talk.prompt()
+        text = get_text(talk.questions[0])
+        assert text.count("conftest.py: a test runner") == 50
+        assert "  - and 50 more" in text.splitlines()
+
+
 async def test_secrets_are_masked_in_the_question(sandbox: ReviewSettings, project: Path) -> None:
     model = in_turn(run("echo key=5ecret-value > new.txt"))
     async with converse(project, sandbox, model, "reject_once") as talk:
