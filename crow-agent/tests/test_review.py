@@ -26,6 +26,8 @@ from crow_core.acp.schema import (
 from crow_core.acp.transports import memory_pair
 from crow_core.agent.acp_agent import AcpAgent
 from crow_core.app import Crow
+from crow_core.mcp.result import ToolResult
+from crow_core.mcp.tool import ToolCall
 from crow_core.session.session import Session
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
 from crow_core.testing.script import ScriptedCall as Use
@@ -36,6 +38,7 @@ from crow_permissions.extension import permissions
 from crow_permissions.kept_answers import KeptAnswers
 from crow_permissions.review import ReviewSettings
 from crow_permissions.taint import taint
+from crow_sandbox.layers import remove_tree
 from crow_sandbox.sandbox import Sandbox
 from crow_testing.databases import unable
 
@@ -661,6 +664,7 @@ async def test_runs_of_a_process_that_is_gone_are_removed_at_the_first_prompt(
 import asyncio, os, sys
 from pathlib import Path
 from crow_sandbox.policy import Policy
+from crow_sandbox.layers import remove_tree
 from crow_sandbox.sandbox import Sandbox
 
 asyncio.run(Sandbox(Path(sys.argv[1])).begin(Policy("review", (sys.argv[2],))))
@@ -782,3 +786,87 @@ async def test_names_that_are_not_unicode_are_shown_and_applied(sandbox: ReviewS
         await talk.prompt()
         assert len(talk.questions) == 1
     assert b"\xff.txt" in os.listdir(os.fsencode(project))
+
+
+LONG = """
+import os
+os.makedirs({0!r})
+os.chdir({0!r})
+for each in range(30):
+    os.mkdir('d' * 200)
+    os.chdir('d' * 200)
+open('x', 'w').write('x')
+"""
+
+
+@pytest.mark.parametrize("folder", [".pytest_cache", ".git/refs/heads", "lib/a"])
+async def test_path_that_is_too_long_for_the_system_is_a_sentence(
+    sandbox: ReviewSettings, project: Path, folder: str
+) -> None:
+    (project / "long.py").write_text(LONG.format(folder))
+    model = in_turn(run("python3 long.py; echo two > notes.txt"), run("echo three > notes.txt"))
+    async with converse(project, sandbox, model) as talk:
+        answer = await talk.prompt()
+        assert "What this changed could not be applied: " in answer
+        assert "File name too long. The files are as before." in answer
+        assert len(answer) < 1_000
+        assert (project / "notes.txt").read_text() == "one\n"
+        assert decisions(talk.session)[-1][0] == "deny"
+        await talk.editor.prompt(talk.id, "/undo")
+        assert "stays" not in talk.editor.text
+        await talk.prompt()
+        assert (project / "notes.txt").read_text() == "three\n"
+        assert not [each for each in sandbox.folder.iterdir() if not each.name.startswith("session-")]
+
+
+async def test_real_folder_that_is_too_deep_is_a_sentence(sandbox: ReviewSettings, project: Path) -> None:
+    (project / "deep.py").write_text(DEEP)
+    await (await asyncio.create_subprocess_exec(sys.executable, project / "deep.py", cwd=project)).wait()
+    change = "import os\nwhile os.path.isdir('d'): os.chdir('d')\nopen('x', 'w').write('x')\n"
+    (project / "change.py").write_text(change)
+    model = in_turn(run("python3 change.py; echo two > notes.txt"), run("rm -r d; echo two > notes.txt"))
+    async with converse(project, sandbox, model) as talk:
+        for _ in range(2):
+            assert "could not be applied" in await talk.prompt()
+            assert (project / "notes.txt").read_text() == "one\n"
+    remove_tree(project / "d")
+
+
+async def test_turn_that_is_cancelled_while_changes_are_applied_can_be_undone(
+    sandbox: ReviewSettings, project: Path
+) -> None:
+    model = in_turn(run("echo two > notes.txt; for n in $(seq 1500); do echo > z$n; done"))
+    async with converse(project, sandbox, model, mode="accept-edits") as talk:
+        turn = asyncio.ensure_future(talk.editor.prompt(talk.id, "go"))
+
+        def wait_for_change() -> None:
+            while not (project / "z1").exists():
+                pass
+
+        await asyncio.to_thread(wait_for_change)
+        await talk.editor.cancel(talk.id)
+        await turn
+        assert len(list_names(project)) == 1_501
+        await talk.editor.prompt(talk.id, "/undo yes")
+        assert (project / "notes.txt").read_text() == "one\n"
+
+
+async def test_turn_that_is_cancelled_after_changes_were_applied_can_be_undone(
+    sandbox: ReviewSettings, project: Path
+) -> None:
+    crow, reached = make_crow(in_turn(run("echo two > notes.txt")), sandbox), asyncio.Event()
+
+    @crow.after_tool
+    async def never_end(result: ToolResult, session: Session, tool_call: ToolCall) -> None:
+        reached.set()
+        await asyncio.Event().wait()
+
+    async with connect(crow, permit="allow_once") as editor:
+        session = (await editor.new_session(str(project))).session_id
+        turn = asyncio.ensure_future(editor.prompt(session, "go"))
+        await reached.wait()
+        await editor.cancel(session)
+        await turn
+        assert (project / "notes.txt").read_text() == "two\n"
+        await editor.prompt(session, "/undo yes")
+        assert (project / "notes.txt").read_text() == "one\n"

@@ -18,12 +18,14 @@ from crow_core.content import to_announcement
 from crow_core.masking import mask
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.tool import ToolCall
+from crow_core.messages.message import find_prompts, list_edits
 from crow_core.messages.notes import EditNotes
 from crow_core.session.session import Session
 from crow_core.session.user import PermissionAnswer
 from crow_core.session_state import StateKey
 from crow_core.text import to_line
 from crow_system.git import make_git_environment
+from crow_system.shortening import shorten_line
 
 from crow_permissions.judgement import SessionPermissions
 from crow_permissions.kept_answers import AnswerRule, KeptAnswer, now
@@ -54,6 +56,8 @@ UNDO_BYTES = 500_000
 UNDO_FILES = 200
 UNDO_CHARACTERS = 2_000_000
 """How many files of one command, and how many characters in them, are kept for /undo."""
+NAME_CHARACTERS = 200
+"""Characters of a path that a fault names."""
 UNDOABLE = [("file", "added"), ("file", "changed"), ("file", "removed"), ("folder", "added")]
 """The types and kinds of changes of which /undo can keep the texts."""
 ASKS_BEFORE = "Commands are asked about before they run"
@@ -135,6 +139,8 @@ class SessionReview:
     commands: dict[str, ReviewedCommand] = field(default_factory=dict[str, ReviewedCommand])
     """The open commands, by the ids of the tool calls that began them."""
     proving: asyncio.Lock = field(default_factory=asyncio.Lock)
+    applied: list[list[EditNotes]] = field(default_factory=list[list[EditNotes]])
+    """What commands of this turn changed, of each as its result has it."""
 
 
 REVIEW = StateKey("review", SessionReview)
@@ -242,7 +248,14 @@ class Review:
         return session.state[REVIEW].commands.pop(call, None)
 
     async def drop_cancelled(self, session: Session) -> None:
-        """Discard what the commands of a turn changed that was cancelled before their results."""
+        """Discard what the commands of a turn changed that was cancelled before their results; note for /undo what was
+        applied already."""
+        if applied := [*filter(None, session.state[REVIEW].applied)]:
+            told = [list_edits(entry) for entry in session.log[find_prompts(session.log)[-1] :]]
+            for edits in [each for each in applied if each not in told]:
+                session.log.append({"crow": {"kind": "changes", "session": session.id, "changes": edits}})
+            await session.log.written()
+        session.state[REVIEW].applied.clear()
         for call, command in [*session.state[REVIEW].commands.items()]:
             if not command.is_running:
                 self.forget(session, call)
@@ -357,14 +370,14 @@ async def ask_about_changes(
 ) -> ReviewDecision:
     """Ask the user whether changes are applied; without an answer they are not.
 
-    Raises EndTurn if the client answers that the turn is cancelled.
+    Raises EndTurn if the client answers that the turn is cancelled, and SandboxError if the changes cannot be read.
     """
     tool_call = command.tool_call
     announcement = to_announcement(tool_call, session.cwd)
     count = len(found.list_names()) or len(found.shown)
     told = f"This has run in the sandbox, and would change {count:,} {'file' if count == 1 else 'files'} or folders."
-    text = f"{told}\n\n{describe_changes(found)}"
-    diffs = await asyncio.to_thread(make_diffs, found, session.secrets)
+    text = f"{told}\n\n{await work_on_files(describe_changes, found)}"
+    diffs = await work_on_files(make_diffs, found, session.secrets)
     about = ToolCallFields(
         tool_call_id=tool_call.id,
         title=announcement.title,
@@ -465,10 +478,10 @@ async def settle_changes(
     """
     from crow_sandbox.policy import SandboxError
 
-    found, decision = ChangeSet(), None
+    found, decision, run = ChangeSet(), None, command.run
+    result.meta["crow/stays"] = []
     try:
-        found = await finish_in_thread(sort_for, session, permissions, command)
-        result.meta["crow/stays"] = []
+        found = await work_on_files(sort_for, session, permissions, command)
         if found.left:
             result = add_note(result, f"Never applied, as no ordinary files: {', '.join(found.left[:12])}")
         if not found.shown:
@@ -482,17 +495,37 @@ async def settle_changes(
             if decision.choice:
                 result.meta["crow/denied"] = decision.by
             return add_note(result, describe_discarded(found, decision)), found, decision
-        applied = await finish_in_thread(command.run.apply, found.changes)
-        edits, stays = await finish_in_thread(to_edits, applied)
-        result.meta["crow/changes"] = mask(edits, session.secrets)
+        edits, stays = await work_on_files(apply_changes, session, run, found)
+        result.meta["crow/changes"] = edits
         result.meta["crow/stays"] = stays[:NOTED_LIMIT]
     except SandboxError as error:
-        decision = ReviewDecision(False, show_name(str(error)))
         said = show_name(str(error))
-        result = add_note(result, f"What this changed could not be applied: {said} The files are as before.")
+        decision = ReviewDecision(False, said)
+        said = f"What this changed could not be applied: {said}"
+        if run.is_unfinished:
+            del result.meta["crow/stays"]
+            result = add_note(result, f"{said} Some of the files may be changed.")
+        else:
+            result = add_note(result, f"{said} The files are as before.")
     finally:
-        await finish_in_thread(command.run.remove)
+        await finish_in_thread(run.remove)
     return result, found, decision
+
+
+def apply_changes(session: Session, run: "SandboxRun", found: ChangeSet) -> tuple[list[EditNotes], list[str]]:
+    """Apply changes, and return them as edits that can be undone, and what cannot. Raises SandboxError if none are
+    applied.
+
+    The edits are kept for a turn that is cancelled before the result is in the log.
+    """
+    applied = run.apply(found.changes)
+    try:
+        edits, stays = to_edits(applied)
+    except Exception:  # they are applied: whatever fails here, they count as changes that stay
+        edits, stays = [], take_names(found)
+    edits = mask(edits, session.secrets)
+    session.state[REVIEW].applied.append(edits)
+    return edits, stays
 
 
 def return_to_start(session: Session, command: ReviewedCommand, result: ToolResult) -> ToolResult:
@@ -504,6 +537,22 @@ def return_to_start(session: Session, command: ReviewedCommand, result: ToolResu
     if shell := result.meta.get("crow/shell"):
         result.meta["crow/shell"] = {**shell, "folder": command.start}
     return add_note(result, f"{to_line(folder)} does not exist outside of the sandbox; back in {command.start}")
+
+
+async def work_on_files(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Run a function about the files of a command in a thread to its end. Raises SandboxError for whatever fails."""
+    from crow_sandbox.policy import SandboxError
+
+    try:
+        return await finish_in_thread(function, *args, **kwargs)
+    except SandboxError:
+        raise
+    except OSError as error:
+        name = shorten_line(show_name(str(error.filename or "")), NAME_CHARACTERS)
+        raise SandboxError(f"{f'{name}: ' if name else ''}{error.strerror or error}.") from error
+    except Exception as error:  # the command may have made any files, and the turn is not to end for them
+        said = shorten_line(show_name(str(error)), NAME_CHARACTERS)
+        raise SandboxError(f"its files cannot be read ({type(error).__name__}: {said}).") from error
 
 
 async def finish_in_thread(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:

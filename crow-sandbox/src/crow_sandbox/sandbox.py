@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from crow_sandbox import bubblewrap, hidden, layers
-from crow_sandbox.applying import AppliedChange, apply_changes
+from crow_sandbox.applying import AppliedChange, apply_changes, is_unfinished
 from crow_sandbox.bubblewrap import Bubblewrap, Mount, make_mount
 from crow_sandbox.changes import LayerChange, read_changes
 from crow_sandbox.layers import Layer
@@ -243,11 +243,18 @@ class SandboxRun:
         """True if the folder of the run was removed."""
         return self._lock is None
 
+    @property
+    def is_unfinished(self) -> bool:
+        """True if some changes were applied, and could be neither completed nor taken back."""
+        return is_unfinished(self.folder)
+
     def remove(self) -> None:
-        """Remove the folder of the run with all that was not applied."""
+        """Remove the folder of the run with all that was not applied. One that is unfinished stays, with the earlier
+        files in it; the next process tries again."""
         if self._lock is None:
             return
-        layers.remove_run(self.folder)
+        if not self.is_unfinished:
+            layers.remove_run(self.folder)
         os.close(self._lock)
         self._lock = None
         if self._caches is not None:
