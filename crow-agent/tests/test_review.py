@@ -8,6 +8,7 @@ import sys
 import tomllib
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -899,3 +900,90 @@ async def test_foreign_server_cannot_say_what_a_command_did(sandbox: ReviewSetti
         assert not {"changes", "stays"} & answer.keys()
         assert editor.of(ToolCallUpdate)[-1].meta is UNSET
         assert not (project / "new.txt").exists()
+
+
+READ = """python3 -c "print(open('{0}').read() or 'nothing')" $(true)"""
+
+
+@pytest.fixture
+def secretive(project: Path) -> Path:
+    for name in (".env", ".env.example", "server.key", "customers.csv", "docs/secret.txt", "plain.txt"):
+        (project / name).parent.mkdir(exist_ok=True)
+        (project / name).write_text("SECRET_KEY=real\n")
+    (project / "node_modules").mkdir()
+    (project / "node_modules/.env").write_text("SECRET_KEY=real\n")
+    return project
+
+
+@pytest.mark.parametrize("name", [".env", "a [b]/.env", "server.key", "customers.csv", "docs/secret.txt"])
+async def test_private_files_of_the_project_are_hidden_from_commands(
+    sandbox: ReviewSettings, secretive: Path, name: str
+) -> None:
+    (secretive / name).parent.mkdir(exist_ok=True)
+    (secretive / name).write_text("SECRET_KEY=real\n")
+    (secretive / "read.py").write_text(f"import sys\nprint(open({name!r}).read() or 'nothing', *sys.argv)")
+    settings, rules = replace(sandbox, private=["customers.*"]), {"deny": ["*:docs/secret*"]}
+    model = in_turn(run("python3 read.py"), run(f"python3 read.py '{name}'"))
+    async with converse(secretive, settings, model, **rules) as talk:
+        assert await talk.prompt() == "nothing read.py\n"
+        assert talk.questions == []
+        if not name.startswith("docs"):  # the rule denies a command that names it
+            answer = await talk.prompt()
+            assert answer.startswith("nothing")
+            assert f"[{name} is hidden from commands in the sandbox, which see an empty file that they " in answer
+
+
+@pytest.mark.parametrize("name", [".env.example", "plain.txt", "node_modules/.env"])
+async def test_other_files_of_the_project_are_not_hidden(sandbox: ReviewSettings, secretive: Path, name: str) -> None:
+    async with converse(secretive, sandbox, in_turn(run(READ.format(name)))) as talk:
+        assert await talk.prompt() == "SECRET_KEY=real\n\n"
+
+
+@pytest.mark.parametrize("options", [{"expose": [".env"]}, {"allow": ["file_editor:.env"]}])
+async def test_private_file_that_the_user_shows_is_seen(
+    sandbox: ReviewSettings, secretive: Path, options: dict[str, Any]
+) -> None:
+    settings = replace(sandbox, expose=options.pop("expose", []))
+    async with converse(secretive, settings, in_turn(run(READ.format(".env"))), **options) as talk:
+        assert await talk.prompt() == "SECRET_KEY=real\n\n"
+
+
+async def test_private_file_that_git_has_is_seen(sandbox: ReviewSettings, repository: Path) -> None:
+    (repository / ".env").write_text("SECRET_KEY=real\n")
+    model = in_turn(run(READ.format(".env")), run(READ.format(".env")), run("git status --short $(true)"))
+    async with converse(repository, sandbox, model) as talk:
+        assert (await talk.prompt()).startswith("nothing\n")
+        git(repository, "add", ".env")
+        git(repository, "commit", "-qm", "env")
+        assert await talk.prompt() == "SECRET_KEY=real\n\n"
+        assert await talk.prompt() == "[no output]"
+
+
+async def test_private_file_that_the_session_has_made_is_seen(sandbox: ReviewSettings, project: Path) -> None:
+    (project / ".env.example").write_text("PORT_NUMBER=1\n")
+    model = in_turn(run("cp .env.example .env"), run(READ.format(".env")))
+    async with converse(project, sandbox, model) as talk:
+        await talk.prompt()
+        assert await talk.prompt() == "PORT_NUMBER=1\n\n"
+
+
+async def test_changes_of_a_hidden_file_fail_and_are_no_changes(sandbox: ReviewSettings, secretive: Path) -> None:
+    command = "echo x > .env; rm .env; mv .env b; touch .env; chmod 600 .env; ls -a; echo y > new.txt"
+    async with converse(secretive, sandbox, in_turn(run(command)), "reject_once") as talk:
+        answer = await talk.prompt()
+        assert "Read-only file system" in answer
+        assert "Device or resource busy" in answer
+        assert ".env is hidden from commands" in answer
+        text = get_text(talk.questions[0])
+        assert "new.txt" in text
+        assert ".env" not in text
+
+
+async def test_command_that_fails_for_want_of_a_hidden_variable_is_told(
+    sandbox: ReviewSettings, secretive: Path
+) -> None:
+    (secretive / "serve.py").write_text("import os\nprint(os.environ['SECRET_KEY'])\n")
+    model = in_turn(run("python3 serve.py"), run("python3 -c 'raise SystemExit(1)'"))
+    async with converse(secretive, sandbox, model) as talk:
+        assert "[.env, server.key are hidden" in await talk.prompt()
+        assert "hidden" not in await talk.prompt()

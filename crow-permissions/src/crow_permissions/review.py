@@ -7,7 +7,6 @@ import asyncio
 import hashlib
 import os
 import re
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,12 +23,12 @@ from crow_core.session.session import Session
 from crow_core.session.user import PermissionAnswer
 from crow_core.session_state import StateKey
 from crow_core.text import to_line
-from crow_system.git import make_git_environment
 from crow_system.shortening import shorten_line
 
 from crow_permissions.judgement import SessionPermissions
 from crow_permissions.kept_answers import AnswerRule, KeptAnswer, now
 from crow_permissions.lasting import Offer, get_folder
+from crow_permissions.private_files import describe_missed, find_private_files, list_in_git
 from crow_permissions.rules import COMMAND_TOOL
 from crow_permissions.shown_changes import (
     NOTED_LIMIT,
@@ -61,8 +60,6 @@ NAME_CHARACTERS = 200
 UNDOABLE = [("file", "added"), ("file", "changed"), ("file", "removed"), ("folder", "added")]
 """The types and kinds of changes of which /undo can keep the texts."""
 ASKS_BEFORE = "Commands are asked about before they run"
-GIT_TIMEOUT = 5.0
-"""Seconds that git may take to list files."""
 WANTS_OUTSIDE = re.compile(
     r"could not resolve host|temporary failure in name resolution|name or service not known|network is unreachable"
     r"|no address associated|failed to lookup address|dns error|getaddrinfo|ENOTFOUND|EAI_AGAIN|ENETUNREACH"
@@ -87,6 +84,8 @@ class ReviewSettings:
     """True if the user has asked for it, and so is told where it is not possible."""
     expose: Sequence[str] = ()
     hosts: Sequence[str] = ()
+    private: Sequence[str] = ()
+    """Patterns of private files, beside those of private_data.toml."""
 
 
 @dataclass
@@ -120,6 +119,11 @@ class ReviewedCommand:
         if any(script.startswith(os.path.join(folder, "")) for folder in folders):
             changed["BASH_ENV"] = script
         return wrapped, changed
+
+    def describe_missed(self, result: ToolResult) -> str:
+        """Say which hidden files the command wanted, as far as its text and its result tell; "" for none."""
+        command, hidden = str(self.tool_call.arguments.get("command") or ""), self.run.policy.private
+        return describe_missed(command, result, hidden, self.start)
 
     def describe_refused(self) -> str:
         """Say which hosts the command did not reach; "" if it has reached all, or has no network at all."""
@@ -218,7 +222,8 @@ class Review:
         if state.sandbox is None:
             return False
         try:
-            run = await begin_run(state.sandbox, make_policy(session, permissions, self.settings))
+            policy = await work_on_files(make_policy, session, permissions, self.settings)
+            run = await begin_run(state.sandbox, policy)
         except SandboxError as error:
             session.state[OFFLINE].discard(tool_call.id)
             if state.fault != str(error):
@@ -299,6 +304,7 @@ def make_policy(session: Session, permissions: SessionPermissions, settings: Rev
         tuple(own),
         tuple(settings.expose),
         tuple(settings.hosts),
+        tuple(find_private_files(session, permissions.rules, outer, settings.private, settings.expose)),
     )
 
 
@@ -346,23 +352,10 @@ def get_answer_rule(session: Session, tool_call: ToolCall) -> AnswerRule:
 
 def list_tracked(found: ChangeSet) -> set[str]:
     """List the removed files that git has, by their absolute paths."""
-    removed = [each for each in found.shown if each.change.kind == "removed" and each.change.type != "folder"]
-    tracked: set[str] = set()
-    for root in {each.change.layer.root for each in removed}:
-        names = [each.change.path for each in removed if each.change.layer.root == root]
-        try:
-            listed = subprocess.run(
-                ["git", "--literal-pathspecs", "ls-files", "-z", "--", *names[:1000]],
-                cwd=root,
-                env={**os.environ, **make_git_environment()},
-                capture_output=True,
-                timeout=GIT_TIMEOUT,
-                check=True,
-            ).stdout
-        except (OSError, subprocess.SubprocessError):
-            continue
-        tracked |= {os.path.join(root, os.fsdecode(name)) for name in listed.split(b"\0") if name}
-    return tracked
+    removed = [each.change for each in found.shown if each.change.kind == "removed" and each.change.type != "folder"]
+    roots = {change.layer.root for change in removed}
+    names = {root: [change.path for change in removed if change.layer.root == root] for root in roots}
+    return {path for root in roots for path in list_in_git(root, names[root])}
 
 
 async def ask_about_changes(

@@ -6,6 +6,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from glob import escape
 from pathlib import Path
 
 from crow_sandbox import bubblewrap, hidden, layers
@@ -125,7 +126,8 @@ class SandboxRun:
         if program is None:
             raise SandboxError(self.proof.says)
         roots = find_roots(self.policy, self.layers)
-        around = hidden.find_surroundings(env, self.policy.hidden, self.policy.exposed, roots)
+        private = (*self.policy.hidden, *map(escape, self.policy.private))
+        around = hidden.find_surroundings(env, private, self.policy.exposed, roots)
         try:
             mounts = [*self._make_mounts(around, roots, folders), *make_readable(readable)]
             place = find_cwd(cwd, mounts)
