@@ -922,9 +922,9 @@ async def test_private_files_of_the_project_are_hidden_from_commands(
     (secretive / name).parent.mkdir(exist_ok=True)
     (secretive / name).write_text("SECRET_KEY=real\n")
     (secretive / "read.py").write_text(f"import sys\nprint(open({name!r}).read() or 'nothing', *sys.argv)")
-    settings, rules = replace(sandbox, private=["customers.*"]), {"deny": ["*:docs/secret*"]}
+    settings = replace(sandbox, private=["customers.*"])
     model = in_turn(run("python3 read.py"), run(f"python3 read.py '{name}'"))
-    async with converse(secretive, settings, model, **rules) as talk:
+    async with converse(secretive, settings, model, deny=["*:docs/secret*"]) as talk:
         assert await talk.prompt() == "nothing read.py\n"
         assert talk.questions == []
         if not name.startswith("docs"):  # the rule denies a command that names it
@@ -957,6 +957,24 @@ async def test_private_file_that_git_has_is_seen(sandbox: ReviewSettings, reposi
         git(repository, "commit", "-qm", "env")
         assert await talk.prompt() == "SECRET_KEY=real\n\n"
         assert await talk.prompt() == "[no output]"
+
+
+async def test_private_file_that_the_repository_of_a_folder_has_is_seen(
+    sandbox: ReviewSettings, repository: Path
+) -> None:
+    for folder in (repository / "sub", repository / "wt"):
+        folder.mkdir()
+    git(repository / "sub", "init", "-q")
+    git(repository, "worktree", "add", "-q", "wt")
+    (repository / "dev.txt").write_text("SECRET_KEY=real\n")
+    (repository / ".env").symlink_to("dev.txt")
+    for folder, name in ((repository / "sub", ".env"), (repository / "wt", ".env"), (repository, "dev.txt")):
+        (folder / name).write_text("SECRET_KEY=real\n")
+        git(folder, "add", "-f", name)
+        git(folder, "commit", "-qm", "env")
+    model = in_turn(run("cat sub/.env wt/.env dev.txt .env $(true)"))
+    async with converse(repository, sandbox, model) as talk:
+        assert await talk.prompt() == "SECRET_KEY=real\n" * 4
 
 
 async def test_private_file_that_the_session_has_made_is_seen(sandbox: ReviewSettings, project: Path) -> None:

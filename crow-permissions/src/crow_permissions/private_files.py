@@ -33,10 +33,12 @@ NAMES_LIMIT = 5_000
 """Names that are looked at in a folder."""
 NEW_NAMES_LIMIT = 20_000
 """Names that are looked at before a command; the next command goes on."""
-HIDDEN_LIMIT = 100
+HIDDEN_LIMIT = 50
 """Files that are hidden; the outer ones first."""
 RECENT_NS = 50_000_000
 """The time within which a folder may change twice without a new time of its change."""
+GIT_NAMES = 1_000
+"""Names that git is given at once."""
 GIT_TIMEOUT = 5.0
 """Seconds that git may take to list files."""
 VARIABLE = re.compile(r"^\s*(?:export\s+)?([A-Z][A-Z0-9_]{3,})\s*=", re.MULTILINE)
@@ -62,8 +64,10 @@ class PrivateFiles:
     """What is known of the folders of a session."""
 
     folders: dict[str, KnownFolder] = field(default_factory=dict[str, KnownFolder])
-    in_git: dict[str, tuple[object, Collection[str]]] = field(default_factory=dict[str, tuple[object, Collection[str]]])
-    """For each root: what the list depends on, and the files that git has."""
+    in_git: dict[Path, tuple[object, Collection[str]]] = field(
+        default_factory=dict[Path, tuple[object, Collection[str]]]
+    )
+    """For each repository: what the list depends on, and the private files that git has."""
 
 
 PRIVATE_FILES = StateKey("private_files", PrivateFiles)
@@ -92,16 +96,12 @@ def find_private_files(
             return False
         return not any(rule.matches(EDITOR, form) for rule in allowing for form in forms)
 
-    found: list[str] = []
-    for root in roots:
-        paths = list(islice(scan(root, state.folders, is_private), HIDDEN_LIMIT - len(found)))
-        if paths:
-            known = find_in_git(root, paths, state)
-            found += [path for path in paths if path not in known]
-    if found:
-        made = {edit["path"] for entry in session.log for edit in list_edits(entry) if edit.get("before") is None}
-        found = [path for path in found if path not in made]
-    return found
+    found = [path for root in roots for path in scan(root, state.folders, is_private)]
+    if not found:
+        return []
+    made = {edit["path"] for entry in session.log for edit in list_edits(entry) if edit.get("before") is None}
+    shown = made | find_in_git(found, state)
+    return [path for path in found if path not in shown][:HIDDEN_LIMIT]
 
 
 def matches(patterns: Sequence[str], name: str) -> bool:
@@ -145,41 +145,48 @@ def read_folder(path: str, changed: int, is_private: Callable[[str], bool]) -> t
                 if entry.name not in INSTALLED:
                     folders.append(entry.path)
             elif is_private(entry.path):
-                private.append(entry.path)
+                private.append(os.path.realpath(entry.path))
     is_settled = time_ns() - changed > RECENT_NS
     return KnownFolder(changed if is_settled else 0, folders, private), count
 
 
-def find_in_git(root: str, paths: Sequence[str], state: PrivateFiles) -> Collection[str]:
-    """Find those of the files in a root that git has; git is asked again only if its index may have changed."""
-    top = next((each for each in (Path(root), *Path(root).parents) if (each / ".git").exists()), None)
-    if top is None:
-        return ()
-    try:
-        key = os.stat(top / ".git" / "index").st_mtime_ns, *paths
-    except OSError:  # the index of a worktree is elsewhere
-        key = None
-    before, found = state.in_git.get(root, (None, ()))
-    if key is None or key != before:
-        found = list_in_git(root, [os.path.relpath(path, root) for path in paths])
-        state.in_git[root] = key, found
+def find_in_git(paths: Iterable[str], state: PrivateFiles) -> set[str]:
+    """Find those of the files that git has; it is asked again only if the index of a repository may have changed."""
+    repositories: dict[Path, list[str]] = {}
+    for path in paths:
+        if top := next((each for each in Path(path).parents if (each / ".git").exists()), None):
+            repositories.setdefault(top, []).append(path)
+    found = set[str]()
+    for top, inside in repositories.items():
+        try:
+            key = os.stat(top / ".git" / "index").st_mtime_ns, *inside
+        except OSError:  # the index of a worktree is elsewhere
+            key = None
+        before, known = state.in_git.get(top, (None, ()))
+        if key is None or key != before:
+            known = list_in_git(top, [os.path.relpath(path, top) for path in inside])
+            state.in_git[top] = key, known
+        found.update(known)
     return found
 
 
 def list_in_git(root: str | os.PathLike[str], names: Sequence[str]) -> set[str]:
     """List those of the files, whose paths are from the root, that git has, by their absolute paths."""
-    try:
-        listed = subprocess.run(
-            ["git", "--literal-pathspecs", "ls-files", "-z", "--", *names[:1000]],
-            cwd=root,
-            env={**os.environ, **make_git_environment()},
-            capture_output=True,
-            timeout=GIT_TIMEOUT,
-            check=True,
-        ).stdout
-    except (OSError, subprocess.SubprocessError):
-        return set()
-    return {os.path.join(root, os.fsdecode(name)) for name in listed.split(b"\0") if name}
+    found = set[str]()
+    for start in range(0, len(names), GIT_NAMES):
+        try:
+            listed = subprocess.run(
+                ["git", "--literal-pathspecs", "ls-files", "-z", "--", *names[start : start + GIT_NAMES]],
+                cwd=root,
+                env={**os.environ, **make_git_environment()},
+                capture_output=True,
+                timeout=GIT_TIMEOUT,
+                check=True,
+            ).stdout
+        except (OSError, subprocess.SubprocessError):
+            break
+        found |= {os.path.join(root, os.fsdecode(name)) for name in listed.split(b"\0") if name}
+    return found
 
 
 def describe_missed(command: str, result: ToolResult, hidden: Sequence[str], start: str) -> str:
