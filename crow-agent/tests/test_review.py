@@ -43,7 +43,7 @@ from crow_permissions.review import REVIEW, ReviewSettings
 from crow_permissions.taint import taint
 from crow_sandbox.layers import remove_tree
 from crow_sandbox.sandbox import Sandbox
-from crow_testing.databases import unable
+from crow_testing.skipping import unable
 from fastmcp import FastMCP
 from fastmcp.tools.base import ToolResult as ForeignResult
 from msgspec import UNSET

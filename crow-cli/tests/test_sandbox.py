@@ -4,7 +4,7 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
-from crow_testing.databases import unable
+from crow_testing.skipping import unable
 
 if TYPE_CHECKING:
     from conftest import Machine

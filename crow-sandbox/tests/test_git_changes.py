@@ -3,16 +3,14 @@
 import os
 import re
 import subprocess
-import tempfile
 import time
-from functools import cache
 from pathlib import Path
 
 import pytest
 from crow_sandbox.changes import read_changes
 from crow_sandbox.git_changes import classify_git_path, split_git_changes
 from crow_sandbox.layers import Layer
-from crow_sandbox.sandbox import prove
+from crow_testing.views import enter_view
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -20,16 +18,6 @@ PERSON = {f"GIT_{role}_{key}": "a@b" for role in ("AUTHOR", "COMMITTER") for key
 ENVIRONMENT = {**os.environ, **PERSON, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
 INIT = "git init -qb main .; echo a > a; git add .; git commit -qm a;"
 ADD = 'git -c protocol.file.allow=always submodule --quiet add "file://$PWD/.git" libs/sub; git commit -qm sub;'
-
-
-@cache
-def find_bubblewrap() -> str:
-    """Return the bubblewrap that makes views here; skip the test where none does, or fail if all tests are to run."""
-    with tempfile.TemporaryDirectory() as folder:
-        proof = prove(Path(folder))
-    if proof.overlay is None:
-        (pytest.fail if os.environ.get("CROW_TEST_ALL") == "1" else pytest.skip)(proof.says)
-    return proof.overlay.program
 
 
 def run(root: Path, script: str, *before: str) -> None:
@@ -43,21 +31,7 @@ def summarize(folder: Path, before: str, command: str, inside: str = "") -> tupl
         path.mkdir()
     run(folder / "root", before)
     root = os.fspath(layer.root)
-    view = ["--overlay-src", root, "--overlay", os.fspath(layer.upper), os.fspath(layer.work), root]
-    run(
-        layer.root,
-        command,
-        find_bubblewrap(),
-        "--unshare-all",
-        "--ro-bind",
-        "/",
-        "/",
-        "--dev",
-        "/dev",
-        *view,
-        "--chdir",
-        root,
-    )
+    run(layer.root, command, *enter_view(layer))
     repositories, shown = split_git_changes(read_changes(layer))
     lines = [line.replace(root, "ROOT") for line in map(str, repositories)]
     return [re.sub(r"\b[0-9a-f]{7}\b", "X", line) for line in lines], [change.path for change in shown]
