@@ -121,8 +121,8 @@ async def run_reviewed(command: Sequence[str], *, applies: bool, discard: bool) 
     own = (str(home.config), str(home.data))
     rules, session = load_context(Path(folder), None).permissions, make_session(Path(folder))
     private = find_private_files(session, rules.rules, [folder], permissions.private, settings.expose)
-    exposed, hosts = tuple(settings.expose), tuple(settings.hosts)
-    run = await made.begin(Policy("review", (folder,), (), own, exposed, hosts, tuple(private)))
+    policy = Policy("review", (folder,), (), own, tuple(settings.expose), tuple(settings.hosts), private=tuple(private))
+    run = await made.begin(policy)
     try:
         shell = ["/bin/sh", "-c", *command] if len(command) == 1 else ["/usr/bin/env", "--", *command]
         words, env = run.wrap(shell, dict(os.environ), folder, ())

@@ -227,7 +227,6 @@ def permissions(
             return None
         permissions, refused = get_permissions(session), command.describe_refused()
         result = add_note(result, refused) if refused else result
-        result = add_note(result, missed) if (missed := command.describe_missed(result)) else result
         if (
             (refused or wants_outside(result))
             and result.meta.get("crow/exit")

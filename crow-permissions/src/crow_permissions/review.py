@@ -122,8 +122,9 @@ class ReviewedCommand:
 
     def describe_missed(self, result: ToolResult) -> str:
         """Say which hidden files the command wanted, as far as its text and its result tell; "" for none."""
-        command, hidden = str(self.tool_call.arguments.get("command") or ""), self.run.policy.private
-        return describe_missed(command, result, hidden, self.start)
+        arguments = self.tool_call.arguments
+        command = str(arguments.get("command") or arguments.get("input") or "")
+        return describe_missed(command, result, self.run.policy.private, self.start)
 
     def describe_refused(self) -> str:
         """Say which hosts the command did not reach; "" if it has reached all, or has no network at all."""
@@ -304,7 +305,7 @@ def make_policy(session: Session, permissions: SessionPermissions, settings: Rev
         tuple(own),
         tuple(settings.expose),
         tuple(settings.hosts),
-        tuple(find_private_files(session, permissions.rules, outer, settings.private, settings.expose)),
+        private=tuple(find_private_files(session, permissions.rules, outer, settings.private, settings.expose)),
     )
 
 
@@ -474,6 +475,8 @@ async def settle_changes(
     found, decision, run = ChangeSet(), None, command.run
     result.meta["crow/stays"] = []
     try:
+        if missed := await work_on_files(command.describe_missed, result):
+            result = add_note(result, missed)
         found = await work_on_files(sort_for, session, permissions, command)
         if found.left:
             result = add_note(result, f"Never applied, as no ordinary files: {', '.join(found.left[:12])}")
