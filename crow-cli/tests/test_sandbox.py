@@ -4,7 +4,7 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
-from crow_testing.databases import unable
+from crow_testing.skipping import unable
 
 if TYPE_CHECKING:
     from conftest import Machine
@@ -75,5 +75,7 @@ async def test_sandbox_is_off_where_the_settings_say_so(machine: "Machine") -> N
 async def test_settings_of_the_sandbox_are_checked(machine: "Machine") -> None:
     machine.configure('[sandbox]\nlevel = "workspace"\n')
     assert "sandbox" in (await machine.crow("status")).err
-    machine.configure('[sandbox]\nexpose = ["everything"]\n')
-    assert "sandbox" in (await machine.crow("status")).err
+    machine.configure('[sandbox]\nexpose = [".env", "everything"]\n')
+    assert "'everything' is neither a file, such as '.env', nor one of ssh-agent" in (await machine.crow("status")).err
+    machine.configure('[sandbox]\nexpose = [".env", "ssh-agent"]\n')
+    assert "everything" not in (await machine.crow("status")).err

@@ -13,6 +13,7 @@ import pytest
 from crow_sandbox.layers import remove_tree
 from crow_sandbox.policy import Level, Policy
 from crow_sandbox.sandbox import Sandbox, SandboxRun
+from crow_testing.skipping import unable
 
 
 @dataclass
@@ -55,13 +56,6 @@ class World:
         return self.run(os.path.realpath(sys.executable), "-I", "-S", "-c", script, **fields)  # type: ignore[arg-type]
 
 
-def skip_or_fail(reason: str) -> None:
-    """Skip a test that cannot run here; fail it if CROW_TEST_ALL=1 requires all tests to run."""
-    if os.environ.get("CROW_TEST_ALL") == "1":
-        pytest.fail(reason)
-    pytest.skip(reason)
-
-
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="crow-world-") as folder:
@@ -73,7 +67,7 @@ def world() -> Iterator[World]:
         sandbox = Sandbox(home / ".local/share/crow/sandbox", temporary=(str(temporary),))
         standing = asyncio.run(sandbox.prove("review"))
         if standing.level != "review":
-            skip_or_fail(f"commands do not run on a copy-on-write view here: {standing.says}")
+            unable(f"commands do not run on a copy-on-write view here: {standing.says}")
         world = World(base, home, home / "project", home / "beside", sandbox)
         (world.root / "file").write_text("the root's\n")
         (world.beside / "file").write_text("outside\n")

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import stat
 import subprocess
 import tempfile
 import traceback
@@ -10,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from errno import ENOSPC
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,17 +16,7 @@ from crow_sandbox.applying import apply_changes, finish_applying, read_before_af
 from crow_sandbox.changes import LayerChange, list_files, read_changes, read_contents
 from crow_sandbox.layers import Layer
 from crow_sandbox.policy import SandboxError
-from crow_sandbox.sandbox import prove
-
-
-@cache
-def find_bubblewrap() -> str:
-    """Return the bubblewrap that makes views here; skip the test where none does, or fail if all tests are to run."""
-    with tempfile.TemporaryDirectory() as folder:
-        proof = prove(Path(folder))
-    if proof.overlay is None:
-        (pytest.fail if os.environ.get("CROW_TEST_ALL") == "1" else pytest.skip)(proof.says)
-    return proof.overlay.program
+from crow_testing.views import enter_view, snapshot
 
 
 @dataclass
@@ -44,13 +32,7 @@ class View:
 
     def sh(self, script: str) -> None:
         """Run a script on the view."""
-        subprocess.run([*self.command(), "bash", "-ec", script], check=True, cwd=self.root)
-
-    def command(self) -> list[str]:
-        root, upper, work = map(os.fspath, (self.layer.root, self.layer.upper, self.layer.work))
-        overlay = ["--overlay-src", root, "--overlay", upper, work, root]
-        namespaces = ["--unshare-all", "--die-with-parent", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"]
-        return [find_bubblewrap(), *namespaces, *overlay, "--chdir", root]
+        subprocess.run([*enter_view(self.layer), "bash", "-ec", script], check=True, cwd=self.root)
 
     def run_on_copy(self, script: str) -> dict[str, object]:
         """Run a script on a copy of the folder, and return what that holds then."""
@@ -78,24 +60,6 @@ def make_view(folder: Path, script: str = "", runs: Path | None = None) -> View:
         (run / name).mkdir(parents=True)
     (run / "start").touch()
     return View(Layer(root, run / "upper", run / "work", (run / "start").stat().st_ctime_ns), run)
-
-
-def snapshot(root: Path, now: int) -> dict[str, object]:
-    """Read what a folder holds: permissions, contents, attributes, and the times of files that are before `now`."""
-    found: dict[str, object] = {}
-    for folder, folders, files in os.walk(root):
-        for name in [*folders, *files]:
-            path = os.path.join(folder, name)
-            status = os.lstat(path)
-            entry: list[object] = [stat.S_IFMT(status.st_mode)]
-            if stat.S_ISLNK(status.st_mode):
-                entry += [os.readlink(path)]
-            else:
-                entry += [stat.S_IMODE(status.st_mode)]
-            if stat.S_ISREG(status.st_mode):
-                entry += [Path(path).read_bytes(), min(status.st_mtime_ns, now)]
-            found[os.path.relpath(path, root)] = (*entry, *os.listxattr(path, follow_symlinks=False))
-    return found
 
 
 def check(folder: Path, before: str, command: str) -> list[tuple[str, str, str]]:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from crow_sandbox.network import Network, describe_refused
 from crow_sandbox.policy import SandboxError
+from crow_testing.skipping import unable
 
 pytestmark = [pytest.mark.anyio, pytest.mark.skipif(sys.platform != "linux", reason="namespaces are Linux's")]
 
@@ -24,13 +25,6 @@ PYTHON = os.path.realpath(sys.executable)
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
-
-
-def skip_or_fail(reason: str) -> None:
-    """Skip a test that cannot run here; fail it if CROW_TEST_ALL=1 requires all tests to run."""
-    if os.environ.get("CROW_TEST_ALL") == "1":
-        pytest.fail(reason)
-    pytest.skip(reason)
 
 
 def find_bubblewrap() -> str:
@@ -83,7 +77,7 @@ async def open_world(hosts: Sequence[str] = ()) -> AsyncGenerator[World]:
         await network.open(world.bubblewrap)
         try:
             if not network.enter:
-                skip_or_fail(network.says)
+                unable(network.says)
             yield world
         finally:
             await network.close()
@@ -239,7 +233,7 @@ async def test_program_that_asks_for_a_refused_host_ends_with_its_name(program: 
 
 async def test_program_reaches_an_allowed_host():
     if not shutil.which("curl"):
-        skip_or_fail("curl is not installed")
+        unable("curl is not installed")
     async with open_world() as world:
         for host in (f"127.0.0.1:{world.server}", f"localhost:{world.server}"):
             world.network.allow(host)
@@ -324,7 +318,7 @@ async def test_commands_have_no_way_out_where_nsenter_is_not_installed(monkeypat
     world = World(network, 0, find_bubblewrap())
     code, out = await world.run(PYTHON, "-I", "-S", "-c", "import socket; socket.create_connection(('1.1.1.1', 443))")
     if "namespace" in out:
-        skip_or_fail(out)
+        unable(out)
     assert code == 1
     assert "Network is unreachable" in out
     await network.close()

@@ -18,16 +18,10 @@ from crow_sandbox import landlock, programs, sandbox
 from crow_sandbox.layers import remove_tree
 from crow_sandbox.policy import Level, Policy, SandboxError
 from crow_sandbox.seatbelt import make_profile
+from crow_testing.skipping import unable
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there is no sandbox on Windows")
 PYTHON = os.path.realpath(sys.executable)
-
-
-def skip_or_fail(reason: str) -> None:
-    """Skip a test that cannot run here; fail it if CROW_TEST_ALL=1 requires all tests to run."""
-    if os.environ.get("CROW_TEST_ALL") == "1":
-        pytest.fail(reason)
-    pytest.skip(reason)
 
 
 @dataclass
@@ -81,7 +75,7 @@ def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
             monkeypatch.setattr(sandbox, "prove", lambda folder: sandbox.Proof(None, None, "Namespaces are forbidden."))
         says = asyncio.run(programs.prove_limits("workspace", made.data))
         if request.param not in says.says or says.level == "off":
-            skip_or_fail(f"{request.param} does not limit programs here: {says.says}")
+            unable(f"{request.param} does not limit programs here: {says.says}")
         yield made
         assert os.listdir(made.data) == []
         remove_tree(base)
@@ -239,7 +233,7 @@ def test_variables_of_a_program_start_nothing_outside_of_its_sandbox(place: Plac
 def compile_trap(folder: Path, planted: Path) -> str:
     """Make a library that makes a file when it is loaded."""
     if shutil.which("cc") is None:
-        skip_or_fail("there is no C compiler here")
+        unable("there is no C compiler here")
     source, library = folder / "trap.c", folder / "trap.so"
     source.write_text(
         "#include <fcntl.h>\nunsigned la_version(unsigned v) { return v; }\n"
@@ -291,7 +285,7 @@ def test_folder_that_holds_everything_is_refused(place: Place, root: str) -> Non
 
 def test_hosts_are_refused_where_they_cannot_be_told_apart(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     if not landlock.read_version():
-        skip_or_fail("there is no Landlock here")
+        unable("there is no Landlock here")
     with pytest.raises(SandboxError, match="some hosts"):
         landlock.limit(Policy("workspace", (), hosts=("pypi.org",)), ["true"], {}, place.base / "temporary")
 

@@ -1,20 +1,16 @@
 """Random commands leave the same on a view, after its changes are applied, as without one."""
 
 import json
-import os
-import stat
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 
-import pytest
 from crow_sandbox.applying import apply_changes
 from crow_sandbox.changes import read_changes
 from crow_sandbox.layers import Layer
-from crow_sandbox.sandbox import prove
+from crow_testing.views import enter_view, snapshot
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -55,34 +51,9 @@ TREES = st.lists(
 )
 
 
-@cache
-def find_bubblewrap() -> str:
-    """Return the bubblewrap that makes views here; skip the test where none does, or fail if all tests are to run."""
-    with tempfile.TemporaryDirectory() as folder:
-        proof = prove(Path(folder))
-    if proof.overlay is None:
-        (pytest.fail if os.environ.get("CROW_TEST_ALL") == "1" else pytest.skip)(proof.says)
-    return proof.overlay.program
-
-
 def perform(operations: Sequence[object], folder: Path, *before: str) -> None:
     command = [*before, sys.executable, "-SEc", PERFORM, json.dumps(operations)]
     subprocess.run(command, check=True, cwd=folder)
-
-
-def snapshot(root: Path, now: int) -> dict[str, object]:
-    found: dict[str, object] = {}
-    for folder, folders, files in os.walk(root):
-        for name in [*folders, *files]:
-            path = os.path.join(folder, name)
-            status = os.lstat(path)
-            entry: tuple[object, ...] = (oct(status.st_mode), *os.listxattr(path, follow_symlinks=False))
-            if stat.S_ISLNK(status.st_mode):
-                entry = (os.readlink(path),)
-            elif stat.S_ISREG(status.st_mode):
-                entry = (*entry, Path(path).read_bytes(), min(status.st_mtime_ns, now))
-            found[os.path.relpath(path, root)] = entry
-    return found
 
 
 @given(TREES, OPERATIONS)
@@ -97,23 +68,11 @@ def test_random_commands_leave_the_same_as_without_a_view(tree: list[object], op
         subprocess.run(["cp", "-a", root, copy], check=True)
         (folder / "start").touch()
         now = (folder / "start").stat().st_ctime_ns
-        view = [
-            find_bubblewrap(),
-            "--unshare-all",
-            "--ro-bind",
-            "/",
-            "/",
-            "--dev",
-            "/dev",
-            "--overlay-src",
-            os.fspath(root),
-        ]
-        view += ["--overlay", os.fspath(upper), os.fspath(work), os.fspath(root), "--chdir", os.fspath(root)]
+        layer = Layer(root, upper, work, now)
         before = snapshot(root, now)
-        perform(operations, root, *view)
+        perform(operations, root, *enter_view(layer))
         perform(operations, copy)
         assert snapshot(root, now) == before
-        layer = Layer(root, upper, work, now)
         changes = read_changes(layer)
         assert not [change for change in changes if change.conflicts]
         apply_changes(changes, folder)

@@ -7,10 +7,12 @@ import socket
 import stat
 import subprocess
 import sys
+from errno import ENOSPC
 from pathlib import Path
 
 import pytest
 from crow_sandbox import bubblewrap, layers
+from crow_sandbox.applying import apply_changes, finish_applying
 from crow_sandbox.layers import is_in_use, remove_run, remove_tree
 from crow_sandbox.policy import Policy, SandboxError
 from crow_sandbox.sandbox import Sandbox
@@ -467,3 +469,25 @@ for host in ('refused.example', 'allowed.invalid'):
     assert "refused.example" in refused
     assert (world.root / "made").exists() == (level == "workspace")
     (world.root / "made").unlink(missing_ok=True)
+
+
+def test_run_of_which_a_part_is_applied_is_kept_and_finished_later(world):
+    run, steps = begin(world, world.root), iter(range(100))
+    world.shell("echo one > part; echo two > file", run=run)
+    before = (world.root / "file").read_text()
+
+    def fill_disk() -> None:
+        if next(steps) > 4:
+            raise OSError(ENOSPC, os.strerror(ENOSPC))
+
+    with pytest.raises(SandboxError, match="Earlier files are kept in"):
+        apply_changes(run.read_changes(), run.folder, fill_disk)
+    assert run.is_unfinished
+    run.remove()
+    assert run.folder.exists()
+    (sentence,) = finish_applying(world.sandbox.folder)
+    assert "they are applied now" in sentence
+    assert not run.folder.exists()
+    assert (world.root / "file").read_text() == "two\n"
+    (world.root / "part").unlink()
+    (world.root / "file").write_text(before)

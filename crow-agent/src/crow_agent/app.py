@@ -230,7 +230,10 @@ def make_review_settings(config: Config, home: Home, *, attended: bool) -> Revie
     sandbox = config.sandbox
     if sandbox.level == "off" or not (attended or sandbox.level):
         return None
-    return ReviewSettings(home.data / "sandbox", sandbox.level == "review", sandbox.expose, sandbox.hosts)
+    private = config.permissions.private
+    return ReviewSettings(
+        home.data / "sandbox", sandbox.level == "review", sandbox.expose, sandbox.hosts, private=private
+    )
 
 
 def make_taint_options(config: Config, home: Home, trust: TrustedFolders, env: Mapping[str, str]) -> dict[str, Any]:

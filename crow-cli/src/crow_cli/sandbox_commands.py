@@ -102,6 +102,7 @@ def run(applies: bool, discard: bool, command: Sequence[str]) -> None:
 
 async def run_reviewed(command: Sequence[str], *, applies: bool, discard: bool) -> int:
     """Run a command, show and apply what it changed, and return its exit code. Raises SandboxError, ConfigError."""
+    from crow_permissions.private_files import find_private_files
     from crow_permissions.shown_changes import describe_changes, sort_changes
     from crow_sandbox.applying import finish_applying
     from crow_sandbox.policy import Policy, SandboxError
@@ -110,20 +111,23 @@ async def run_reviewed(command: Sequence[str], *, applies: bool, discard: bool) 
     from crow_cli.explanation import load_context, make_session
 
     home, folder = Home.find(os.environ), str(Path.cwd())
-    settings = load_config(home, os.environ).sandbox
+    config = load_config(home, os.environ)
+    settings, permissions = config.sandbox, config.permissions
     made = Sandbox(home.data / "sandbox")
     if (standing := await made.prove("review")).level != "review":
         raise SandboxError(standing.says)
     for sentence in await asyncio.to_thread(finish_applying, home.data / "sandbox"):
         print_note(sentence)
     own = (str(home.config), str(home.data))
-    run = await made.begin(Policy("review", (folder,), (), own, tuple(settings.expose), tuple(settings.hosts)))
+    rules, session = load_context(Path(folder), None).permissions, make_session(Path(folder))
+    private = find_private_files(session, rules.rules, [folder], permissions.private, settings.expose)
+    policy = Policy("review", (folder,), (), own, tuple(settings.expose), tuple(settings.hosts), private=tuple(private))
+    run = await made.begin(policy)
     try:
         shell = ["/bin/sh", "-c", *command] if len(command) == 1 else ["/usr/bin/env", "--", *command]
         words, env = run.wrap(shell, dict(os.environ), folder, ())
         code = (await asyncio.to_thread(subprocess.run, words, env=env, cwd=folder)).returncode
-        rules = load_context(Path(folder), None).permissions
-        found = sort_changes(make_session(Path(folder)), rules.rules, own, rules.protected, run.read_changes())
+        found = sort_changes(session, rules.rules, own, rules.protected, run.read_changes())
         if not found.shown:
             print_note("The command changed nothing.")
             return code

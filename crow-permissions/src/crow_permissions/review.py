@@ -7,7 +7,6 @@ import asyncio
 import hashlib
 import os
 import re
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,16 +17,18 @@ from crow_core.content import to_announcement
 from crow_core.masking import mask
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.tool import ToolCall
+from crow_core.messages.message import find_prompts, list_edits
 from crow_core.messages.notes import EditNotes
 from crow_core.session.session import Session
 from crow_core.session.user import PermissionAnswer
 from crow_core.session_state import StateKey
 from crow_core.text import to_line
-from crow_system.git import make_git_environment
+from crow_system.shortening import shorten_line
 
 from crow_permissions.judgement import SessionPermissions
 from crow_permissions.kept_answers import AnswerRule, KeptAnswer, now
 from crow_permissions.lasting import Offer, get_folder
+from crow_permissions.private_files import describe_missed, find_private_files, list_in_git
 from crow_permissions.rules import COMMAND_TOOL
 from crow_permissions.shown_changes import (
     NOTED_LIMIT,
@@ -54,11 +55,11 @@ UNDO_BYTES = 500_000
 UNDO_FILES = 200
 UNDO_CHARACTERS = 2_000_000
 """How many files of one command, and how many characters in them, are kept for /undo."""
+NAME_CHARACTERS = 200
+"""Characters of a path that a fault names."""
 UNDOABLE = [("file", "added"), ("file", "changed"), ("file", "removed"), ("folder", "added")]
 """The types and kinds of changes of which /undo can keep the texts."""
 ASKS_BEFORE = "Commands are asked about before they run"
-GIT_TIMEOUT = 5.0
-"""Seconds that git may take to list files."""
 WANTS_OUTSIDE = re.compile(
     r"could not resolve host|temporary failure in name resolution|name or service not known|network is unreachable"
     r"|no address associated|failed to lookup address|dns error|getaddrinfo|ENOTFOUND|EAI_AGAIN|ENETUNREACH"
@@ -83,6 +84,8 @@ class ReviewSettings:
     """True if the user has asked for it, and so is told where it is not possible."""
     expose: Sequence[str] = ()
     hosts: Sequence[str] = ()
+    private: Sequence[str] = ()
+    """Patterns of private files, beside those of private_data.toml."""
 
 
 @dataclass
@@ -117,6 +120,12 @@ class ReviewedCommand:
             changed["BASH_ENV"] = script
         return wrapped, changed
 
+    def describe_missed(self, result: ToolResult) -> str:
+        """Say which hidden files the command wanted, as far as its text and its result tell; "" for none."""
+        arguments = self.tool_call.arguments
+        command = str(arguments.get("command") or arguments.get("input") or "")
+        return describe_missed(command, result, self.run.policy.private, self.start)
+
     def describe_refused(self) -> str:
         """Say which hosts the command did not reach; "" if it has reached all, or has no network at all."""
         from crow_sandbox.network import describe_refused
@@ -135,6 +144,8 @@ class SessionReview:
     commands: dict[str, ReviewedCommand] = field(default_factory=dict[str, ReviewedCommand])
     """The open commands, by the ids of the tool calls that began them."""
     proving: asyncio.Lock = field(default_factory=asyncio.Lock)
+    applied: list[list[EditNotes]] = field(default_factory=list[list[EditNotes]])
+    """What commands of this turn changed, of each as its result has it."""
 
 
 REVIEW = StateKey("review", SessionReview)
@@ -212,7 +223,8 @@ class Review:
         if state.sandbox is None:
             return False
         try:
-            run = await begin_run(state.sandbox, make_policy(session, permissions, self.settings))
+            policy = await work_on_files(make_policy, session, permissions, self.settings)
+            run = await begin_run(state.sandbox, policy)
         except SandboxError as error:
             session.state[OFFLINE].discard(tool_call.id)
             if state.fault != str(error):
@@ -242,7 +254,14 @@ class Review:
         return session.state[REVIEW].commands.pop(call, None)
 
     async def drop_cancelled(self, session: Session) -> None:
-        """Discard what the commands of a turn changed that was cancelled before their results."""
+        """Discard what the commands of a turn changed that was cancelled before their results; note for /undo what was
+        applied already."""
+        if applied := [*filter(None, session.state[REVIEW].applied)]:
+            told = [list_edits(entry) for entry in session.log[find_prompts(session.log)[-1] :]]
+            for edits in [each for each in applied if each not in told]:
+                session.log.append({"crow": {"kind": "changes", "session": session.id, "changes": edits}})
+            await session.log.written()
+        session.state[REVIEW].applied.clear()
         for call, command in [*session.state[REVIEW].commands.items()]:
             if not command.is_running:
                 self.forget(session, call)
@@ -286,6 +305,7 @@ def make_policy(session: Session, permissions: SessionPermissions, settings: Rev
         tuple(own),
         tuple(settings.expose),
         tuple(settings.hosts),
+        private=tuple(find_private_files(session, permissions.rules, outer, settings.private, settings.expose)),
     )
 
 
@@ -333,23 +353,10 @@ def get_answer_rule(session: Session, tool_call: ToolCall) -> AnswerRule:
 
 def list_tracked(found: ChangeSet) -> set[str]:
     """List the removed files that git has, by their absolute paths."""
-    removed = [each for each in found.shown if each.change.kind == "removed" and each.change.type != "folder"]
-    tracked: set[str] = set()
-    for root in {each.change.layer.root for each in removed}:
-        names = [each.change.path for each in removed if each.change.layer.root == root]
-        try:
-            listed = subprocess.run(
-                ["git", "--literal-pathspecs", "ls-files", "-z", "--", *names[:1000]],
-                cwd=root,
-                env={**os.environ, **make_git_environment()},
-                capture_output=True,
-                timeout=GIT_TIMEOUT,
-                check=True,
-            ).stdout
-        except (OSError, subprocess.SubprocessError):
-            continue
-        tracked |= {os.path.join(root, os.fsdecode(name)) for name in listed.split(b"\0") if name}
-    return tracked
+    removed = [each.change for each in found.shown if each.change.kind == "removed" and each.change.type != "folder"]
+    roots = {change.layer.root for change in removed}
+    names = {root: [change.path for change in removed if change.layer.root == root] for root in roots}
+    return {path for root in roots for path in list_in_git(root, names[root])}
 
 
 async def ask_about_changes(
@@ -357,14 +364,14 @@ async def ask_about_changes(
 ) -> ReviewDecision:
     """Ask the user whether changes are applied; without an answer they are not.
 
-    Raises EndTurn if the client answers that the turn is cancelled.
+    Raises EndTurn if the client answers that the turn is cancelled, and SandboxError if the changes cannot be read.
     """
     tool_call = command.tool_call
     announcement = to_announcement(tool_call, session.cwd)
     count = len(found.list_names()) or len(found.shown)
     told = f"This has run in the sandbox, and would change {count:,} {'file' if count == 1 else 'files'} or folders."
-    text = f"{told}\n\n{describe_changes(found)}"
-    diffs = await asyncio.to_thread(make_diffs, found, session.secrets)
+    text = f"{told}\n\n{await work_on_files(describe_changes, found)}"
+    diffs = await work_on_files(make_diffs, found, session.secrets)
     about = ToolCallFields(
         tool_call_id=tool_call.id,
         title=announcement.title,
@@ -465,10 +472,12 @@ async def settle_changes(
     """
     from crow_sandbox.policy import SandboxError
 
-    found, decision = ChangeSet(), None
+    found, decision, run = ChangeSet(), None, command.run
+    result.meta["crow/stays"] = []
     try:
-        found = await finish_in_thread(sort_for, session, permissions, command)
-        result.meta["crow/stays"] = []
+        if missed := await work_on_files(command.describe_missed, result):
+            result = add_note(result, missed)
+        found = await work_on_files(sort_for, session, permissions, command)
         if found.left:
             result = add_note(result, f"Never applied, as no ordinary files: {', '.join(found.left[:12])}")
         if not found.shown:
@@ -482,17 +491,37 @@ async def settle_changes(
             if decision.choice:
                 result.meta["crow/denied"] = decision.by
             return add_note(result, describe_discarded(found, decision)), found, decision
-        applied = await finish_in_thread(command.run.apply, found.changes)
-        edits, stays = await finish_in_thread(to_edits, applied)
-        result.meta["crow/changes"] = mask(edits, session.secrets)
+        edits, stays = await work_on_files(apply_changes, session, run, found)
+        result.meta["crow/changes"] = edits
         result.meta["crow/stays"] = stays[:NOTED_LIMIT]
     except SandboxError as error:
-        decision = ReviewDecision(False, show_name(str(error)))
         said = show_name(str(error))
-        result = add_note(result, f"What this changed could not be applied: {said} The files are as before.")
+        decision = ReviewDecision(False, said)
+        said = f"What this changed could not be applied: {said}"
+        if run.is_unfinished:
+            del result.meta["crow/stays"]
+            result = add_note(result, f"{said} Some of the files may be changed.")
+        else:
+            result = add_note(result, f"{said} The files are as before.")
     finally:
-        await finish_in_thread(command.run.remove)
+        await finish_in_thread(run.remove)
     return result, found, decision
+
+
+def apply_changes(session: Session, run: "SandboxRun", found: ChangeSet) -> tuple[list[EditNotes], list[str]]:
+    """Apply changes, and return them as edits that can be undone, and what cannot. Raises SandboxError if none are
+    applied.
+
+    The edits are kept for a turn that is cancelled before the result is in the log.
+    """
+    applied = run.apply(found.changes)
+    try:
+        edits, stays = to_edits(applied)
+    except Exception:  # they are applied: whatever fails here, they count as changes that stay
+        edits, stays = [], take_names(found)
+    edits = mask(edits, session.secrets)
+    session.state[REVIEW].applied.append(edits)
+    return edits, stays
 
 
 def return_to_start(session: Session, command: ReviewedCommand, result: ToolResult) -> ToolResult:
@@ -504,6 +533,22 @@ def return_to_start(session: Session, command: ReviewedCommand, result: ToolResu
     if shell := result.meta.get("crow/shell"):
         result.meta["crow/shell"] = {**shell, "folder": command.start}
     return add_note(result, f"{to_line(folder)} does not exist outside of the sandbox; back in {command.start}")
+
+
+async def work_on_files(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Run a function about the files of a command in a thread to its end. Raises SandboxError for whatever fails."""
+    from crow_sandbox.policy import SandboxError
+
+    try:
+        return await finish_in_thread(function, *args, **kwargs)
+    except SandboxError:
+        raise
+    except OSError as error:
+        name = shorten_line(show_name(str(error.filename or "")), NAME_CHARACTERS)
+        raise SandboxError(f"{f'{name}: ' if name else ''}{error.strerror or error}.") from error
+    except Exception as error:  # the command may have made any files, and the turn is not to end for them
+        said = shorten_line(show_name(str(error)), NAME_CHARACTERS)
+        raise SandboxError(f"its files cannot be read ({type(error).__name__}: {said}).") from error
 
 
 async def finish_in_thread(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:

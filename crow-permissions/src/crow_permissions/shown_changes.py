@@ -5,6 +5,7 @@ import re
 import stat
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -29,9 +30,12 @@ DIFF_CHARACTERS = 20_000
 """Characters of each side of a diff that are shown."""
 NAMES_LIMIT = 60
 """Ordinary files that a question names beside those whose change is never left out."""
+PARTS_LIMIT = 20
+"""Files of a new folder that a question names; those that run later are never left out."""
+FOLDER_DIFFS = 10
+"""Files of a new folder that a question shows as diffs."""
 NOTED_LIMIT = 100
 """Paths in the record of a decision."""
-BYTECODE = "__pycache__"
 CACHE = re.compile(
     r"""
     (.*/)? (
@@ -49,7 +53,24 @@ CACHE = re.compile(
 )
 """Matches what programs keep in folders of caches, which is applied without a question. Other files in such a folder
 are asked about as elsewhere."""
+RUNS_BY_GIT = "git reads from it what to run, or which folder it works on"
 KINDS = {"added": "new", "changed": "changed", "removed": "removed"}
+
+
+@dataclass(frozen=True)
+class Part:
+    """A file of a new folder, or a folder in it of which all files are asked about."""
+
+    path: str
+    """The path from the root of the layer."""
+    reason: str = ""
+    files: int = 0
+    """The number of files, for a folder."""
+
+    def describe(self, folder: str) -> str:
+        """Describe the part on one line; `folder` is the new one."""
+        count = f" ({self.files:,} files)" if self.files else ""
+        return show_name(os.path.relpath(self.path, folder)) + count + (f": {self.reason}" if self.reason else "")
 
 
 @dataclass(frozen=True)
@@ -66,6 +87,8 @@ class ShownChange:
     is_git: bool = False
     """True for what git keeps for itself."""
     is_cache: bool = False
+    parts: Sequence[Part] = ()
+    """What is in a new folder, what is asked about first; but for what git keeps for itself."""
 
     @property
     def removes(self) -> bool:
@@ -80,13 +103,21 @@ class ShownChange:
             count = sum(1 for _ in list_removed(change))
             what += f" in place of a folder with {count:,} {'file' if count == 1 else 'files'}, as a {change.type}"
         if change.type == "folder" and not change.mode_only:
-            what += f" folder, {change.files:,} files" if change.files != 1 else " folder, 1 file"
+            count = change.files if change.kind == "removed" else sum(1 for _ in list_new(change))
+            what += f" folder, {count:,} files" if count != 1 else " folder, 1 file"
         elif change.type == "file" and change.kind != "removed" and not change.mode_only:
             what += f", {read_size(self):,} bytes"
         elif change.type == "link" and change.kind != "removed":
             what += f" link to {show_name(read_link(self))}"
         why = f": {self.reason}" if self.reason else ""
-        return f"{self.name} ({what}){why}"
+        return "\n".join([f"{self.name} ({what}){why}", *self._describe_parts()])
+
+    def _describe_parts(self) -> Iterator[str]:
+        """Yield a line for each part that the question names."""
+        count = max(PARTS_LIMIT, sum(1 for part in self.parts if part.reason))
+        yield from (f"  - {part.describe(self.change.path)}" for part in self.parts[:count])
+        if len(self.parts) > count:
+            yield f"  - and {len(self.parts) - count:,} more"
 
 
 @dataclass(frozen=True)
@@ -134,14 +165,14 @@ def sort_changes(
 
     Compiled Python files are dropped: they would run later, and come back by themselves.
     """
-    from crow_sandbox.git_changes import split_git_changes  # imported here, as no session needs it before a command
+    from crow_sandbox.changes import is_compiled  # imported here, as no session needs them before a command
+    from crow_sandbox.git_changes import split_git_changes
 
     shown, left, denied = list[ShownChange](), list[str](), None
     git, _ = split_git_changes(changes)
     data = {change for each in git for change in each.changes}
     for change in changes:
-        parts = change.path.split("/")
-        if BYTECODE in parts or parts[-1].endswith(".pyc") or change.times_only:
+        if is_compiled(change.path) or change.times_only:
             continue
         path = os.path.join(change.layer.root, change.path)
         name = show_name(from_root(session, path))
@@ -152,7 +183,8 @@ def sort_changes(
         verdict, reason = find_reason(session, rules, own, protected, found)
         if verdict == "deny":
             denied = denied or (name, reason)
-        shown.append(replace(found, reason=reason))
+        parts = [] if found.is_git or found.is_cache else list_parts(session, protected, change)
+        shown.append(replace(found, reason=reason or next((part.reason for part in parts), ""), parts=parts))
     shown.sort(key=lambda each: (not each.reason, not each.removes, each.is_git, each.name))
     return ChangeSet(shown, [show_name(str(each)) for each in git], denied, left)
 
@@ -161,17 +193,25 @@ def find_reason(
     session: Session, rules: Rules, own: Sequence[str], protected: Sequence[str], found: ShownChange
 ) -> tuple[Verdict, str]:
     """Find why a change is asked about in every case, or the rule that forbids it."""
+    from crow_sandbox.git_changes import classify_git_path  # imported here, as no session needs it before a command
+
     change, verdict, reason = found.change, cast("Verdict", "allow"), ""
-    for path in list_paths(found):
+    for name in list_names(found):
+        path = os.path.join(change.layer.root, name)
         if is_below_any(path, own, ignore_case=True):
             return "ask", "it is one of crow's own files"
-        if rule := rules.find_for_file(EDITOR, spell_real_path(session, path), writes=True):
+        spellings = spell_real_path(session, path) if rules.has_strict else []
+        if rule := rules.find_for_file(EDITOR, spellings, writes=True):
             if rule[0] == "deny":
                 return "deny", str(rule[1])
             if rule[0] == "ask":
                 verdict, reason = "ask", reason or f"the rule {str(rule[1])!r} says ask"
-        if not (found.is_git or found.is_cache) and (protection := find_protection_below(session, path, protected)):
+        is_part = name != change.path and change.kind != "removed" and not replaces_folder(change)  # see list_parts
+        is_plain = not (found.is_git or found.is_cache or is_part)
+        if is_plain and (protection := find_protection_below(session, path, protected)):
             verdict, reason = "ask", reason or protection
+        if not found.is_git and classify_git_path(change.layer, name) == "runs-later":
+            verdict, reason = "ask", reason or RUNS_BY_GIT
     if change.conflicts:
         return "ask", "somebody else has changed it meanwhile, and that would be lost"
     return verdict, reason
@@ -184,12 +224,50 @@ def find_protection_below(session: Session, path: str, protected: Sequence[str])
     return to_line(found.reason) if found else ""
 
 
-def list_paths(found: ShownChange) -> Iterator[str]:
-    """Yield the absolute paths that a change touches; of a folder that is new or gone, those of its files, too."""
-    yield found.path
+def list_names(found: ShownChange) -> Iterator[str]:
+    """Yield the paths, from the root of the layer, that a change touches; of a folder that is new or gone, those of its
+    files, too."""
     change = found.change
+    yield change.path
     if not found.is_git:
-        yield from (os.path.join(change.layer.root, each) for each in (*list_new(change), *list_removed(change)))
+        yield from (*list_new(change), *list_removed(change))
+
+
+def list_parts(session: Session, protected: Sequence[str], change: "LayerChange") -> list[Part]:
+    """List what is in a new folder; what is protected comes first, a folder that is so as a whole as one part."""
+    from crow_sandbox.git_changes import classify_git_path  # imported here, as no session needs it before a command
+
+    new = [*list_new(change)]
+    base = from_root(session, os.path.join(change.layer.root, change.path)) if new else ""
+    whole, inside, parts = {change.path: ""}, dict[str, list[str]](), list[Part]()
+    reasons: dict[str, str] = {}
+
+    def find_whole(folder: str) -> str:
+        """Find the outermost folder, below the new one, that is protected and holds this one."""
+        if folder not in whole:
+            whole[folder] = find_whole(os.path.dirname(folder))
+            if not whole[folder] and (found := find_protection(f"{base}{folder[len(change.path) :]}/", protected)):
+                whole[folder], reasons[folder] = folder, to_line(found.reason)
+        return whole[folder]
+
+    is_whole = bool(new) and find_protection(f"{base}/", protected) is not None
+    for path in new:
+        git = classify_git_path(change.layer, path)
+        if git == "data":
+            continue
+        if git:
+            parts.append(Part(path, RUNS_BY_GIT))
+        elif is_whole:
+            parts.append(Part(path))
+        elif folder := find_whole(os.path.dirname(path)):
+            inside.setdefault(folder, []).append(path)
+        else:
+            found = find_protection(base + path[len(change.path) :], protected)
+            parts.append(Part(path, to_line(found.reason) if found else ""))
+    for folder, files in inside.items():
+        few = files if len(files) <= PARTS_LIMIT else []
+        parts += [Part(path, reasons[folder]) for path in few] or [Part(folder, reasons[folder], len(files))]
+    return sorted(parts, key=lambda part: (not part.reason, part.path))
 
 
 def show_name(name: str) -> str:
@@ -209,11 +287,11 @@ def replaces_folder(change: "LayerChange") -> bool:
 
 
 def list_new(change: "LayerChange") -> Iterator[str]:
-    """Yield the paths of the files of a folder that is new, from the root of the layer."""
-    from crow_sandbox.changes import list_files  # imported here, as no session needs it before its first command
+    """Yield the paths of the files of a folder that is new and are applied with it, from the root of the layer."""
+    from crow_sandbox.changes import is_compiled, list_files  # imported here, as no session needs them before a command
 
     if change.type == "folder" and change.kind != "removed" and not change.mode_only:
-        yield from list_files(change)
+        yield from (path for path in list_files(change) if not is_compiled(path))
 
 
 def list_removed(change: "LayerChange") -> Iterator[str]:
@@ -267,20 +345,34 @@ def format_list(title: str, changes: Sequence[ShownChange]) -> str:
 
 def make_diffs(found: ChangeSet, secrets: Collection[str]) -> list[DiffContent]:
     """Make the diffs of the files that are text and not too large, in the order of the question."""
-    diffs: list[DiffContent] = []
-    for each in found.shown:
-        if each.is_git or each.is_cache or each.change.type != "file" or each.change.mode_only:
-            continue
-        old = read_text(Path(each.path)) if each.change.kind != "added" else ""
-        new = read_text(each.change.layer.upper / each.change.path) if each.change.kind != "removed" else ""
-        if old is None or new is None:
-            continue
-        old, new = (leave_out(mask(text, secrets), DIFF_CHARACTERS) for text in (old, new))
-        path = os.fsencode(each.path).decode(errors="replace")
-        diffs.append(DiffContent(path=path, old_text=None if each.change.kind == "added" else old, new_text=new))
-        if len(diffs) == DIFFS_LIMIT:
-            break
-    return diffs
+    files = (
+        file for each in found.shown if not (each.is_git or each.is_cache) for file in make_file_diffs(each, secrets)
+    )
+    return [*islice(files, DIFFS_LIMIT)]
+
+
+def make_file_diffs(shown: ShownChange, secrets: Collection[str]) -> Iterator[DiffContent]:
+    """Yield the diff of a file, or those of some files of a new folder."""
+    change = shown.change
+    if change.type == "folder":
+        files = (make_diff(change, part.path, secrets) for part in shown.parts if not part.files)
+        yield from islice(filter(None, files), FOLDER_DIFFS)
+    elif change.type == "file" and not change.mode_only and (diff := make_diff(change, change.path, secrets)):
+        yield diff
+
+
+def make_diff(change: "LayerChange", name: str, secrets: Collection[str]) -> DiffContent | None:
+    """Make the diff of a file that is text and not too large; None for another one."""
+    real, is_new = change.layer.root / name, change.kind == "added"
+    old = "" if is_new else read_text(real)
+    new = read_text(change.layer.upper / name) if change.kind != "removed" else ""
+    if change.type == "folder" and not is_new:  # it takes the place of another one
+        old, is_new = old or "", not os.path.lexists(real)
+    if old is None or new is None:
+        return None
+    old, new = (leave_out(mask(text, secrets), DIFF_CHARACTERS) for text in (old, new))
+    path = os.fsencode(real).decode(errors="replace")
+    return DiffContent(path=path, old_text=None if is_new else old, new_text=new)
 
 
 def read_text(path: Path, limit: int = DIFF_BYTES) -> str | None:

@@ -47,7 +47,7 @@ class ApplyStep(msgspec.Struct, array_like=True):
     """The file type and permissions of the new file."""
     marked: list[MarkedFile] = []
     special: list[bytes] = []
-    """Devices, sockets and pipes in a new folder, which are not applied."""
+    """What is not applied of a new folder: devices, sockets, pipes and compiled files; a folder after what it holds."""
 
 
 class ApplyJournal(msgspec.Struct):

@@ -6,7 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from crow_sandbox.apply_journal import ApplyJournal, ApplyStep, JournalLayer, MarkedFile
-from crow_sandbox.changes import LayerChange, OwnTimes, read_own_times, to_identity, to_type, write_own_times
+from crow_sandbox.changes import (
+    LayerChange,
+    OwnTimes,
+    is_compiled,
+    read_own_times,
+    to_identity,
+    to_type,
+    write_own_times,
+)
 from crow_sandbox.layer_files import list_marks, open_parent_at, read_attribute, read_status, walk
 from crow_sandbox.layers import Layer
 from crow_sandbox.moving import Mover, is_locked, is_writable
@@ -111,13 +119,17 @@ class ApplyPlan:
 
     def add_marked(self, step: ApplyStep, parent: int, name: str, status: os.stat_result) -> None:
         below = walk(parent, name, in_layer=True) if stat.S_ISDIR(status.st_mode) else [("", status)]
+        left: list[bytes] = []
         for found, each in below:
-            if to_type(each) == "other":
-                step.special.append(os.fsencode(found))
-            elif (marks := list_marks(parent, name + found)) or is_locked(each):
+            if to_type(each) == "other" or (found and is_compiled(found)):
+                left.append(os.fsencode(found))
+                if not stat.S_ISDIR(each.st_mode):
+                    continue
+            if (marks := list_marks(parent, name + found)) or is_locked(each):
                 with open_parent_at(parent, name + found) as (holder, last):
                     values = [(mark, read_attribute(holder, last, mark)) for mark in marks]
                 step.marked.append(MarkedFile(os.fsencode(found), stat.S_IMODE(each.st_mode), values))
+        step.special = left[::-1]  # a folder comes after what it holds
 
     def check(self, change: LayerChange, parent: int, name: bytes, old: os.stat_result | None) -> None:
         """Raise SandboxError if the real file has changed since the changes were read."""

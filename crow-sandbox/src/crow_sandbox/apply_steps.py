@@ -8,8 +8,8 @@ from typing import ParamSpec
 
 from crow_sandbox.apply_journal import JOURNAL, ApplyJournal, ApplyStep, replace_journal, write_new_journal
 from crow_sandbox.changes import Identity, to_identity
-from crow_sandbox.layer_files import read_status
-from crow_sandbox.moving import Mover, find
+from crow_sandbox.layer_files import open_parent_at, read_status
+from crow_sandbox.moving import UNLESS_GONE, Mover
 from crow_sandbox.policy import SandboxError
 from crow_sandbox.staging import copy_new, keep_earlier, remove_stages
 
@@ -72,6 +72,8 @@ class ApplySteps:
         if step.kind != "move":
             return
         new, new_name = self.open("new", step)
+        if step.special:
+            self.mover.unlock(new, new_name, step.marked)
         for below in step.special:
             self.mover.remove(new, new_name + below)
         try:
@@ -159,5 +161,5 @@ class ApplySteps:
         parent, name = self.open("layer", step)
         self.mover.unlock(parent, name, step.marked)
         self.mover.set_marks(parent, name, step.marked, present=True)
-        with find(parent, name) as (holder, last):
+        with UNLESS_GONE, open_parent_at(parent, os.fsdecode(name)) as (holder, last):
             self.mover.set_mode(holder, last, step.mode)

@@ -53,7 +53,7 @@ def apply_changes(
         steps.write_journal()
         steps.go_forward()
     except BaseException as error:
-        reason = mover.to_error(error) if isinstance(error, OSError) else error
+        reason = mover.to_error(error) if isinstance(error, Exception) else error
         steps.take_back()
         raise reason from error
     finally:
@@ -92,6 +92,15 @@ def list_below(base: str, path: str, *, relative: bool = False) -> list[str]:
     except OSError as error:
         raise SandboxError(f"{os.path.join(base, path)} cannot be read: {error.strerror}.") from error
     return found if relative else [path + below for below in found]
+
+
+def is_unfinished(run: Path) -> bool:
+    """Tell if changes of a run are applied in part."""
+    try:
+        journal = read_journal(run)
+    except (OSError, msgspec.DecodeError):
+        return True
+    return journal is not None and journal.state != "applied"
 
 
 def finish_applying(folder: Path, before_step: Callable[[], object] = lambda: None) -> Sequence[str]:

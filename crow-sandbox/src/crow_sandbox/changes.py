@@ -125,6 +125,11 @@ def list_files(change: LayerChange) -> Iterator[str]:
         raise SandboxError(f"{change.path} cannot be read: {error.strerror}") from error
 
 
+def is_compiled(path: str) -> bool:
+    """Tell if Python writes a file by itself, and loads it in place of its source; such a file is never applied."""
+    return "__pycache__" in path.split("/") or path.endswith(".pyc")
+
+
 def read_contents(change: LayerChange, limit: int, path: str = "") -> tuple[bytes | None, bytes | None]:
     """Read a file before and after its change, up to `limit` bytes each; the target of a link is its content.
 

@@ -2,6 +2,7 @@
 
 import os
 import re
+import stat
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -12,23 +13,36 @@ from crow_sandbox.layers import Layer
 
 DATA = re.compile(
     r"""
-    objects/[0-9a-f]{2} | objects/[0-9a-f]{2}/([0-9a-f]{38}|[0-9a-f]{62}|tmp_obj_\w+) | objects
-    | objects/pack | objects/pack/[\w.-]+ | objects/info | objects/info/(packs|commit-graph|commit-graphs(/[\w.-]+)?)
-    | (refs|logs|reftable|rr-cache)(/.*)? | packed-refs | index | sharedindex\.\w+ | HEAD | [A-Z]+_HEAD
+    objects/[0-9a-f]{2}/([0-9a-f]{38}|[0-9a-f]{62}|tmp_obj_\w+) | objects/pack/[\w.-]+
+    | objects/info/(packs|commit-graph|commit-graphs/[\w.-]+)
+    | (refs|logs/refs)(/(?!\.)[^/]+)+ | logs/HEAD | reftable/[\w.-]+ | rr-cache/[0-9a-f]+/(pre|post|this)image(\.\d+)?
+    | packed-refs | index | sharedindex\.\w+ | HEAD | [A-Z]+_HEAD
     | (COMMIT_EDIT|MERGE_|SQUASH_|TAG_EDIT)MSG | (NOTES|MERGE|TAG|PULLREQ)_EDITMSG | MERGE_(MODE|RR) | AUTO_MERGE
-    | BISECT_\w+ | description | shallow | gc\.(log|pid) | branches | hooks/[\w-]+\.sample
-    | info | info/(exclude|refs|sparse-checkout)
-    | (rebase-merge|rebase-apply|sequencer)(/(?!.*(todo|opts|strategy|opt$|/)).*)?
+    | BISECT_\w+ | description | shallow | gc\.(log|pid) | hooks/[\w-]+\.sample
+    | info/(exclude|refs|sparse-checkout)
+    | (rebase-merge|rebase-apply|sequencer)/(?!.*(todo|opts|strategy|opt$|script|/)).+
     """,
     re.VERBOSE,
 )
 """The files of a git folder that git reads as data. All others, such as `config`, `hooks` and `info/attributes`, name
 programs that run later, or may."""
+DATA_FOLDERS = re.compile(
+    r"objects(/([0-9a-f]{2}|pack|info|info/commit-graphs))?|(refs|logs)(/(?!\.)[^/]+)*|reftable|rr-cache(/[0-9a-f]+)?"
+    r"|info|branches|rebase-merge|rebase-apply|sequencer"
+)
+"""The folders of a git folder that hold data."""
 WORKTREE_DATA = re.compile(r"gitdir|locked|prunable")
-RUN_LATER = {"hooks", "config", "config.worktree", "attributes", "commondir", "alternates"}
+RUN_LATER = {
+    *("hooks", "config", "config.worktree", "attributes", "commondir", "alternates", "http-alternates", "grafts"),
+    *("remotes", "git-rebase-todo", "todo"),
+}
+ESSENTIAL = {"HEAD", "objects", "refs"}
+"""By these, git takes a folder for a repository."""
 READ_LIMIT = 16 << 20
-COMMON_FOLDER = b"../.."
-"""What git writes into `commondir` of a worktree."""
+LINKS = {"commondir": re.compile(rb"\.\./\.\.\s*"), "gitdir": re.compile(rb"[^\n]+/\.git\n?")}
+"""What git writes into the files of a worktree that name other folders."""
+NAMED_DATA = re.compile(rb"ref: [^\n]*\n?|([0-9a-f]{40,64}( [^\n]*)?(\n|\Z))*")
+"""The content of refs and of their logs."""
 
 
 @dataclass(frozen=True)
@@ -69,25 +83,43 @@ class GitChanges:
         return f"{self.folder or self.layer.root}: {', '.join(parts) or 'data of git'}"
 
 
-def classify_git_path(layer: Layer, path: str) -> Literal["data", "runs-later"] | None:
+def classify_git_path(layer: Layer, path: str, *, is_folder: bool = False) -> Literal["data", "runs-later"] | None:
     """Tell if a path, from the layer's root, is data of git, or runs later or may; None if it is in no git folder.
 
-    A `.git` that is a file counts as running later, as it names the folder whose configuration holds.
+    A `.git` that is a file counts as running later, as it names the folder whose configuration holds. So does a new
+    repository without a work tree, and in an earlier one what names programs.
     """
     parts = to_git_path(layer, path).split("/")
     if ".git" not in parts:
-        return None
+        return "runs-later" if is_bare_repository(layer, path) else None
     folder, rest = split_git_path(layer, path)
     if folder is None or not rest:
         return "runs-later"
     inside = parts[parts.index(".git") + 1 :]
     # The name of a submodule may hold slashes and the names of git's own files.
-    if inside[0] == "modules" and RUN_LATER & {*inside[1:]} and not re.search(r"/hooks/[\w-]+\.sample$", path):
+    modules = inside[2:] if inside[0] == "worktrees" else inside
+    if modules[:1] == ["modules"] and RUN_LATER & {*modules[1:]} and not re.search(r"/hooks/[\w-]+\.sample$", path):
         return "runs-later"
     is_worktree = inside[: -1 - rest.count("/")][-2:-1] == ["worktrees"]
-    if DATA.fullmatch(rest) or (is_worktree and WORKTREE_DATA.fullmatch(rest)):
+    if (DATA_FOLDERS if is_folder else DATA).fullmatch(rest) or (is_worktree and WORKTREE_DATA.fullmatch(rest)):
         return "data"
     return "runs-later"
+
+
+def is_bare_repository(layer: Layer, path: str) -> bool:
+    """Tell if a path makes a repository of a folder that is not called `.git`, or changes what one runs later."""
+    parts = path.split("/")
+    if ESSENTIAL.isdisjoint(parts) and RUN_LATER.isdisjoint(parts):
+        return False
+    for end in range(len(parts)):
+        folder, rest = "/".join(parts[:end]), {*parts[end:]}
+        before = {name for name in ESSENTIAL if os.path.lexists(layer.root / folder / name)}
+        if before == ESSENTIAL:
+            if rest & RUN_LATER:
+                return True
+        elif all(os.path.lexists(layer.upper / folder / name) for name in ESSENTIAL - before):
+            return True
+    return False
 
 
 def to_git_path(layer: Layer, path: str) -> str:
@@ -130,7 +162,8 @@ def split_git_path(layer: Layer, path: str) -> tuple[str | None, str]:
 
 
 def is_git_name(name: str) -> bool:
-    return name in {*RUN_LATER, "info", "modules", "worktrees"} or DATA.fullmatch(name) is not None
+    names = {*RUN_LATER, "info", "modules", "worktrees"}
+    return name in names or any(pattern.fullmatch(name) for pattern in (DATA, DATA_FOLDERS))
 
 
 def split_git_changes(changes: Sequence[LayerChange]) -> tuple[list[GitChanges], list[LayerChange]]:
@@ -153,12 +186,9 @@ def split_git_changes(changes: Sequence[LayerChange]) -> tuple[list[GitChanges],
             if folder is not None and rest:
                 found.setdefault((change.layer, folder), GitChanges(change.layer, folder))
                 files[change.layer, folder].append((rest, change))
-        folder, _ = split_git_path(change.layer, change.path)
-        if (
-            folder is not None
-            and len(data) == len(paths)
-            and (paths or classify_git_path(change.layer, change.path) == "data")
-        ):
+        folder, rest = split_git_path(change.layer, change.path)
+        is_gone = change.kind == "removed" and rest in ESSENTIAL
+        if folder is not None and not is_gone and len(data) == len(paths) and (paths or is_data(change, change.path)):
             key = change.layer, folder
             found.setdefault(key, GitChanges(*key)).changes.append(change)
         else:
@@ -173,15 +203,36 @@ def may_hold_git(change: LayerChange) -> bool:
 
 
 def is_data(change: LayerChange, path: str) -> bool:
-    """Tell if a file is data of git: `commondir` if it says what git writes, any if only its time differs."""
+    """Tell if a file that a change makes or removes is data of git, by its name, its type and what it says.
+
+    Any is if only its time differs. A link and a program are not, and nothing that takes the place of a folder.
+    """
     if change.times_only:
         return True
-    if change.type == "other" or (change.type == "link" and change.kind != "removed"):
+    is_folder = change.type == "folder" and path == change.path
+    whole = to_git_path(change.layer, path)
+    name = re.search(r"(?:^|/)worktrees/[^/]+/(commondir|gitdir)$", whole)
+    if name is None and classify_git_path(change.layer, path, is_folder=is_folder) != "data":
         return False
-    if re.search(r"(^|/)worktrees/[^/]+/commondir$", to_git_path(change.layer, path)):
-        written = read_file(change.layer.upper, path, 100)
-        return change.kind == "removed" or (written is not None and written.strip() == COMMON_FOLDER)
-    return classify_git_path(change.layer, path) == "data"
+    if change.kind == "removed":
+        return True
+    if change.real is not None and stat.S_ISDIR(change.real[1]) and not change.mode_only:
+        return False
+    if is_folder:
+        return True
+    try:
+        mode = os.lstat(change.layer.upper / path).st_mode
+    except OSError:
+        return False
+    is_sample = path.endswith(".sample")
+    if not stat.S_ISREG(mode) or (mode & 0o111 and not is_sample):
+        return False
+    if name:
+        is_new = name[1] == "commondir" or not os.path.lexists(change.layer.root / path)
+        return is_new and LINKS[name[1]].fullmatch(read_file(change.layer.upper, path, 5000) or b"") is not None
+    if is_sample or RUN_LATER.isdisjoint(whole.split("/")):
+        return True
+    return NAMED_DATA.fullmatch(read_file(change.layer.upper, path, READ_LIMIT) or b"") is not None
 
 
 def summarize(git: GitChanges, files: Sequence[tuple[str, LayerChange]]) -> None:

@@ -112,14 +112,19 @@ def open_folder(path: str, parent: int | None = None) -> Generator[int, None, No
         os.close(descriptor)
 
 
+def open_in_layer(path: str, flags: int, parent: int) -> int:
+    """Open a file or folder of a layer, also if its permissions forbid that."""
+    try:
+        return os.open(path, flags, dir_fd=parent)
+    except PermissionError:
+        with unlocked(parent, path):
+            return os.open(path, flags, dir_fd=parent)
+
+
 @contextmanager
 def open_layer_folder(path: str, parent: int) -> Generator[int, None, None]:
     """Open a folder of a layer, also if its permissions forbid that."""
-    try:
-        descriptor = os.open(path, FOLDER_FLAGS, dir_fd=parent)
-    except PermissionError:
-        with unlocked(parent, path):
-            descriptor = os.open(path, FOLDER_FLAGS, dir_fd=parent)
+    descriptor = open_in_layer(path, FOLDER_FLAGS, parent)
     try:
         if stat.S_IMODE(os.fstat(descriptor).st_mode) & 0o700 == 0o700:
             yield descriptor
@@ -144,11 +149,7 @@ def unlocked(parent: int, name: str) -> Generator[None, None, None]:
 @contextmanager
 def open_layer_file(path: str, parent: int) -> Generator[int, None, None]:
     """Open a file of a layer, also if its permissions forbid that."""
-    try:
-        descriptor = os.open(path, FILE_FLAGS, dir_fd=parent)
-    except PermissionError:
-        with unlocked(parent, path):
-            descriptor = os.open(path, FILE_FLAGS, dir_fd=parent)
+    descriptor = open_in_layer(path, FILE_FLAGS, parent)
     try:
         yield descriptor
     finally:

@@ -4,8 +4,8 @@ import ctypes
 import os
 import stat
 import sys
-from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from errno import EEXIST, EINVAL, ELOOP, ENOSYS, ENOTDIR
 from functools import cache
 from typing import ParamSpec, TypeVar
@@ -17,6 +17,8 @@ from crow_sandbox.layer_files import FOLDER_FLAGS, list_marks, open_parent_at, r
 from crow_sandbox.policy import SandboxError
 
 PATH_FLAGS = getattr(os, "O_PATH", os.O_RDONLY) | FOLDER_FLAGS
+UNLESS_GONE = suppress(FileNotFoundError, NotADirectoryError)
+"""Ends a block without an error where a file, or its folder, is gone."""
 NO_REPLACE = 1
 """RENAME_NOREPLACE of Linux's renameat2."""
 
@@ -90,13 +92,14 @@ class Mover:
             self.call(os.chmod, name, stat.S_IMODE(mode), dir_fd=parent)
 
     def remove(self, parent: int, path: bytes) -> None:
-        with find(parent, path) as (holder, name):
-            self.call(os.unlink, name, dir_fd=holder)
+        with UNLESS_GONE, open_parent_at(parent, os.fsdecode(path)) as (holder, name):
+            status = os.stat(name, dir_fd=holder, follow_symlinks=False)
+            self.call(os.rmdir if stat.S_ISDIR(status.st_mode) else os.unlink, name, dir_fd=holder)
 
     def unlock(self, parent: int, name: bytes, marked: list[MarkedFile]) -> None:
         """Let the owner read and change files."""
         for file in marked:
-            with find(parent, name + file.path) as (holder, last):
+            with UNLESS_GONE, open_parent_at(parent, os.fsdecode(name + file.path)) as (holder, last):
                 status = os.stat(last, dir_fd=holder, follow_symlinks=False)
                 if is_locked(status):
                     self.set_mode(holder, last, file.mode | 0o700)
@@ -104,7 +107,7 @@ class Mover:
     def set_marks(self, parent: int, name: bytes, marked: list[MarkedFile], *, present: bool) -> None:
         """Remove what overlayfs wrote about files, or write it again, and set the permissions that they had."""
         for file in reversed(marked):
-            with find(parent, name + file.path) as (holder, last):
+            with UNLESS_GONE, open_parent_at(parent, os.fsdecode(name + file.path)) as (holder, last):
                 path = f"/proc/self/fd/{holder}/{last}"
                 found = list_marks(holder, last)
                 if sys.platform == "linux":
@@ -116,13 +119,6 @@ class Mover:
                             else:
                                 self.call(os.removexattr, path, mark, follow_symlinks=False)
                 self.set_mode(holder, last, file.mode)
-
-
-@contextmanager
-def find(parent: int, path: bytes) -> Generator[tuple[int, str], None, None]:
-    """Open the folder of a path below another one; nothing is done if that, or the file, is gone."""
-    with suppress(FileNotFoundError, NotADirectoryError), open_parent_at(parent, os.fsdecode(path)) as found:
-        yield found
 
 
 def open_path(path: bytes) -> int:

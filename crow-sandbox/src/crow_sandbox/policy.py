@@ -29,3 +29,5 @@ class Policy:
     hosts: tuple[str, ...] | None = ()
     """Patterns of the hosts that the command may reach, such as `pypi.org` and `*.example.com`; None if the network is
     not limited."""
+    private: tuple[str, ...] = ()
+    """Files in the roots that the command sees as empty ones, which it cannot change."""

@@ -6,10 +6,11 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from glob import escape
 from pathlib import Path
 
 from crow_sandbox import bubblewrap, hidden, layers
-from crow_sandbox.applying import AppliedChange, apply_changes
+from crow_sandbox.applying import AppliedChange, apply_changes, is_unfinished
 from crow_sandbox.bubblewrap import Bubblewrap, Mount, make_mount
 from crow_sandbox.changes import LayerChange, read_changes
 from crow_sandbox.layers import Layer
@@ -125,7 +126,8 @@ class SandboxRun:
         if program is None:
             raise SandboxError(self.proof.says)
         roots = find_roots(self.policy, self.layers)
-        around = hidden.find_surroundings(env, self.policy.hidden, self.policy.exposed, roots)
+        private = (*self.policy.hidden, *map(escape, self.policy.private))
+        around = hidden.find_surroundings(env, private, self.policy.exposed, roots)
         try:
             mounts = [*self._make_mounts(around, roots, folders), *make_readable(readable)]
             place = find_cwd(cwd, mounts)
@@ -243,11 +245,18 @@ class SandboxRun:
         """True if the folder of the run was removed."""
         return self._lock is None
 
+    @property
+    def is_unfinished(self) -> bool:
+        """True if some changes were applied, and could be neither completed nor taken back."""
+        return is_unfinished(self.folder)
+
     def remove(self) -> None:
-        """Remove the folder of the run with all that was not applied."""
+        """Remove the folder of the run with all that was not applied. One that is unfinished stays, with the earlier
+        files in it; the next process tries again."""
         if self._lock is None:
             return
-        layers.remove_run(self.folder)
+        if not self.is_unfinished:
+            layers.remove_run(self.folder)
         os.close(self._lock)
         self._lock = None
         if self._caches is not None:

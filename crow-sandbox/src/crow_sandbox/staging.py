@@ -20,9 +20,9 @@ def copy_new(journal: ApplyJournal, mover: Mover) -> None:
         if step.kind == "move" and layer.staged:
             mover.path = layer.root, step.path
             parent, name = mover.open("layer", layer.upper, step.path)
+            mover.unlock(parent, name, step.marked)
             for below in step.special:
                 mover.remove(parent, name + below)
-            mover.unlock(parent, name, step.marked)
             mover.call(copy_tree, os.path.join(layer.upper, step.path), os.path.join(layer.kept, b"new-" + step.name))
 
 

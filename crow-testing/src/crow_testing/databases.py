@@ -3,22 +3,16 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
 from uuid import uuid4
 
 import pytest
 from crow_persistence.database import Database
 from sqlalchemy import create_engine, make_url, text
 
+from crow_testing.skipping import unable
+
 POSTGRES = os.environ.get("CROW_TEST_POSTGRES", "")
 """A server on which databases may be created: postgresql+psycopg://postgres@127.0.0.1:PORT/postgres"""
-
-
-def unable(reason: str) -> NoReturn:
-    """Skip a test that cannot run here; fail it if CROW_TEST_ALL=1 requires all tests to run."""
-    if os.environ.get("CROW_TEST_ALL") == "1":
-        pytest.fail(reason)
-    pytest.skip(reason)
 
 
 @pytest.fixture

@@ -136,6 +136,10 @@ class PermissionSettings(Struct, kw_only=True, forbid_unknown_fields=True):
         parse_rules([*self.ask, *self.deny])
 
 
+EXPOSED = ("ssh-agent", "gpg-agent", "docker")
+"""The programs that commands in the sandbox may reach."""
+
+
 class SandboxSettings(Struct, kw_only=True, forbid_unknown_fields=True):
     """The settings of the sandbox, in which commands run that no rule allows or forbids: `[sandbox]`."""
 
@@ -143,12 +147,16 @@ class SandboxSettings(Struct, kw_only=True, forbid_unknown_fields=True):
     """`review` runs such a command on a copy of the folders, and asks about what it changed; `off` asks before it runs.
     Default: `review` where this machine can do it and a person answers. With `review`, commands also run so where
     nobody answers: what changed is discarded in the mode `ask`. crow tells where the machine cannot do it."""
-    expose: list[Literal["ssh-agent", "gpg-agent", "docker"]] = field(
-        default_factory=list[Literal["ssh-agent", "gpg-agent", "docker"]]
-    )
-    """What commands in the sandbox may reach: `ssh-agent`, `gpg-agent`, or `docker`, which is root on this machine."""
+    expose: list[str] = field(default_factory=list[str])
+    """What commands in the sandbox may reach: `ssh-agent`, `gpg-agent`, or `docker`, which is root on this machine; and
+    patterns of private files of the project that they see, such as `.env`."""
     hosts: list[str] = field(default_factory=list[str])
     """Patterns of the hosts that commands in the sandbox may reach, such as `pypi.org` and `*.example.com`."""
+
+    def __post_init__(self) -> None:
+        for name in self.expose:
+            if name not in EXPOSED and not {*"./*"} & {*name}:
+                raise ValueError(f"{name!r} is neither a file, such as '.env', nor one of {', '.join(EXPOSED)}")
 
 
 class McpSettings(Struct, kw_only=True, forbid_unknown_fields=True):
