@@ -145,10 +145,3 @@ def test_address_of_an_allowed_host_is_public_or_listed():
     assert not RULES.allow_address("10.1.2.3", 22)
     assert not RULES.allow_address("10.1.2.4", 443)
     assert not RULES.allow_address("fe80::1%eth0", 443)
-
-
-def test_removed_pattern_allows_nothing_more():
-    rules = HostRules(["pypi.org"])
-    rules.remove("pypi.org")
-    rules.remove("pypi.org")
-    assert not rules.allow("pypi.org", 443)

@@ -95,8 +95,6 @@ class ReviewedCommand:
     """The folder in which it started."""
     in_plan: bool
     """True if it began in the mode plan."""
-    network_mark: int = 0
-    """The state of the session's network when it began."""
     has_started: bool = False
     is_running: bool = False
     """True if its tool call has been answered, and it runs on."""
@@ -121,7 +119,7 @@ class ReviewedCommand:
         """Say which hosts the command did not reach; "" if it has reached all, or has no network at all."""
         from crow_sandbox.network import describe_refused
 
-        return describe_refused(self.run.network.refused(self.network_mark)) if self.run.network else ""
+        return describe_refused(self.run.network.refused()) if self.run.network else ""
 
 
 @dataclass
@@ -220,8 +218,7 @@ class Review:
                 await session.notice(to_line(f"{ASKS_BEFORE}: {error}"), "warning")
             return False
         start = session.folders.starts.get(tool_call.id) or session.cwd
-        mark = run.network.mark() if run.network else 0
-        state.commands[tool_call.id] = ReviewedCommand(run, tool_call, start, permissions.mode == "plan", mark)
+        state.commands[tool_call.id] = ReviewedCommand(run, tool_call, start, permissions.mode == "plan")
         return True
 
     def take_ended(self, session: Session, tool_call: ToolCall, result: ToolResult) -> ReviewedCommand | None:

@@ -94,7 +94,7 @@ def parse_rule(pattern: str) -> HostRule:
 
 
 class HostRules:
-    """What the commands of a session may reach."""
+    """What a command may reach."""
 
     def __init__(self, patterns: Iterable[str] = ()) -> None:
         """Raises SandboxError if a pattern is none."""
@@ -103,10 +103,6 @@ class HostRules:
     def add(self, pattern: str) -> None:
         """Allow what a pattern names. Raises SandboxError if it is none."""
         self._rules[pattern] = parse_rule(pattern)
-
-    def remove(self, pattern: str) -> None:
-        """Undo `add`."""
-        self._rules.pop(pattern, None)
 
     def allow(self, host: str, port: int) -> bool:
         """Whether a host may be asked for."""

@@ -80,7 +80,7 @@ class Proxy:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self, listener: socket.socket) -> None:
-        """Serve clients until this is cancelled; then close the socket and end all connections."""
+        """Serve clients until this is cancelled; then end all connections."""
         loop, slots = asyncio.get_running_loop(), asyncio.Semaphore(MAX_CONNECTIONS)
         listener.setblocking(False)
         try:
@@ -97,7 +97,6 @@ class Proxy:
                 task.add_done_callback(self._tasks.discard)
                 task.add_done_callback(lambda _: slots.release())
         finally:
-            listener.close()  # else clients would wait for an answer
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
