@@ -145,3 +145,13 @@ def test_address_of_an_allowed_host_is_public_or_listed():
     assert not RULES.allow_address("10.1.2.3", 22)
     assert not RULES.allow_address("10.1.2.4", 443)
     assert not RULES.allow_address("fe80::1%eth0", 443)
+
+
+def test_denied_host_is_reached_by_no_pattern_and_no_address():
+    rules = HostRules(["*.example.com", "example.com:8443", "1.1.1.1"], ["bad.example.com", "*:8443", "1.1.1.*"])
+    assert rules.allow("good.example.com", 443)
+    assert not rules.allow("bad.example.com", 443)
+    assert not rules.allow("example.com", 8443)
+    assert not rules.allow("1.1.1.1", 443)
+    assert not rules.allow_address("1.1.1.1", 443)
+    assert rules.allow_address("1.0.0.1", 443)

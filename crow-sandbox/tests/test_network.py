@@ -113,7 +113,7 @@ async def test_allowed_host_is_reached_by_the_proxy_and_others_are_refused_by_na
         assert "403" in await world.python(ask(world, host))
         (refusal,) = world.network.refused(mark)
         assert refusal.where == host
-        assert describe_refused([refusal]).endswith(f"it asked for {host}.")
+        assert describe_refused([refusal]).endswith(f"it asked for {host}. {host} is not public.")
         assert refusal.pattern == ""  # nobody is asked about a server of this machine; settings may name it
 
         world.network.allow(host)
@@ -230,7 +230,7 @@ async def test_way_around_the_proxy_fails_at_once(script: str, error: str):
         ("curl", "curl -sS https://pypi.org", "403"),
         ("curl", "curl -sS http://pypi.org", "pypi.org:80 is not among the hosts"),
         ("curl", "curl -sS --socks5-hostname ${HTTP_PROXY#http://} https://pypi.org", "SOCKS5"),
-        ("curl", "curl -sS --noproxy '' http://169.254.169.254/latest", "169.254.169.254:80 is not among the hosts"),
+        ("curl", "curl -sS --noproxy '' http://169.254.169.254/latest", "169.254.169.254:80 is not public"),
         ("git", "git ls-remote https://pypi.org/a.git", "403"),
         ("wget", "wget -t 1 -O- https://pypi.org", "pypi.org:443 is not among"),
         ("npm", "npm view left-pad --registry https://registry.npmjs.org", "registry.npmjs.org:443 is not among"),

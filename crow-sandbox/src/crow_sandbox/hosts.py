@@ -1,8 +1,9 @@
 """The hosts that commands may reach, as rules, and the hosts that they ask for."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from ipaddress import IPv4Address, IPv6Address
 
 from crow_system.addresses import is_public
@@ -93,12 +94,19 @@ def parse_rule(pattern: str) -> HostRule:
     return HostRule(host, number if named else None, below)
 
 
+def names_host(patterns: Iterable[str], host: str, port: int) -> bool:
+    """Whether one of these shell patterns names a host, or a host with its port."""
+    names = host, format_authority(host, port)
+    return any(fnmatchcase(name, pattern) for pattern in patterns for name in names)
+
+
 class HostRules:
     """What a command may reach."""
 
-    def __init__(self, patterns: Iterable[str] = ()) -> None:
-        """Raises SandboxError if a pattern is none."""
+    def __init__(self, patterns: Iterable[str] = (), denied: Sequence[str] = ()) -> None:
+        """`denied` are shell patterns, as in `Policy`. Raises SandboxError if a pattern is none."""
         self._rules = {pattern: parse_rule(pattern) for pattern in patterns}
+        self._denied = denied
 
     def add(self, pattern: str) -> None:
         """Allow what a pattern names. Raises SandboxError if it is none."""
@@ -106,8 +114,11 @@ class HostRules:
 
     def allow(self, host: str, port: int) -> bool:
         """Whether a host may be asked for."""
-        return any(rule.matches(host, port) for rule in self._rules.values())
+        found = any(rule.matches(host, port) for rule in self._rules.values())
+        return found and not names_host(self._denied, host, port)
 
     def allow_address(self, address: str, port: int) -> bool:
         """Whether an address of an allowed host may be connected to: it is public, or itself named by a rule."""
+        if names_host(self._denied, address, port):
+            return False
         return is_public(address) or any(rule.matches(address, port) for rule in self._rules.values() if not rule.below)

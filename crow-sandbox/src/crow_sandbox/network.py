@@ -24,8 +24,11 @@ ONCE = {
     "UV_HTTP_RETRIES": "0",
     "CARGO_NET_RETRY": "0",
     "npm_config_fetch_retries": "0",
+    "npm_config_update_notifier": "false",
+    "PIP_DISABLE_PIP_VERSION_CHECK": "1",
 }
-"""Programs try again for up to a minute otherwise, although a refusal stays one. pip says why at a retry only."""
+"""Programs try again for up to a minute otherwise, although a refusal stays one. pip says why at a retry only. npm and
+pip look for their own updates otherwise, which is no reason to ask the user."""
 
 
 class Network:
@@ -63,12 +66,13 @@ class Network:
             raise
         self.says = "Commands have no network but for the hosts that are allowed."
 
-    async def begin(self, hosts: Iterable[str]) -> "CommandNetwork":
-        """Return the network of one command, which may reach the hosts that these patterns name.
+    async def begin(self, hosts: Iterable[str], denied: Sequence[str] = ()) -> "CommandNetwork":
+        """Return the network of one command, which may reach the hosts that these patterns name, and none that is
+        `denied`.
 
         Raises SandboxError if one is no pattern, or if there is no proxy for the command.
         """
-        rules, listener = HostRules(hosts), None
+        rules, listener = HostRules(hosts, denied), None
         if self._namespaces:
             try:
                 listener = self._free.pop() if self._free else await self._make_listener()
@@ -160,7 +164,7 @@ class CommandNetwork:
         }
 
     def allow(self, pattern: str) -> None:
-        """Allow a host until the command ends, such as `Decision.pattern`. Raises SandboxError if this is no pattern."""
+        """Allow a host until the command ends, such as `Decision.pattern`. Raises SandboxError if it is no pattern."""
         self._rules.add(pattern)
 
     def mark(self) -> int:
@@ -187,14 +191,13 @@ class CommandNetwork:
                 self._loop.call_soon_threadsafe(self.serving.cancel)
 
 
-def describe_refused(refused: Sequence[Decision]) -> str:
-    """Return the line for the model about what was refused; "" if nothing was."""
+def describe_refused(refused: Sequence[Decision], because: str = "") -> str:
+    """Return the line for the model about what was refused, and why that stays; "" if nothing was."""
     if not refused:
         return ""
     asked = ", ".join(each.where for each in refused[:MAX_NAMED]) + (", and more" if refused[MAX_NAMED:] else "")
-    inner = "".join(
-        f" {each.reason}." for each in refused[:MAX_NAMED] if each.pattern not in ("", each.host, each.where)
-    )
+    asked += f", and {because}" if because else ""
+    inner = "".join(f" {each.reason}." for each in refused[:MAX_NAMED] if not each.pattern)
     return f"The network is off for this command, but for hosts that the user allows; it asked for {asked}.{inner}"
 
 

@@ -29,3 +29,5 @@ class Policy:
     hosts: tuple[str, ...] | None = ()
     """Patterns of the hosts that the command may reach, such as `pypi.org` and `*.example.com`; None if the network is
     not limited."""
+    denied: tuple[str, ...] = ()
+    """Shell patterns of hosts, or of HOST:PORT, that the command never reaches, whatever `hosts` allows."""

@@ -302,7 +302,7 @@ class Sandbox:
             if self.network is None:
                 self.network = Network()
                 await self.network.open(run.proof.binding.program)
-        return await self.network.begin(hosts)
+        return await self.network.begin(hosts, run.policy.denied)
 
     def _begin(self, policy: Policy) -> SandboxRun:
         proof = prove(self.folder)
