@@ -155,3 +155,10 @@ def test_denied_host_is_reached_by_no_pattern_and_no_address():
     assert not rules.allow("1.1.1.1", 443)
     assert not rules.allow_address("1.1.1.1", 443)
     assert rules.allow_address("1.0.0.1", 443)
+
+
+def test_name_may_lead_to_an_address_that_is_not_reached_itself():
+    rules = HostRules(["intranet.test"], ["10.0.0.2"], ["10.0.0.1", "10.0.0.2"])
+    assert rules.allow_address("10.0.0.1", 443)
+    assert not rules.allow("10.0.0.1", 443)
+    assert not rules.allow_address("10.0.0.2", 443)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from crow_sandbox.hosts import HostRules
 from crow_sandbox.network import CommandNetwork, Network, describe_refused
 from crow_sandbox.policy import SandboxError
 
@@ -84,7 +85,7 @@ async def open_world(hosts: Sequence[str] = ()) -> AsyncGenerator[World]:
         try:
             if not session.enter:
                 skip_or_fail(session.says)
-            network = await session.begin(hosts)
+            network = await session.begin(HostRules(hosts))
             yield World(session, network, server.sockets[0].getsockname()[1], find_bubblewrap())
         finally:
             await session.close()
@@ -127,7 +128,10 @@ async def test_allowed_host_is_reached_by_the_proxy_and_others_are_refused_by_na
 async def test_each_command_reaches_its_own_hosts_until_it_ends():
     async with open_world() as world:
         host = f"127.0.0.1:{world.server}"
-        first, second = world, World(world.session, await world.session.begin([host]), world.server, world.bubblewrap)
+        first, second = (
+            world,
+            World(world.session, await world.session.begin(HostRules([host])), world.server, world.bubblewrap),
+        )
         assert "403" in await first.python(ask(first, host))
         assert (await second.python(ask(second, host))).endswith("hello")
         assert [each.where for each in first.network.refused()] == [host]
@@ -135,7 +139,7 @@ async def test_each_command_reaches_its_own_hosts_until_it_ends():
         await asyncio.to_thread(second.network.end)
         assert second.network.serving
         await asyncio.wait([second.network.serving])
-        third = World(world.session, await world.session.begin([]), world.server, world.bubblewrap)
+        third = World(world.session, await world.session.begin(HostRules()), world.server, world.bubblewrap)
         assert third.network.environment == second.network.environment  # it has taken over the proxy's socket
         assert "403" in await third.python(ask(third, host))
 
@@ -280,12 +284,13 @@ async def test_network_leaves_no_process_and_no_descriptor():
 
 CROW = """
 import asyncio, os, sys
+from crow_sandbox.hosts import HostRules
 from crow_sandbox.network import Network
 
 async def main():
     session = Network()
     await session.open(sys.argv[1])
-    network = await session.begin([])
+    network = await session.begin(HostRules())
     view = ("--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--die-with-parent")
     command = [*network.enter, sys.argv[1], "--unshare-all", "--unshare-user", *network.bubblewrap_arguments, *view]
     script = 'stat -L -c %i /proc/self/ns/net; exec sleep 1000'
@@ -332,7 +337,7 @@ async def test_commands_have_no_way_out_where_nsenter_is_not_installed(monkeypat
     monkeypatch.setenv("PATH", "/nowhere")
     session = Network()
     await session.open(find_bubblewrap())
-    network = await session.begin(["pypi.org"])
+    network = await session.begin(HostRules(["pypi.org"]))
     assert (list(network.enter), list(network.bubblewrap_arguments)) == ([], [])
     assert "HTTP_PROXY" not in network.environment
     assert "nsenter" in session.says
@@ -354,9 +359,9 @@ async def test_commands_have_no_way_out_where_no_namespace_can_be_made():
     await network.close()
 
 
-async def test_unusable_pattern_is_a_sentence():
+def test_unusable_pattern_is_a_sentence():
     with pytest.raises(SandboxError, match="is not a pattern of hosts"):
-        await Network().begin(["*"])
+        HostRules(["*"])
 
 
 def test_line_for_the_model_is_empty_if_nothing_was_refused():

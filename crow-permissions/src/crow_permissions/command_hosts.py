@@ -19,6 +19,7 @@ from crow_permissions.lasting import Offer, get_folder
 from crow_permissions.rules import COMMAND_TOOL, Rule
 
 if TYPE_CHECKING:
+    from crow_sandbox.policy import Policy
     from crow_sandbox.proxy import Decision
 
 FETCH = "fetch"
@@ -103,15 +104,16 @@ class HostsAnswer:
 
 
 def list_offered(
-    permissions: SessionPermissions, folder: str, refused: "Sequence[Decision]", allowed: Sequence[str]
+    permissions: SessionPermissions, folder: str, refused: "Sequence[Decision]", policy: "Policy"
 ) -> list[str]:
     """List the hosts about which the user may be asked, of those that a command was refused.
 
-    These are public, and not denied by a rule or an answer; the command was not `allowed` to reach them already.
+    These are public, and not denied by a rule or an answer; the `policy` of the command did not allow them already.
     """
     from crow_sandbox.hosts import names_host  # imported here: a session may run no command
 
     denied = list_denied(permissions, folder)
+    allowed = [host for host in policy.hosts or () if not any_named(policy.denied, [host])]
     rejected = {host for each in list_answers(permissions, folder) if not each.allows for host in to_hosts(each)}
     hosts = [
         each.pattern

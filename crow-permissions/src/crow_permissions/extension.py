@@ -285,7 +285,7 @@ def permissions(
             return None
         try:
             async with permissions.queue:
-                hosts = list_offered(permissions, folder, refused, command.run.policy.hosts or ())
+                hosts = list_offered(permissions, folder, refused, command.run.policy)
                 if not hosts or permissions.mode == "yolo":
                     return None
                 session.state[REACHABLE][tool_call.id] = hosts

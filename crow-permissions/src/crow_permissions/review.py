@@ -216,7 +216,7 @@ class Review:
         if state.sandbox is None:
             return False
         try:
-            policy = make_policy(session, permissions, self.settings.expose)
+            policy = make_policy(session, permissions, self.settings)
             run = await begin_run(state.sandbox, replace(policy, hosts=tuple(hosts), denied=tuple(denied)))
         except SandboxError as error:
             session.state[REACHABLE].pop(tool_call.id, None)
@@ -275,8 +275,8 @@ async def begin_run(sandbox: "Sandbox", policy: "Policy") -> "SandboxRun":
         raise
 
 
-def make_policy(session: Session, permissions: SessionPermissions, expose: Sequence[str]) -> "Policy":
-    """Make the policy of a command from the folders of its session."""
+def make_policy(session: Session, permissions: SessionPermissions, settings: ReviewSettings) -> "Policy":
+    """Make the policy of a command from the folders of its session; it reaches no hosts."""
     from crow_sandbox.policy import Policy
 
     given = session.folders.roots
@@ -284,7 +284,14 @@ def make_policy(session: Session, permissions: SessionPermissions, expose: Seque
     outer = [root for root in roots if not any(root != each and root.startswith(f"{each}/") for each in roots)]
     scratch = [each for each in session.folders.for_tools() if each not in given]
     own = [os.path.realpath(each) for each in permissions.own_folders]
-    return Policy("review", tuple(outer), tuple(map(os.path.realpath, scratch)), tuple(own), tuple(expose))
+    return Policy(
+        "review",
+        tuple(outer),
+        tuple(map(os.path.realpath, scratch)),
+        tuple(own),
+        tuple(settings.expose),
+        addresses=tuple(settings.hosts),
+    )
 
 
 @dataclass(frozen=True)

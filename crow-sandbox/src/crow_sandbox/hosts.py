@@ -103,10 +103,11 @@ def names_host(patterns: Iterable[str], host: str, port: int) -> bool:
 class HostRules:
     """What a command may reach."""
 
-    def __init__(self, patterns: Iterable[str] = (), denied: Sequence[str] = ()) -> None:
-        """`denied` are shell patterns, as in `Policy`. Raises SandboxError if a pattern is none."""
+    def __init__(self, patterns: Iterable[str] = (), denied: Sequence[str] = (), addresses: Iterable[str] = ()) -> None:
+        """As `hosts`, `denied` and `addresses` of a policy. Raises SandboxError if a pattern is none."""
         self._rules = {pattern: parse_rule(pattern) for pattern in patterns}
         self._denied = denied
+        self._addresses = [parse_rule(pattern) for pattern in addresses]
 
     def add(self, pattern: str) -> None:
         """Allow what a pattern names. Raises SandboxError if it is none."""
@@ -119,6 +120,9 @@ class HostRules:
 
     def allow_address(self, address: str, port: int) -> bool:
         """Whether an address of an allowed host may be connected to: it is public, or itself named by a rule."""
-        if names_host(self._denied, address, port):
-            return False
-        return is_public(address) or any(rule.matches(address, port) for rule in self._rules.values() if not rule.below)
+        return (is_public(address) and not names_host(self._denied, address, port)) or self.name_address(address, port)
+
+    def name_address(self, address: str, port: int) -> bool:
+        """Whether a rule names this address itself, so that it need not be public."""
+        named = [rule for rule in (*self._rules.values(), *self._addresses) if not rule.below]
+        return any(rule.matches(address, port) for rule in named) and not names_host(self._denied, address, port)

@@ -6,7 +6,7 @@ import shutil
 import socket
 import sys
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -66,13 +66,12 @@ class Network:
             raise
         self.says = "Commands have no network but for the hosts that are allowed."
 
-    async def begin(self, hosts: Iterable[str], denied: Sequence[str] = ()) -> "CommandNetwork":
-        """Return the network of one command, which may reach the hosts that these patterns name, and none that is
-        `denied`.
+    async def begin(self, rules: HostRules) -> "CommandNetwork":
+        """Return the network of one command, which reaches what the rules allow.
 
-        Raises SandboxError if one is no pattern, or if there is no proxy for the command.
+        Raises SandboxError if there is no proxy for the command.
         """
-        rules, listener = HostRules(hosts, denied), None
+        listener = None
         if self._namespaces:
             try:
                 listener = self._free.pop() if self._free else await self._make_listener()

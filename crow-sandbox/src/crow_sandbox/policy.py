@@ -29,5 +29,7 @@ class Policy:
     hosts: tuple[str, ...] | None = ()
     """Patterns of the hosts that the command may reach, such as `pypi.org` and `*.example.com`; None if the network is
     not limited."""
+    addresses: tuple[str, ...] = ()
+    """Patterns of addresses that are not public, to which the names of `hosts` may lead; others have no effect."""
     denied: tuple[str, ...] = ()
     """Shell patterns of hosts, or of HOST:PORT, that the command never reaches, whatever `hosts` allows."""

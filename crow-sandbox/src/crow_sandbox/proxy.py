@@ -135,7 +135,7 @@ class Proxy:
         self._record(Decision(name, port, True, ""))
         connected = await self._dial(addresses, port)
         here, there = connected.getsockname()[0], connected.getpeername()[0]
-        if here == there and not self._rules.allow(there, port):
+        if here == there and not self._rules.name_address(there, port):
             connected.close()
             raise self._refuse(name, port, f"{where} is this machine")
         return connected

@@ -12,6 +12,7 @@ from crow_sandbox import bubblewrap, hidden, layers
 from crow_sandbox.applying import AppliedChange, apply_changes
 from crow_sandbox.bubblewrap import Bubblewrap, Mount, make_mount
 from crow_sandbox.changes import LayerChange, read_changes
+from crow_sandbox.hosts import HostRules
 from crow_sandbox.layers import Layer
 from crow_sandbox.network import CommandNetwork, Network
 from crow_sandbox.policy import Level, Policy, SandboxError
@@ -287,22 +288,22 @@ class Sandbox:
         # A program that is not reviewed, and may reach no host, needs no proxy that says what it asked for.
         if policy.hosts or (policy.hosts is not None and policy.level == "review"):
             try:
-                run.network = await self._begin_network(run, policy.hosts)
+                run.network = await self._begin_network(run, HostRules(policy.hosts, policy.denied, policy.addresses))
             except BaseException:
                 run.remove()
                 raise
         self._runs = [each for each in (*self._runs, run) if not each.is_removed]
         return run
 
-    async def _begin_network(self, run: SandboxRun, hosts: Iterable[str]) -> CommandNetwork | None:
-        """Return the network of a command, on which it may reach these hosts. Raises SandboxError."""
+    async def _begin_network(self, run: SandboxRun, rules: HostRules) -> CommandNetwork | None:
+        """Return the network of a command. Raises SandboxError."""
         if run.proof.binding is None or run.policy.level == "off":
             return None
         async with self._opening:
             if self.network is None:
                 self.network = Network()
                 await self.network.open(run.proof.binding.program)
-        return await self.network.begin(hosts, run.policy.denied)
+        return await self.network.begin(rules)
 
     def _begin(self, policy: Policy) -> SandboxRun:
         proof = prove(self.folder)
