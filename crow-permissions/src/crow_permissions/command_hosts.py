@@ -44,8 +44,8 @@ def list_hosts(permissions: SessionPermissions, folder: str, hosts: Iterable[str
 
 
 def list_answers(permissions: SessionPermissions, folder: str) -> list[KeptAnswer]:
-    """List the answers about hosts of commands that hold in a folder."""
-    answers = permissions.list_answers()
+    """List the answers about hosts of commands that hold in a folder: in the mode plan, those for the session."""
+    answers = [each for each in permissions.list_answers() if each.scope == "session" or permissions.mode != "plan"]
     return [each for each in answers if each.rule.kind == "reach" and each.folder in ("", folder)]
 
 

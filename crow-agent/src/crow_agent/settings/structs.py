@@ -148,7 +148,7 @@ class SandboxSettings(Struct, kw_only=True, forbid_unknown_fields=True):
     )
     """What commands in the sandbox may reach: `ssh-agent`, `gpg-agent`, or `docker`, which is root on this machine."""
     hosts: list[str] = field(default_factory=list[str])
-    """Patterns of the hosts that commands in the sandbox may reach, such as `pypi.org` and `*.example.com`."""
+    """Patterns of the hosts that commands in the sandbox reach unasked, such as `pypi.org` and `*.example.com`."""
 
 
 class McpSettings(Struct, kw_only=True, forbid_unknown_fields=True):
