@@ -1,6 +1,7 @@
 """Hosts that commands in the sandbox ask for: the real terminal tool, a real server, and a person who answers."""
 
 import asyncio
+import shutil
 import socket
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
@@ -397,7 +398,7 @@ async def test_session_with_private_data_asks_before_a_command_reaches_any_host(
 @pytest.mark.parametrize(
     ("command", "name"),
     [
-        ("pip --isolated download --no-cache-dir six", "pypi.org"),
+        ("python3 -m pip download --no-cache-dir six", "pypi.org"),
         ("npm view left-pad --registry https://registry.npmjs.org", "registry.npmjs.org"),
         ("curl -sS https://example.com", "example.com"),
         ("git ls-remote https://example.com/a.git", "example.com"),
@@ -406,12 +407,12 @@ async def test_session_with_private_data_asks_before_a_command_reaches_any_host(
 async def test_program_that_is_refused_ends_with_a_line_for_the_model(
     project: Path, sandbox: ReviewSettings, command: str, name: str
 ) -> None:
-    program = command.split()[0].replace("pip", "python3 -m pip")
-    async with converse(
-        project, sandbox, in_turn(run(f"command -v {program} && {command}", wait=60)), "reject"
-    ) as talk:
+    if not shutil.which(command.split()[0]):
+        pytest.skip("it is not installed")
+    command = f"PIP_CONFIG_FILE=/dev/null {command}"
+    async with converse(project, sandbox, in_turn(run(command, wait=60)), "reject") as talk:
         answer = await talk.prompt()
-        if "No module named pip" in answer or "not found" in answer:
+        if "No module named pip" in answer:
             pytest.skip(answer)
         assert f"[{OFF}{name}:443, and the user rejected it.]" in answer
         assert f"asked for {name}, which" in talk.texts[0]

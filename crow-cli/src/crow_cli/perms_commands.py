@@ -155,10 +155,11 @@ def describe_hosts(context: "Context", hosts: Sequence[str]) -> str:
     """Say which hosts a command in the sandbox may reach, by the settings and by kept answers."""
     from crow_permissions.command_hosts import list_hosts  # imported here, as above
 
-    reached = list_hosts(context.permissions, os.path.realpath(context.folder), hosts)
+    hosts = list_hosts(context.permissions, os.path.realpath(context.folder), hosts)
+    named = ", ".join(hosts)
     if context.permissions.mode == "plan":
-        return f"it may reach {', '.join(reached) or 'no host'}"
-    return f"you are asked before it reaches {'another host than ' * bool(reached)}{', '.join(reached) or 'a host'}"
+        return f"it may reach {named or 'no host'}"
+    return f"you are asked before it reaches {f'another host than {named}' if named else 'a host'}"
 
 
 @perms.command("test")
