@@ -58,6 +58,18 @@ async def test_answers_are_listed_and_revoked_by_number_id_and_folder(machine: "
     assert store(machine).list_all() == []
 
 
+async def test_answer_about_hosts_of_commands_is_listed_explained_and_revoked(machine: "Machine") -> None:
+    del machine.env["CROW_SANDBOX"]
+    rule, folder = AnswerRule("reach", "terminal", "files.test, pypi.test"), str(machine.project)
+    store(machine).add(KeptAnswer(True, rule, "folder", folder, 1_700_000_000.0))
+    assert "commands reach files.test, pypi.test" in (await machine.crow("perms", "list")).out
+    explained = (await machine.crow("perms", "explain", "python3 get.py")).out
+    if json.loads((await machine.crow("status", "--json")).out)["sandbox"]["level"] == "review":
+        assert "you are asked before it reaches another host than files.test, pypi.test" in explained
+    revoked = await machine.crow("perms", "revoke", "1")
+    assert revoked.out == f"Revoked: allow in {folder}: commands reach files.test, pypi.test\n"
+
+
 async def test_all_answers_are_revoked(machine: "Machine") -> None:
     keep(machine, "a")
     assert (await machine.crow("perms", "revoke", "--all")).code == 0

@@ -147,8 +147,18 @@ def test_address_of_an_allowed_host_is_public_or_listed():
     assert not RULES.allow_address("fe80::1%eth0", 443)
 
 
-def test_removed_pattern_allows_nothing_more():
-    rules = HostRules(["pypi.org"])
-    rules.remove("pypi.org")
-    rules.remove("pypi.org")
-    assert not rules.allow("pypi.org", 443)
+def test_denied_host_is_reached_by_no_pattern_and_no_address():
+    rules = HostRules(["*.example.com", "example.com:8443", "1.1.1.1"], ["bad.example.com", "*:8443", "1.1.1.*"])
+    assert rules.allow("good.example.com", 443)
+    assert not rules.allow("bad.example.com", 443)
+    assert not rules.allow("example.com", 8443)
+    assert not rules.allow("1.1.1.1", 443)
+    assert not rules.allow_address("1.1.1.1", 443)
+    assert rules.allow_address("1.0.0.1", 443)
+
+
+def test_name_may_lead_to_an_address_that_is_not_reached_itself():
+    rules = HostRules(["intranet.test"], ["10.0.0.2"], ["10.0.0.1", "10.0.0.2"])
+    assert rules.allow_address("10.0.0.1", 443)
+    assert not rules.allow("10.0.0.1", 443)
+    assert not rules.allow_address("10.0.0.2", 443)

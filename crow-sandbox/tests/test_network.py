@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from crow_sandbox.network import Network, describe_refused
+from crow_sandbox.hosts import HostRules
+from crow_sandbox.network import CommandNetwork, Network, describe_refused
 from crow_sandbox.policy import SandboxError
 from crow_testing.skipping import unable
 
@@ -35,9 +36,10 @@ def find_bubblewrap() -> str:
 
 @dataclass
 class World:
-    """A network, and a server outside it that greets."""
+    """The network of a command, and a server outside it that greets."""
 
-    network: Network
+    session: Network
+    network: CommandNetwork
     server: int
     bubblewrap: str
 
@@ -71,16 +73,16 @@ async def open_world(hosts: Sequence[str] = ()) -> AsyncGenerator[World]:
             await writer.drain()
         writer.close()
 
-    network = Network(hosts)
+    session = Network()
     async with await asyncio.start_server(greet, "127.0.0.1", 0) as server:
-        world = World(network, server.sockets[0].getsockname()[1], find_bubblewrap())
-        await network.open(world.bubblewrap)
+        await session.open(find_bubblewrap())
         try:
-            if not network.enter:
-                unable(network.says)
-            yield world
+            if not session.enter:
+                unable(session.says)
+            network = await session.begin(HostRules(hosts))
+            yield World(session, network, server.sockets[0].getsockname()[1], find_bubblewrap())
         finally:
-            await network.close()
+            await session.close()
 
 
 ASK = """
@@ -106,7 +108,7 @@ async def test_allowed_host_is_reached_by_the_proxy_and_others_are_refused_by_na
         assert "403" in await world.python(ask(world, host))
         (refusal,) = world.network.refused(mark)
         assert refusal.where == host
-        assert describe_refused([refusal]).endswith(f"it asked for {host}.")
+        assert describe_refused([refusal]).endswith(f"it asked for {host}. {host} is not public.")
         assert refusal.pattern == ""  # nobody is asked about a server of this machine; settings may name it
 
         world.network.allow(host)
@@ -116,8 +118,24 @@ async def test_allowed_host_is_reached_by_the_proxy_and_others_are_refused_by_na
         assert [each.allowed for each in world.network.decided(mark)] == [True]
         assert [each.where for each in world.network.refused()] == [host]
 
-        world.network.forget(host)
-        assert "403" in await world.python(ask(world, host))
+
+async def test_each_command_reaches_its_own_hosts_until_it_ends():
+    async with open_world() as world:
+        host = f"127.0.0.1:{world.server}"
+        first, second = (
+            world,
+            World(world.session, await world.session.begin(HostRules([host])), world.server, world.bubblewrap),
+        )
+        assert "403" in await first.python(ask(first, host))
+        assert (await second.python(ask(second, host))).endswith("hello")
+        assert [each.where for each in first.network.refused()] == [host]
+        assert second.network.refused() == []
+        await asyncio.to_thread(second.network.end)
+        assert second.network.serving
+        await asyncio.wait([second.network.serving])
+        third = World(world.session, await world.session.begin(HostRules()), world.server, world.bubblewrap)
+        assert third.network.environment == second.network.environment  # it has taken over the proxy's socket
+        assert "403" in await third.python(ask(third, host))
 
 
 async def test_server_of_one_command_is_reached_by_the_next_on_loopback_until_it_ends():
@@ -210,7 +228,7 @@ async def test_way_around_the_proxy_fails_at_once(script: str, error: str):
         ("curl", "curl -sS https://pypi.org", "403"),
         ("curl", "curl -sS http://pypi.org", "pypi.org:80 is not among the hosts"),
         ("curl", "curl -sS --socks5-hostname ${HTTP_PROXY#http://} https://pypi.org", "SOCKS5"),
-        ("curl", "curl -sS --noproxy '' http://169.254.169.254/latest", "169.254.169.254:80 is not among the hosts"),
+        ("curl", "curl -sS --noproxy '' http://169.254.169.254/latest", "169.254.169.254:80 is not public"),
         ("git", "git ls-remote https://pypi.org/a.git", "403"),
         ("wget", "wget -t 1 -O- https://pypi.org", "pypi.org:443 is not among"),
         ("npm", "npm view left-pad --registry https://registry.npmjs.org", "registry.npmjs.org:443 is not among"),
@@ -260,11 +278,13 @@ async def test_network_leaves_no_process_and_no_descriptor():
 
 CROW = """
 import asyncio, os, sys
+from crow_sandbox.hosts import HostRules
 from crow_sandbox.network import Network
 
 async def main():
-    network = Network()
-    await network.open(sys.argv[1])
+    session = Network()
+    await session.open(sys.argv[1])
+    network = await session.begin(HostRules())
     view = ("--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--die-with-parent")
     command = [*network.enter, sys.argv[1], "--unshare-all", "--unshare-user", *network.bubblewrap_arguments, *view]
     script = 'stat -L -c %i /proc/self/ns/net; exec sleep 1000'
@@ -309,19 +329,20 @@ async def test_namespace_of_a_closed_network_is_joined_by_nobody():
 
 async def test_commands_have_no_way_out_where_nsenter_is_not_installed(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PATH", "/nowhere")
-    network = Network(["pypi.org"])
-    await network.open(find_bubblewrap())
+    session = Network()
+    await session.open(find_bubblewrap())
+    network = await session.begin(HostRules(["pypi.org"]))
     assert (list(network.enter), list(network.bubblewrap_arguments)) == ([], [])
     assert "HTTP_PROXY" not in network.environment
-    assert "nsenter" in network.says
+    assert "nsenter" in session.says
     monkeypatch.undo()
-    world = World(network, 0, find_bubblewrap())
+    world = World(session, network, 0, find_bubblewrap())
     code, out = await world.run(PYTHON, "-I", "-S", "-c", "import socket; socket.create_connection(('1.1.1.1', 443))")
     if "namespace" in out:
         unable(out)
     assert code == 1
     assert "Network is unreachable" in out
-    await network.close()
+    await session.close()
 
 
 async def test_commands_have_no_way_out_where_no_namespace_can_be_made():
@@ -332,9 +353,9 @@ async def test_commands_have_no_way_out_where_no_namespace_can_be_made():
     await network.close()
 
 
-async def test_unusable_pattern_is_a_sentence():
+def test_unusable_pattern_is_a_sentence():
     with pytest.raises(SandboxError, match="is not a pattern of hosts"):
-        Network(["*"])
+        HostRules(["*"])
 
 
 def test_line_for_the_model_is_empty_if_nothing_was_refused():

@@ -459,7 +459,7 @@ for host in ('refused.example', 'allowed.invalid'):
         run = await sandbox.begin(Policy(level, (str(world.root),), hosts=("allowed.invalid",)))
         wrapped, env = run.wrap(arguments, os.environ, str(world.root), ())
         done = await asyncio.to_thread(subprocess.run, wrapped, env=env, capture_output=True, text=True)
-        refused = [each.host for each in sandbox.network.refused()] if sandbox.network else []
+        refused = [each.host for each in run.network.refused()] if run.network else []
         await sandbox.close()
         sandbox.folder.rmdir()
         return done, refused

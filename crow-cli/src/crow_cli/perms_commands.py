@@ -6,7 +6,7 @@ import sys
 import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 import msgspec
@@ -20,6 +20,9 @@ from crow_permissions.rules import Verdict
 from crow_cli.console import AS_JSON, format_time, print_json, print_note, print_table
 from crow_cli.process import fail
 from crow_cli.sandbox_commands import find_standing
+
+if TYPE_CHECKING:
+    from crow_cli.explanation import Context
 
 VERDICTS: tuple[Verdict, ...] = ("allow", "ask", "deny")
 FOLDER = click.option(
@@ -120,7 +123,7 @@ def explain_call(call: str, mode: str | None, folder: Path, as_json: bool) -> No
     if found.source:
         click.echo(escape_controls(f"from: {found.source}"))
     if found.sandbox:
-        click.echo(escape_controls(f"sandbox: {asyncio.run(describe_sandbox(context.permissions.mode))}"))
+        click.echo(escape_controls(f"sandbox: {asyncio.run(describe_sandbox(context))}"))
     for command in found.commands:
         click.echo(escape_controls(f"runs: {command}"))
     if not found.is_clear:
@@ -133,17 +136,30 @@ def explain_call(call: str, mode: str | None, folder: Path, as_json: bool) -> No
         print_note(note)
 
 
-async def describe_sandbox(mode: str) -> str:
+async def describe_sandbox(context: "Context") -> str:
     """Say whether a command that no rule allows or forbids runs in the sandbox, and what becomes of its changes."""
     home = Home.find(os.environ)
-    level, says = await find_standing(load_config(home, os.environ), home)
+    config = load_config(home, os.environ)
+    level, says = await find_standing(config, home)
     if level != "review":
         return says
     ends = {
         "plan": "what it changes is thrown away",
         "accept-edits": "what it changes is applied; you are asked about files that run later",
     }
-    return f"it runs there at once, and {ends.get(mode, 'you are asked about what it changes')}"
+    end = ends.get(context.permissions.mode, "you are asked about what it changes")
+    return f"it runs there at once, and {end}; {describe_hosts(context, config.sandbox.hosts)}"
+
+
+def describe_hosts(context: "Context", hosts: Sequence[str]) -> str:
+    """Say which hosts a command in the sandbox may reach, by the settings and by kept answers."""
+    from crow_permissions.command_hosts import list_hosts  # imported here, as above
+
+    hosts = list_hosts(context.permissions, os.path.realpath(context.folder), hosts)
+    named = ", ".join(hosts)
+    if context.permissions.mode == "plan":
+        return f"it may reach {named or 'no host'}"
+    return f"you are asked before it reaches {f'another host than {named}' if named else 'a host'}"
 
 
 @perms.command("test")

@@ -105,6 +105,7 @@ async def run_reviewed(command: Sequence[str], *, applies: bool, discard: bool) 
     from crow_permissions.private_files import find_private_files
     from crow_permissions.shown_changes import describe_changes, sort_changes
     from crow_sandbox.applying import finish_applying
+    from crow_sandbox.network import describe_refused
     from crow_sandbox.policy import Policy, SandboxError
     from crow_sandbox.sandbox import Sandbox
 
@@ -127,6 +128,8 @@ async def run_reviewed(command: Sequence[str], *, applies: bool, discard: bool) 
         shell = ["/bin/sh", "-c", *command] if len(command) == 1 else ["/usr/bin/env", "--", *command]
         words, env = run.wrap(shell, dict(os.environ), folder, ())
         code = (await asyncio.to_thread(subprocess.run, words, env=env, cwd=folder)).returncode
+        if run.network and (refused := run.network.refused()):
+            print_note(describe_refused(refused))
         found = sort_changes(session, rules.rules, own, rules.protected, run.read_changes())
         if not found.shown:
             print_note("The command changed nothing.")

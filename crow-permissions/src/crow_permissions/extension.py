@@ -44,6 +44,17 @@ from crow_system.git import (
 )
 
 from crow_permissions.command_files import list_folders
+from crow_permissions.command_hosts import (
+    HostsAnswer,
+    any_named,
+    ask_about_hosts,
+    complains,
+    find_host_patterns,
+    list_asking,
+    list_denied,
+    list_hosts,
+    list_offered,
+)
 from crow_permissions.judgement import (
     MODES,
     ONLY_READS,
@@ -57,15 +68,15 @@ from crow_permissions.judgement import (
 from crow_permissions.kept_answers import KeptAnswer, KeptAnswers
 from crow_permissions.lasting import get_folder, list_offers
 from crow_permissions.review import (
-    OFFLINE,
+    REACHABLE,
     Review,
+    ReviewedCommand,
     ReviewSettings,
     add_note,
     finish_in_thread,
     return_to_start,
     settle_changes,
     take_names,
-    wants_outside,
 )
 from crow_permissions.rules import Rules, parse_rules, suggest_tool
 from crow_permissions.running import find_sign_of_crow
@@ -159,7 +170,7 @@ def permissions(
         if is_changed_by_user(get_permissions(session), tool_call):
             judgement = to_changed(judgement, find_subject(session, tool_call))
         elif judgement.may_review and review:
-            if await review.begin(session, get_permissions(session), tool_call):
+            if await begin_review(session, tool_call):
                 record(session, tool_call, Judgement("allow", IN_SANDBOX))
                 return None
             judgement = await judge_with_git(session, tool_call, reviews=False)
@@ -191,7 +202,7 @@ def permissions(
         judgement = judge(session, get_permissions(session), tool_call)
         if may_run_git(session, tool_call, judgement):
             judgement = await judge_git(session, tool_call, judgement)
-        session.state[OFFLINE].discard(tool_call.id)
+        session.state[REACHABLE].pop(tool_call.id, None)
         may_review = reviews and judgement.may_review
         may_review = may_review and review is not None and await review.may_begin(session, tool_call)
         judgement = replace(judgement, may_review=may_review)
@@ -225,16 +236,22 @@ def permissions(
         command = review.take_ended(session, tool_call, result) if review else None
         if command is None:
             return None
-        permissions, refused = get_permissions(session), command.describe_refused()
-        result = add_note(result, refused) if refused else result
-        if (
-            (refused or wants_outside(result))
-            and result.meta.get("crow/exit")
-            and command.tool_call.id == tool_call.id
-            and permissions.mode != "plan"
-        ):
+        permissions = get_permissions(session)
+        because = ""
+        may_repeat = command.tool_call.id == tool_call.id and permissions.mode != "plan"
+        while may_repeat and (answer := await ask_for_hosts(session, command, result)):
+            again = await run_again(session, command, answer.hosts) if answer.allowed else None
+            if again is None:
+                because = answer.by
+                break
+            ended, result = again
+            if ended is None:  # it runs on
+                return result
+            command = ended
+        if may_repeat and result.meta.get("crow/exit") and complains(result) and not command.list_refused():
             await finish_in_thread(command.run.remove)
-            return return_to_start(session, command, await run_outside(session, tool_call, result, refused))
+            return return_to_start(session, command, await run_outside(session, tool_call, result))
+        result = command.add_refused(result, because)
         result, found, decision = await settle_changes(session, permissions, command, result)
         if decision:
             if decision.answer and decision.choice:
@@ -245,13 +262,73 @@ def permissions(
             record(session, command.tool_call, decided, take_names(found))
         return return_to_start(session, command, result)
 
-    async def run_outside(session: Session, tool_call: ToolCall, result: ToolResult, refused: str) -> ToolResult:
+    async def begin_review(session: Session, tool_call: ToolCall) -> bool:
+        """Begin a command in the sandbox. If an extension asks before it may reach a host, it reaches none yet."""
+        assert review
+        permissions, folder = get_permissions(session), get_folder(session)
+        hosts = list_hosts(permissions, folder, review.settings.hosts)
+        session.state[REACHABLE][tool_call.id] = hosts
+        if hosts and await crow.must_ask.run(session, tool_call):
+            hosts = []
+        denied = [*list_denied(permissions, folder), *find_host_patterns(permissions.rules.ask)]
+        return await review.begin(session, permissions, tool_call, hosts, denied)
+
+    async def ask_for_hosts(session: Session, command: ReviewedCommand, result: ToolResult) -> HostsAnswer | None:
+        """Ask about the hosts that a command was refused; None if there is no question.
+
+        There is none if the command succeeded and does not complain: what it asked for was of no importance.
+        """
+        assert review
+        permissions, folder, tool_call = get_permissions(session), get_folder(session), command.tool_call
+        refused = command.list_refused()
+        if not refused or not (result.meta.get("crow/exit") or complains(result, refused)):
+            return None
+        try:
+            async with permissions.queue:
+                hosts = list_offered(permissions, folder, refused, command.run.policy)
+                if not hosts or permissions.mode == "yolo":
+                    return None
+                session.state[REACHABLE][tool_call.id] = hosts
+                reasons = [*await crow.must_ask.run(session, tool_call), *list_asking(permissions.rules.ask, hosts)]
+                if not reasons and {*hosts} <= {*list_hosts(permissions, folder, review.settings.hosts)}:
+                    return HostsAnswer(hosts, True, "an earlier answer")
+                answer = await ask_about_hosts(session, permissions, tool_call, hosts, reasons)
+                if answer.answer:
+                    await keep(session, permissions, answer.answer)
+        except BaseException:
+            await finish_in_thread(command.run.remove)
+            raise
+        finally:
+            session.state[REACHABLE].pop(tool_call.id, None)
+        verdict, may = ("allow", "may") if answer.allowed else ("deny", "may not")
+        by = f"it {may} reach {', '.join(hosts)}: {answer.by}"
+        record(session, tool_call, Judgement(verdict, by, answer=answer.answer))
+        return answer
+
+    async def run_again(
+        session: Session, command: ReviewedCommand, hosts: Sequence[str]
+    ) -> tuple[ReviewedCommand | None, ToolResult] | None:
+        """Discard what a command changed, and run it again with more hosts; None if it cannot begin.
+
+        Return the command with its result; None for a command that has not ended.
+        """
+        assert review
+        policy, tool_call = command.run.policy, command.tool_call
+        denied = [each for each in policy.denied if not any_named([each], hosts)]
+        more = [*(policy.hosts or ()), *hosts]
+        if not await review.begin(session, get_permissions(session), tool_call, more, denied):
+            return None
+        await finish_in_thread(command.run.remove)
+        result = await session.toolbox.call(tool_call, session.meta(tool_call), session)
+        return review.take_ended(session, tool_call, result), result
+
+    async def run_outside(session: Session, tool_call: ToolCall, result: ToolResult) -> ToolResult:
         """Ask whether a command that has failed for want of a network or a daemon runs outside of the sandbox."""
         permissions = get_permissions(session)
         async with permissions.queue:
             judgement = await judge_with_git(session, tool_call, reviews=False)
             if judgement.verdict == "ask":
-                remark = "\n\n".join(filter(None, [WANTS_MORE, refused, judgement.remark]))
+                remark = "\n\n".join(filter(None, [WANTS_MORE, judgement.remark]))
                 judgement = await ask_user(session, permissions, tool_call, replace(judgement, remark=remark))
         record(session, tool_call, judgement)
         if judgement.verdict == "deny":

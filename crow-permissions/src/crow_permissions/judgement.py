@@ -121,9 +121,11 @@ class SessionPermissions:
 
     def find_answer(self, rules: Sequence[AnswerRule], folder: str) -> KeptAnswer | None:
         """Find the answer that decides a call which these rules cover; a rejection beats a permission."""
-        if not rules:
-            return None
-        return find_answer([*self.answers, *(self.kept.list_all() if self.kept else ())], rules, folder)
+        return find_answer(self.list_answers(), rules, folder) if rules else None
+
+    def list_answers(self) -> list[KeptAnswer]:
+        """List the answers for the session and for longer."""
+        return [*self.answers, *(self.kept.list_all() if self.kept else ())]
 
 
 PERMISSIONS = StateKey[SessionPermissions | None]("permissions", lambda: None)

@@ -31,15 +31,15 @@ TEXT_LIMIT = 200
 class AnswerRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The rule of an answer: all that the answer covers."""
 
-    kind: Literal["command", "subcommand", "changes", "arguments", "host", "path", "edits", "tool"]
+    kind: Literal["command", "subcommand", "changes", "arguments", "host", "reach", "path", "edits", "tool"]
     """`command`: one command, as it is written; `changes`: what this command changes, after it has run in the sandbox;
     `subcommand`: a program with its subcommand, and any arguments; `arguments`: a call with exactly these arguments;
-    `host`: a host of `fetch`; `path`: changes of one file; `edits`: changes of all files that are not protected;
-    `tool`: all calls of a tool."""
+    `host`: a host of `fetch`; `reach`: hosts that commands in the sandbox reach; `path`: changes of one file; `edits`:
+    changes of all files that are not protected; `tool`: all calls of a tool."""
     tool: str
     value: str
-    """The command, the program and its subcommand, the arguments in JSON, the host and port, the absolute path, or the
-    kind of the calls of a tool."""
+    """The command, the program and its subcommand, the arguments in JSON, the host and port, the hosts with a comma
+    between them, the absolute path, or the kind of the calls of a tool."""
     digest: str = ""
     """A digest of the tool's definition and of the program or address of its server; "" for a tool of crow's own."""
 
@@ -51,6 +51,7 @@ class AnswerRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "changes": f"what {self.value} changes",
             "arguments": f"{self.tool} with {self.value}",
             "host": f"{self.tool} from {self.value}",
+            "reach": f"commands reach {self.value}",
             "path": f"changes to {self.value}",
             "edits": "changes to files here",
             "tool": f"{self.tool} (definition {self.digest[:8]})" if self.digest else self.tool,

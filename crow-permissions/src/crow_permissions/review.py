@@ -6,7 +6,6 @@
 import asyncio
 import hashlib
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -46,6 +45,7 @@ from crow_permissions.subjects import find_subject, has_posix_shell
 if TYPE_CHECKING:
     from crow_sandbox.applying import AppliedChange
     from crow_sandbox.policy import Policy
+    from crow_sandbox.proxy import Decision
     from crow_sandbox.sandbox import Sandbox, SandboxRun
 
 P = ParamSpec("P")
@@ -60,14 +60,6 @@ NAME_CHARACTERS = 200
 UNDOABLE = [("file", "added"), ("file", "changed"), ("file", "removed"), ("folder", "added")]
 """The types and kinds of changes of which /undo can keep the texts."""
 ASKS_BEFORE = "Commands are asked about before they run"
-WANTS_OUTSIDE = re.compile(
-    r"could not resolve host|temporary failure in name resolution|name or service not known|network is unreachable"
-    r"|no address associated|failed to lookup address|dns error|getaddrinfo|ENOTFOUND|EAI_AGAIN|ENETUNREACH"
-    r"|connection refused|could not connect to server|couldn't connect to server|proxy (?:connect|error|refused)"
-    r"|docker daemon|tunnel connection failed|refused by the sandbox",
-    re.IGNORECASE,
-)
-"""Finds complaints of programs that did not reach a network, a server of this machine or a daemon."""
 
 Launch = Callable[
     [Sequence[str], Mapping[str, str], str, Sequence[str], Sequence[str]], tuple[list[str], dict[str, str]]
@@ -98,8 +90,6 @@ class ReviewedCommand:
     """The folder in which it started."""
     in_plan: bool
     """True if it began in the mode plan."""
-    network_mark: int = 0
-    """The state of the session's network when it began."""
     has_started: bool = False
     is_running: bool = False
     """True if its tool call has been answered, and it runs on."""
@@ -126,11 +116,16 @@ class ReviewedCommand:
         command = str(arguments.get("command") or arguments.get("input") or "")
         return describe_missed(command, result, self.run.policy.private, self.start)
 
-    def describe_refused(self) -> str:
-        """Say which hosts the command did not reach; "" if it has reached all, or has no network at all."""
+    def list_refused(self) -> "Sequence[Decision]":
+        """List the hosts that the command was refused."""
+        return self.run.network.refused() if self.run.network else ()
+
+    def add_refused(self, result: ToolResult, because: str) -> ToolResult:
+        """Add the line about the hosts that the command was refused to a result."""
         from crow_sandbox.network import describe_refused
 
-        return describe_refused(self.run.network.refused(self.network_mark)) if self.run.network else ""
+        said = describe_refused(self.list_refused(), because)
+        return add_note(result, said) if said else result
 
 
 @dataclass
@@ -149,8 +144,9 @@ class SessionReview:
 
 
 REVIEW = StateKey("review", SessionReview)
-OFFLINE = StateKey("offline", set[str])
-"""The ids of the calls whose commands run without a network: nothing can leave by them."""
+REACHABLE = StateKey("reachable", dict[str, Sequence[str]])
+"""The patterns of the hosts that commands in the sandbox may reach, by the ids of their calls: nothing leaves for other
+hosts."""
 
 
 def find_launch(session: Session, call: str) -> Launch | None:
@@ -209,14 +205,22 @@ class Review:
     async def may_begin(self, session: Session, tool_call: ToolCall) -> bool:
         """Return whether the command of a tool call can run in the sandbox."""
         is_possible = can_review(tool_call) and await self.find_sandbox(session) is not None
-        if is_possible and not self.settings.hosts:
-            session.state[OFFLINE].add(tool_call.id)
-        else:
-            session.state[OFFLINE].discard(tool_call.id)
+        if is_possible:
+            session.state[REACHABLE][tool_call.id] = ()
         return is_possible
 
-    async def begin(self, session: Session, permissions: SessionPermissions, tool_call: ToolCall) -> bool:
-        """Let the command of a tool call run in the sandbox; return False, and tell the user, if it cannot."""
+    async def begin(
+        self,
+        session: Session,
+        permissions: SessionPermissions,
+        tool_call: ToolCall,
+        hosts: Sequence[str],
+        denied: Sequence[str],
+    ) -> bool:
+        """Let the command of a tool call run in the sandbox, where it may reach `hosts` that are not `denied`.
+
+        Return False, and tell the user, if it cannot.
+        """
         from crow_sandbox.policy import SandboxError
 
         state = session.state[REVIEW]
@@ -224,16 +228,16 @@ class Review:
             return False
         try:
             policy = await work_on_files(make_policy, session, permissions, self.settings)
-            run = await begin_run(state.sandbox, policy)
+            run = await begin_run(state.sandbox, replace(policy, hosts=tuple(hosts), denied=tuple(denied)))
         except SandboxError as error:
-            session.state[OFFLINE].discard(tool_call.id)
+            session.state[REACHABLE].pop(tool_call.id, None)
             if state.fault != str(error):
                 state.fault = str(error)
                 await session.notice(to_line(f"{ASKS_BEFORE}: {error}"), "warning")
             return False
         start = session.folders.starts.get(tool_call.id) or session.cwd
-        mark = run.network.mark() if run.network else 0
-        state.commands[tool_call.id] = ReviewedCommand(run, tool_call, start, permissions.mode == "plan", mark)
+        session.state[REACHABLE][tool_call.id] = hosts
+        state.commands[tool_call.id] = ReviewedCommand(run, tool_call, start, permissions.mode == "plan")
         return True
 
     def take_ended(self, session: Session, tool_call: ToolCall, result: ToolResult) -> ReviewedCommand | None:
@@ -250,7 +254,7 @@ class Review:
 
     def forget(self, session: Session, call: str) -> ReviewedCommand | None:
         """Forget a command."""
-        session.state[OFFLINE].discard(call)
+        session.state[REACHABLE].pop(call, None)
         return session.state[REVIEW].commands.pop(call, None)
 
     async def drop_cancelled(self, session: Session) -> None:
@@ -290,7 +294,7 @@ async def begin_run(sandbox: "Sandbox", policy: "Policy") -> "SandboxRun":
 
 
 def make_policy(session: Session, permissions: SessionPermissions, settings: ReviewSettings) -> "Policy":
-    """Make the policy of a command from the folders of its session."""
+    """Make the policy of a command from the folders of its session; it reaches no hosts."""
     from crow_sandbox.policy import Policy
 
     given = session.folders.roots
@@ -304,8 +308,8 @@ def make_policy(session: Session, permissions: SessionPermissions, settings: Rev
         tuple(map(os.path.realpath, scratch)),
         tuple(own),
         tuple(settings.expose),
-        tuple(settings.hosts),
         private=tuple(find_private_files(session, permissions.rules, outer, settings.private, settings.expose)),
+        addresses=tuple(settings.hosts),
     )
 
 
@@ -427,12 +431,6 @@ def list_applied(folder: str, root: Path) -> list[str]:
 
 def to_digest(text: str | None) -> str | None:
     return None if text is None else hashlib.sha256(text.encode()).hexdigest()
-
-
-def wants_outside(result: ToolResult) -> bool:
-    """Test whether a command that failed says that it has not reached what the sandbox does not give."""
-    texts = (str(block.get("text", "")) for block in result.content)
-    return any(WANTS_OUTSIDE.search(text[-20_000:]) for text in texts)
 
 
 def add_note(result: ToolResult, note: str) -> ToolResult:

@@ -61,7 +61,7 @@ from crow_system.shortening import leave_out
 from crow_permissions.exits import find_exit
 from crow_permissions.private_data import find_private_file, is_private_path
 from crow_permissions.protected import to_regex
-from crow_permissions.review import OFFLINE
+from crow_permissions.review import REACHABLE
 from crow_permissions.rules import Rule, parse_rules
 from crow_permissions.simple_commands import read_command_line
 from crow_permissions.subjects import (
@@ -273,15 +273,17 @@ def taint(
     def find_reason(session: Session, tool_call: ToolCall) -> str:
         """Find out why a tool call must be asked about, with what would leave; "" if it need not."""
         found, readings = get_taint(session), get_readings(session, tool_call).values()
-        if tool_call.id in session.state[OFFLINE]:
+        hosts = session.state[REACHABLE].get(tool_call.id)
+        if hosts is not None and not hosts:
             return ""
         private = next(iter(found.sources["private"]), "") or next((r.private for r in readings if r.private), "")
         if not private:
             return ""
         untrusted = next(iter(found.sources["untrusted"]), "")
         untrusted = untrusted or find_untrusted_root(session)  # what is being read cannot have led to this call
+        reached = f"it may reach {to_line(', '.join(hosts))}" if hosts else ""
         if not untrusted or not (
-            why := find_exit(tool_call) or find_fetch(session, tool_call) or find_code(session, tool_call)
+            why := reached or find_exit(tool_call) or find_fetch(session, tool_call) or find_code(session, tool_call)
         ):
             return ""
         read = f"This session has read private data ({to_line(private)}) and untrusted content ({to_line(untrusted)})"

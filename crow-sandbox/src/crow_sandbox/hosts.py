@@ -1,8 +1,9 @@
 """The hosts that commands may reach, as rules, and the hosts that they ask for."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from ipaddress import IPv4Address, IPv6Address
 
 from crow_system.addresses import is_public
@@ -93,25 +94,35 @@ def parse_rule(pattern: str) -> HostRule:
     return HostRule(host, number if named else None, below)
 
 
-class HostRules:
-    """What the commands of a session may reach."""
+def names_host(patterns: Iterable[str], host: str, port: int) -> bool:
+    """Whether one of these shell patterns names a host, or a host with its port."""
+    names = host, format_authority(host, port)
+    return any(fnmatchcase(name, pattern) for pattern in patterns for name in names)
 
-    def __init__(self, patterns: Iterable[str] = ()) -> None:
-        """Raises SandboxError if a pattern is none."""
+
+class HostRules:
+    """What a command may reach."""
+
+    def __init__(self, patterns: Iterable[str] = (), denied: Sequence[str] = (), addresses: Iterable[str] = ()) -> None:
+        """As `hosts`, `denied` and `addresses` of a policy. Raises SandboxError if a pattern is none."""
         self._rules = {pattern: parse_rule(pattern) for pattern in patterns}
+        self._denied = denied
+        self._addresses = [parse_rule(pattern) for pattern in addresses]
 
     def add(self, pattern: str) -> None:
         """Allow what a pattern names. Raises SandboxError if it is none."""
         self._rules[pattern] = parse_rule(pattern)
 
-    def remove(self, pattern: str) -> None:
-        """Undo `add`."""
-        self._rules.pop(pattern, None)
-
     def allow(self, host: str, port: int) -> bool:
         """Whether a host may be asked for."""
-        return any(rule.matches(host, port) for rule in self._rules.values())
+        found = any(rule.matches(host, port) for rule in self._rules.values())
+        return found and not names_host(self._denied, host, port)
 
     def allow_address(self, address: str, port: int) -> bool:
         """Whether an address of an allowed host may be connected to: it is public, or itself named by a rule."""
-        return is_public(address) or any(rule.matches(address, port) for rule in self._rules.values() if not rule.below)
+        return (is_public(address) and not names_host(self._denied, address, port)) or self.name_address(address, port)
+
+    def name_address(self, address: str, port: int) -> bool:
+        """Whether a rule names this address itself, so that it need not be public."""
+        named = [rule for rule in (*self._rules.values(), *self._addresses) if not rule.below]
+        return any(rule.matches(address, port) for rule in named) and not names_host(self._denied, address, port)

@@ -31,3 +31,7 @@ class Policy:
     not limited."""
     private: tuple[str, ...] = ()
     """Files in the roots that the command sees as empty ones, which it cannot change."""
+    addresses: tuple[str, ...] = ()
+    """Patterns of addresses that are not public, to which the names of `hosts` may lead; others have no effect."""
+    denied: tuple[str, ...] = ()
+    """Shell patterns of hosts, or of HOST:PORT, that the command never reaches, whatever `hosts` allows."""

@@ -10,6 +10,7 @@ from ipaddress import ip_address
 from typing import Any
 
 import h11
+from crow_system.addresses import is_public
 
 from crow_sandbox.hosts import WEB_PORTS, HostRules, format_authority, is_address, parse_authority, parse_host
 
@@ -80,7 +81,7 @@ class Proxy:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self, listener: socket.socket) -> None:
-        """Serve clients until this is cancelled; then close the socket and end all connections."""
+        """Serve clients until this is cancelled; then end all connections."""
         loop, slots = asyncio.get_running_loop(), asyncio.Semaphore(MAX_CONNECTIONS)
         listener.setblocking(False)
         try:
@@ -97,7 +98,6 @@ class Proxy:
                 task.add_done_callback(self._tasks.discard)
                 task.add_done_callback(lambda _: slots.release())
         finally:
-            listener.close()  # else clients would wait for an answer
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -124,22 +124,20 @@ class Proxy:
             raise self._refuse(shown, port, reason) from None
         where = format_authority(name, port)
         if not self._rules.allow(name, port):
-            raise self._refuse(
-                name, port, f"{where} is not among the hosts that this command may reach", make_pattern(name, port)
-            )
+            pattern, reason = make_pattern(name, port), "is not among the hosts that this command may reach"
+            raise self._refuse(name, port, f"{where} {reason if pattern else 'is not public'}", pattern)
         async with self._resolutions, asyncio.timeout(DIAL_TIMEOUT):
             found = [name] if is_address(name) else await self._resolve(name, port)
         addresses = [address for address in found if self._rules.allow_address(address, port)][:MAX_ADDRESSES]
         if not addresses:
             inner = found[0].partition("%")[0] if found else ""
-            reason = f"{where} has the address {inner}, which is not public"
-            raise self._refuse(name, port, reason, make_pattern(inner, port) if inner else "")
+            raise self._refuse(name, port, f"{where} has the address {inner}, which is not public")
         self._record(Decision(name, port, True, ""))
         connected = await self._dial(addresses, port)
         here, there = connected.getsockname()[0], connected.getpeername()[0]
-        if here == there and not self._rules.allow(there, port):
+        if here == there and not self._rules.name_address(there, port):
             connected.close()
-            raise self._refuse(name, port, f"{where} is this machine", make_pattern(there, port))
+            raise self._refuse(name, port, f"{where} is this machine")
         return connected
 
     def _refuse(self, host: str, port: int, reason: str, pattern: str = "") -> Refused:
@@ -207,14 +205,9 @@ class Proxy:
 
 def make_pattern(host: str, port: int) -> str:
     """Return the pattern that allows a host and port; "" for what only settings may allow: this machine itself, and
-    addresses of the local link, where clouds keep credentials."""
-    if host == "localhost" or host.endswith(".localhost"):
+    addresses that are not public."""
+    if host == "localhost" or host.endswith(".localhost") or (is_address(host) and not is_public(host)):
         return ""
-    if is_address(host):
-        ip = ip_address(host)
-        ip = getattr(ip, "ipv4_mapped", None) or ip
-        if ip.is_loopback or ip.is_link_local or ip.is_unspecified or ip.is_multicast or ip.is_reserved:
-            return ""
     return host if port in WEB_PORTS else format_authority(host, port)
 
 

@@ -13,8 +13,9 @@ from crow_sandbox import bubblewrap, hidden, layers
 from crow_sandbox.applying import AppliedChange, apply_changes, is_unfinished
 from crow_sandbox.bubblewrap import Bubblewrap, Mount, make_mount
 from crow_sandbox.changes import LayerChange, read_changes
+from crow_sandbox.hosts import HostRules
 from crow_sandbox.layers import Layer
-from crow_sandbox.network import Network
+from crow_sandbox.network import CommandNetwork, Network
 from crow_sandbox.policy import Level, Policy, SandboxError
 
 TEMPORARY = ("/tmp", "/var/tmp")
@@ -101,8 +102,8 @@ class SandboxRun:
         self.layers = layers
         self.session = session
         self.proof = proof
-        self.network: Network | None = None
-        """The way out, if the policy names hosts."""
+        self.network: CommandNetwork | None = None
+        """The way out, if there is a proxy."""
         self._lock: int | None = lock
         self._caches: Path | None = None
 
@@ -255,6 +256,8 @@ class SandboxRun:
         files in it; the next process tries again."""
         if self._lock is None:
             return
+        if self.network is not None:
+            self.network.end()
         if not self.is_unfinished:
             layers.remove_run(self.folder)
         os.close(self._lock)
@@ -272,7 +275,7 @@ class Sandbox:
         self.folder = folder
         self._temporary = temporary or (*TEMPORARY, tempfile.gettempdir())
         self.network: Network | None = None
-        """The way out of the session's commands, from the first one on whose policy names hosts."""
+        """The network of the session's commands, from the first one on."""
         self._opening = asyncio.Lock()
         self._session: SessionFolder | None = None
         self._runs: list[SandboxRun] = []
@@ -291,24 +294,25 @@ class Sandbox:
     async def begin(self, policy: Policy) -> SandboxRun:
         """Begin a run. Raises SandboxError if the policy cannot be applied here."""
         run = await asyncio.to_thread(self._begin, policy)
-        if policy.hosts and run.proof.binding is not None and policy.level != "off":
+        # A program that is not reviewed, and may reach no host, needs no proxy that says what it asked for.
+        if policy.hosts or (policy.hosts is not None and policy.level == "review"):
             try:
-                run.network = await self._open_network(run.proof.binding.program, policy.hosts)
+                run.network = await self._begin_network(run, HostRules(policy.hosts, policy.denied, policy.addresses))
             except BaseException:
                 run.remove()
                 raise
         self._runs = [each for each in (*self._runs, run) if not each.is_removed]
         return run
 
-    async def _open_network(self, program: str, hosts: Iterable[str]) -> Network:
-        """Return the session's network, on which these hosts are allowed from now on. Raises SandboxError."""
+    async def _begin_network(self, run: SandboxRun, rules: HostRules) -> CommandNetwork | None:
+        """Return the network of a command. Raises SandboxError."""
+        if run.proof.binding is None or run.policy.level == "off":
+            return None
         async with self._opening:
             if self.network is None:
                 self.network = Network()
-                await self.network.open(program)
-        for host in hosts:
-            self.network.allow(host)
-        return self.network
+                await self.network.open(run.proof.binding.program)
+        return await self.network.begin(rules)
 
     def _begin(self, policy: Policy) -> SandboxRun:
         proof = prove(self.folder)

@@ -151,7 +151,7 @@ class SandboxSettings(Struct, kw_only=True, forbid_unknown_fields=True):
     """What commands in the sandbox may reach: `ssh-agent`, `gpg-agent`, or `docker`, which is root on this machine; and
     patterns of private files of the project that they see, such as `.env`."""
     hosts: list[str] = field(default_factory=list[str])
-    """Patterns of the hosts that commands in the sandbox may reach, such as `pypi.org` and `*.example.com`."""
+    """Patterns of the hosts that commands in the sandbox reach unasked, such as `pypi.org` and `*.example.com`."""
 
     def __post_init__(self) -> None:
         for name in self.expose:
