@@ -188,3 +188,29 @@ async def test_hook_in_a_sandbox_writes_to_the_project_alone(project: Project) -
     await project.run("true")
     assert json.loads((project.folder / "seen").read_text())["prompt"] == "Go."
     assert (project.beside / "file").read_text() == "as it was\n"
+
+
+@pytest.mark.parametrize("asks", ["the call", "the setting"])
+async def test_sub_agent_that_may_only_read_changes_nothing_and_its_parent_goes_on(project: Project, asks: str) -> None:
+    """What its commands change is discarded where that is possible, and else they do not run."""
+    option = "sandbox = 'read-only'\n" if asks == "the setting" else ""
+    project.configure(f"[extensions.subagents]\n{option}")
+    task = {"description": "Look", "prompt": "Look.", **({"sandbox": "read-only"} if asks == "the call" else {})}
+    command = {"name": "terminal", "arguments": {"command": "touch made-by-$RANDOM$RANDOM; echo 'it ran'"}}
+    edit = {"command": "create", "path": str(project.folder / "made"), "file_text": "made"}
+    calls = [{"name": "agent", "arguments": task}, command, {"name": "file_editor", "arguments": edit}, command]
+    ask, run, create, run_again = (Reply(tool_calls=[call]) for call in calls)
+    model = ScriptedModel([ask, run, create, Reply("Seen."), run_again, Reply("Done.")])
+    crow = await build(project.env, models={"scripted": model}, mode="yolo", without=[persistence])
+    async with connect(crow) as editor:
+        session = await editor.new_session(str(project.folder))
+        await editor.prompt(session.session_id, "Go.")
+        assert crow.sessions[session.session_id].options.find_mode().get() == "yolo"  # type: ignore[union-attr]
+    said = [message["content"] for message in model.requests[3]["messages"] if message["role"] == "tool"]
+    has_run = "it ran" in said[0]
+    assert ("discarded" if has_run else "plan mode only reads") in said[0]
+    assert "plan mode only reads" in said[1]
+    assert not (project.folder / "made").exists()
+    kept = [message["content"] for message in model.requests[4]["messages"] if message["role"] == "tool"]
+    assert kept[-1] == "Seen."
+    assert len([*project.folder.glob("made-by-*")]) == 1, "the file of the parent"

@@ -52,6 +52,7 @@ from crow_permissions.judgement import (
     Mode,
     SessionPermissions,
     find_composition,
+    find_permissions,
     judge,
 )
 from crow_permissions.kept_answers import KeptAnswer, KeptAnswers
@@ -112,10 +113,10 @@ def permissions(
     allowed, asked, denied = parse_rules(allow, allows=True), parse_rules(ask), parse_rules(deny)
 
     def get_permissions(session: Session) -> SessionPermissions:
-        while session.parent:  # a sub-agent shares the mode, the rules and the answers
-            session = session.parent
-        known = session.state[PERMISSIONS]
+        known = find_permissions(session)
         if known is None:
+            while session.parent:
+                session = session.parent
             more_ask, more_deny = project(session.cwd) if project else ((), ())
             rules = Rules(allowed, [*asked, *parse_rules(more_ask)], [*denied, *parse_rules(more_deny)])
             known = session.state[PERMISSIONS] = SessionPermissions(mode, rules, own, protected, kept=answers)
@@ -137,6 +138,8 @@ def permissions(
     @crow.options
     def mode_option(session: Session) -> Option:
         def choose(value: str) -> None:
+            if session.parent:  # its mode is its own from now on
+                session.state[PERMISSIONS] = replace(get_permissions(session), mode=cast(Mode, value))
             get_permissions(session).mode = cast(Mode, value)
 
         return Option("mode", "Mode", "mode", MODES, lambda: get_permissions(session).mode, choose)
@@ -453,7 +456,7 @@ async def keep(session: Session, permissions: SessionPermissions, answer: KeptAn
             return
         except (ConfigError, OSError) as error:
             await session.notice(f"The answer holds for this session only: {error}", "warning")
-    permissions.answers = [*(each for each in permissions.answers if each.rule != answer.rule), answer]
+    permissions.answers[:] = [*(each for each in permissions.answers if each.rule != answer.rule), answer]
 
 
 def to_scope(answer: KeptAnswer) -> str:

@@ -130,8 +130,9 @@ PERMISSIONS = StateKey[SessionPermissions | None]("permissions", lambda: None)
 
 
 def find_permissions(session: Session) -> SessionPermissions | None:
-    """Find the permissions of a session, which its sub-agents share; None before they are set."""
-    while session.parent:
+    """Find the permissions of a session, which sub-agents share that have no mode of their own; None before they are
+    set."""
+    while session.parent and session.state[PERMISSIONS] is None:
         session = session.parent
     return session.state[PERMISSIONS]
 
