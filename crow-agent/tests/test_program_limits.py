@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -214,3 +215,63 @@ async def test_sub_agent_that_may_only_read_changes_nothing_and_its_parent_goes_
     kept = [message["content"] for message in model.requests[4]["messages"] if message["role"] == "tool"]
     assert kept[-1] == "Seen."
     assert len([*project.folder.glob("made-by-*")]) == 1, "the file of the parent"
+
+
+async def run_in_yolo(project: Project, *commands: str, permit: str = "reject_once", **more: str) -> tuple[str, Any]:
+    """Run commands of the terminal in the mode yolo, each in a turn; return their results, and the editor."""
+    calls = [{"name": "terminal", "arguments": {"command": command, **more}} for command in commands]
+    model = ScriptedModel([reply for call in calls for reply in (Reply(tool_calls=[call]), Reply("Done."))])
+    (project.folder / ".mcp.json").unlink()
+    crow = await build(project.env, models={"scripted": model}, mode="yolo", without=[persistence])
+    async with connect(crow, permit=permit) as editor:
+        session = await editor.new_session(str(project.folder))
+        for _ in commands:
+            await editor.prompt(session.session_id, "Go.")
+    results = [message["content"] for message in model.requests[-1]["messages"] if message["role"] == "tool"]
+    return "\n".join(results), editor
+
+
+def count_told(editor: Any, sentence: str) -> int:
+    return sum(sentence in str(update) for update in editor.updates)
+
+
+async def test_what_yolo_means_for_commands_is_said_once_in_a_session(project: Project) -> None:
+    _, editor = await run_in_yolo(project, attempt(project), "true")
+    assert (project.beside / "file").read_text() == "evil\n"
+    assert editor.questions == []
+    assert count_told(editor, "In yolo, commands run unasked, outside of the sandbox") == 1
+
+
+async def test_commands_in_yolo_write_only_to_the_project_where_the_user_wants_that(project: Project) -> None:
+    project.configure('[sandbox]\nyolo = "workspace"\n')
+    project.env["BIRDS_TOKEN"] = "magpie"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        connection = f"socket.create_connection(('127.0.0.1', {server.getsockname()[1]}), 3); print('con' + 'nected')"
+        command = f'{attempt(project)}; printf "It is %s." "$BIRDS_TOKEN"; {PYTHON} -c "import socket; {connection}"'
+        said, editor = await run_in_yolo(project, command, f"cd {project.folder}; touch later; echo the second")
+    assert (project.beside / "file").read_text() == "as it was\n"
+    if await is_possible(project):
+        assert (project.folder / "new").read_text() == "new\n"
+        assert (project.folder / "later").exists()
+        assert "It is ." in said
+        assert "connected" in said
+        assert editor.questions == []
+        assert count_told(editor, "they write only to the folders") == 1
+    else:
+        assert not (project.folder / "new").exists()
+        assert "Namespaces are forbidden" in said
+        assert len(editor.questions) == 2
+    assert [name for name in os.listdir(project.home.data / "sandbox") if name.startswith("run")] == []
+
+
+async def test_commands_of_a_terminal_session_are_asked_about_where_yolo_is_limited(project: Project) -> None:
+    project.configure('[sandbox]\nyolo = "workspace"\n')
+    said, editor = await run_in_yolo(project, attempt(project), session="one")
+    assert "in a session of the terminal cannot run so" in said
+    assert len(editor.questions) == 1
+    assert (project.beside / "file").read_text() == "as it was\n"
+
+
+async def is_possible(project: Project) -> bool:
+    """Return whether commands of the terminal can be limited."""
+    return (await sandbox.Sandbox(project.home.data / "sandbox").prove("workspace")).level == "workspace"

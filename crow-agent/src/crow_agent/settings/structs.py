@@ -149,6 +149,9 @@ class SandboxSettings(Struct, kw_only=True, forbid_unknown_fields=True):
     """What commands in the sandbox may reach: `ssh-agent`, `gpg-agent`, or `docker`, which is root on this machine."""
     hosts: list[str] = field(default_factory=list[str])
     """Patterns of the hosts that commands in the sandbox may reach, such as `pypi.org` and `*.example.com`."""
+    yolo: Literal["workspace", "off"] = "off"
+    """How commands run in the mode `yolo`: with `workspace`, they write only to the folders of the session, see no
+    credentials but those in `expose`, and have the whole network. Where this machine cannot do it, they ask."""
 
 
 class McpSettings(Struct, kw_only=True, forbid_unknown_fields=True):
