@@ -154,12 +154,7 @@ async def test_server_that_cannot_start_in_its_sandbox_says_how_to_change_that(p
 async def test_user_is_told_where_the_servers_of_a_project_have_no_sandbox(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if sys.platform != "linux":
-        pytest.skip("asks the kernel of Linux")
-    forbid_namespaces(monkeypatch)
-    monkeypatch.setattr(landlock, "read_version", lambda: 0)
-    monkeypatch.setattr(programs, "proofs", {})
-    project = Project(tmp_path)
+    project = forbid_everything(tmp_path, monkeypatch)
     said = await project.run(attempt(project))
     assert (project.beside / "file").read_text() == "evil\n"
     assert "The MCP servers of this project run without a sandbox: " in said
@@ -168,6 +163,36 @@ async def test_user_is_told_where_the_servers_of_a_project_have_no_sandbox(
     said = await project.run(attempt(project))
     assert (project.beside / "file").read_text() == "as it was\n"
     assert "did not start" in said
+
+
+def forbid_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    """Make a project on a machine where nothing limits a program."""
+    if sys.platform != "linux":
+        pytest.skip("asks the kernel of Linux")
+    forbid_namespaces(monkeypatch)
+    monkeypatch.setattr(landlock, "read_version", lambda: 0)
+    monkeypatch.setattr(programs, "proofs", {})
+    return Project(tmp_path)
+
+
+async def test_server_and_hook_that_name_a_sandbox_do_not_start_where_there_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = forbid_everything(tmp_path, monkeypatch)
+    (project.folder / ".mcp.json").unlink()
+    command = f'["/bin/sh", "-c", "echo evil > {project.beside}/file"]'
+    project.configure(f"""
+[[hooks.before_prompt]]
+command = {command}
+sandbox = "read-only"
+[mcp.servers.shell]
+command = "/bin/sh"
+args = ["-c", "echo evil > {project.beside}/file"]
+sandbox = "workspace"
+""")
+    said = await project.run("true")
+    assert (project.beside / "file").read_text() == "as it was\n"
+    assert said.count("The kernel has no Landlock") == 2, "one sentence about each"
 
 
 async def test_server_of_the_user_has_the_sandbox_of_its_settings(project: Project) -> None:
@@ -257,6 +282,7 @@ async def test_commands_in_yolo_write_only_to_the_project_where_the_user_wants_t
         assert "connected" in said
         assert editor.questions == []
         assert count_told(editor, "they write only to the folders") == 1
+        assert count_told(editor, "{'sandbox': 'workspace'}") == 1
     else:
         assert not (project.folder / "new").exists()
         assert "Namespaces are forbidden" in said

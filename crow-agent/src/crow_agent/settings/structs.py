@@ -151,7 +151,7 @@ class SandboxSettings(Struct, kw_only=True, forbid_unknown_fields=True):
     """Patterns of the hosts that commands in the sandbox may reach, such as `pypi.org` and `*.example.com`."""
     yolo: Literal["workspace", "off"] = "off"
     """How commands run in the mode `yolo`: with `workspace`, they write only to the folders of the session, see no
-    credentials but those in `expose`, and have the whole network. Where this machine cannot do it, they ask."""
+    credentials but those in `expose`, and have the whole network. crow asks before one that cannot run so."""
 
 
 class McpSettings(Struct, kw_only=True, forbid_unknown_fields=True):
