@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -153,12 +154,7 @@ async def test_server_that_cannot_start_in_its_sandbox_says_how_to_change_that(p
 async def test_user_is_told_where_the_servers_of_a_project_have_no_sandbox(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if sys.platform != "linux":
-        pytest.skip("asks the kernel of Linux")
-    forbid_namespaces(monkeypatch)
-    monkeypatch.setattr(landlock, "read_version", lambda: 0)
-    monkeypatch.setattr(programs, "proofs", {})
-    project = Project(tmp_path)
+    project = forbid_everything(tmp_path, monkeypatch)
     said = await project.run(attempt(project))
     assert (project.beside / "file").read_text() == "evil\n"
     assert "The MCP servers of this project run without a sandbox: " in said
@@ -167,6 +163,36 @@ async def test_user_is_told_where_the_servers_of_a_project_have_no_sandbox(
     said = await project.run(attempt(project))
     assert (project.beside / "file").read_text() == "as it was\n"
     assert "did not start" in said
+
+
+def forbid_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    """Make a project on a machine where nothing limits a program."""
+    if sys.platform != "linux":
+        pytest.skip("asks the kernel of Linux")
+    forbid_namespaces(monkeypatch)
+    monkeypatch.setattr(landlock, "read_version", lambda: 0)
+    monkeypatch.setattr(programs, "proofs", {})
+    return Project(tmp_path)
+
+
+async def test_server_and_hook_that_name_a_sandbox_do_not_start_where_there_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = forbid_everything(tmp_path, monkeypatch)
+    (project.folder / ".mcp.json").unlink()
+    command = f'["/bin/sh", "-c", "echo evil > {project.beside}/file"]'
+    project.configure(f"""
+[[hooks.before_prompt]]
+command = {command}
+sandbox = "read-only"
+[mcp.servers.shell]
+command = "/bin/sh"
+args = ["-c", "echo evil > {project.beside}/file"]
+sandbox = "workspace"
+""")
+    said = await project.run("true")
+    assert (project.beside / "file").read_text() == "as it was\n"
+    assert said.count("The kernel has no Landlock") == 2, "one sentence about each"
 
 
 async def test_server_of_the_user_has_the_sandbox_of_its_settings(project: Project) -> None:
@@ -188,3 +214,90 @@ async def test_hook_in_a_sandbox_writes_to_the_project_alone(project: Project) -
     await project.run("true")
     assert json.loads((project.folder / "seen").read_text())["prompt"] == "Go."
     assert (project.beside / "file").read_text() == "as it was\n"
+
+
+@pytest.mark.parametrize("asks", ["the call", "the setting"])
+async def test_sub_agent_that_may_only_read_changes_nothing_and_its_parent_goes_on(project: Project, asks: str) -> None:
+    """What its commands change is discarded where that is possible, and else they do not run."""
+    option = "sandbox = 'read-only'\n" if asks == "the setting" else ""
+    project.configure(f"[extensions.subagents]\n{option}")
+    task = {"description": "Look", "prompt": "Look.", **({"sandbox": "read-only"} if asks == "the call" else {})}
+    command = {"name": "terminal", "arguments": {"command": "touch made-by-$RANDOM$RANDOM; echo 'it ran'"}}
+    edit = {"command": "create", "path": str(project.folder / "made"), "file_text": "made"}
+    calls = [{"name": "agent", "arguments": task}, command, {"name": "file_editor", "arguments": edit}, command]
+    ask, run, create, run_again = (Reply(tool_calls=[call]) for call in calls)
+    model = ScriptedModel([ask, run, create, Reply("Seen."), run_again, Reply("Done.")])
+    crow = await build(project.env, models={"scripted": model}, mode="yolo", without=[persistence])
+    async with connect(crow) as editor:
+        session = await editor.new_session(str(project.folder))
+        await editor.prompt(session.session_id, "Go.")
+        assert crow.sessions[session.session_id].options.find_mode().get() == "yolo"  # type: ignore[union-attr]
+    said = [message["content"] for message in model.requests[3]["messages"] if message["role"] == "tool"]
+    has_run = "it ran" in said[0]
+    assert ("discarded" if has_run else "plan mode only reads") in said[0]
+    assert "plan mode only reads" in said[1]
+    assert not (project.folder / "made").exists()
+    kept = [message["content"] for message in model.requests[4]["messages"] if message["role"] == "tool"]
+    assert kept[-1] == "Seen."
+    assert len([*project.folder.glob("made-by-*")]) == 1, "the file of the parent"
+
+
+async def run_in_yolo(project: Project, *commands: str, permit: str = "reject_once", **more: str) -> tuple[str, Any]:
+    """Run commands of the terminal in the mode yolo, each in a turn; return their results, and the editor."""
+    calls = [{"name": "terminal", "arguments": {"command": command, **more}} for command in commands]
+    model = ScriptedModel([reply for call in calls for reply in (Reply(tool_calls=[call]), Reply("Done."))])
+    (project.folder / ".mcp.json").unlink()
+    crow = await build(project.env, models={"scripted": model}, mode="yolo", without=[persistence])
+    async with connect(crow, permit=permit) as editor:
+        session = await editor.new_session(str(project.folder))
+        for _ in commands:
+            await editor.prompt(session.session_id, "Go.")
+    results = [message["content"] for message in model.requests[-1]["messages"] if message["role"] == "tool"]
+    return "\n".join(results), editor
+
+
+def count_told(editor: Any, sentence: str) -> int:
+    return sum(sentence in str(update) for update in editor.updates)
+
+
+async def test_what_yolo_means_for_commands_is_said_once_in_a_session(project: Project) -> None:
+    _, editor = await run_in_yolo(project, attempt(project), "true")
+    assert (project.beside / "file").read_text() == "evil\n"
+    assert editor.questions == []
+    assert count_told(editor, "In yolo, commands run unasked, outside of the sandbox") == 1
+
+
+async def test_commands_in_yolo_write_only_to_the_project_where_the_user_wants_that(project: Project) -> None:
+    project.configure('[sandbox]\nyolo = "workspace"\n')
+    project.env["BIRDS_TOKEN"] = "magpie"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        connection = f"socket.create_connection(('127.0.0.1', {server.getsockname()[1]}), 3); print('con' + 'nected')"
+        command = f'{attempt(project)}; printf "It is %s." "$BIRDS_TOKEN"; {PYTHON} -c "import socket; {connection}"'
+        said, editor = await run_in_yolo(project, command, f"cd {project.folder}; touch later; echo the second")
+    assert (project.beside / "file").read_text() == "as it was\n"
+    if await is_possible(project):
+        assert (project.folder / "new").read_text() == "new\n"
+        assert (project.folder / "later").exists()
+        assert "It is ." in said
+        assert "connected" in said
+        assert editor.questions == []
+        assert count_told(editor, "they write only to the folders") == 1
+        assert count_told(editor, "{'sandbox': 'workspace'}") == 1
+    else:
+        assert not (project.folder / "new").exists()
+        assert "Namespaces are forbidden" in said
+        assert len(editor.questions) == 2
+    assert [name for name in os.listdir(project.home.data / "sandbox") if name.startswith("run")] == []
+
+
+async def test_commands_of_a_terminal_session_are_asked_about_where_yolo_is_limited(project: Project) -> None:
+    project.configure('[sandbox]\nyolo = "workspace"\n')
+    said, editor = await run_in_yolo(project, attempt(project), session="one")
+    assert "in a session of the terminal cannot run so" in said
+    assert len(editor.questions) == 1
+    assert (project.beside / "file").read_text() == "as it was\n"
+
+
+async def is_possible(project: Project) -> bool:
+    """Return whether commands of the terminal can be limited."""
+    return (await sandbox.Sandbox(project.home.data / "sandbox").prove("workspace")).level == "workspace"

@@ -79,3 +79,30 @@ async def test_settings_of_the_sandbox_are_checked(machine: "Machine") -> None:
     assert "'everything' is neither a file, such as '.env', nor one of ssh-agent" in (await machine.crow("status")).err
     machine.configure('[sandbox]\nexpose = [".env", "ssh-agent"]\n')
     assert "everything" not in (await machine.crow("status")).err
+
+
+async def test_where_namespaces_are_forbidden_every_door_says_so_and_runs_nothing_bare(machine: "Machine") -> None:
+    """A filter forbids namespaces, as many containers do; then Landlock limits programs, if this kernel has it."""
+    del machine.env["CROW_SANDBOX"]
+    machine.confine()
+    sandbox = json.loads((await machine.crow("status", "--json")).out)["sandbox"]
+    assert sandbox["level"] == "off"
+    assert "This machine does not let crow make a copy-on-write view." in sandbox["says"]
+    assert "o permission" in sandbox["says"], "the machine's own words"
+    assert sandbox["programs"]["level"] == "off" or "by Landlock" in sandbox["programs"]["says"]
+    assert "For servers, hooks and checks: " in (await machine.crow("status")).out
+    for words in (["check"], ["run", "--apply", "--", "touch made"]):
+        done = await machine.crow("sandbox", *words)
+        assert done.code == 2
+        assert "copy-on-write view" in done.out + done.err
+    assert not (machine.project / "made").exists()
+
+
+async def test_where_there_is_no_landlock_either_programs_are_not_limited_and_status_says_so(
+    machine: "Machine",
+) -> None:
+    machine.confine("--no-landlock")
+    programs = json.loads((await machine.crow("status", "--json")).out)["sandbox"]["programs"]
+    assert programs["level"] == "off"
+    assert programs["says"].startswith("The kernel has no Landlock, or it is switched off.")
+    assert "no Landlock" in (await machine.crow("doctor", "--machine")).out

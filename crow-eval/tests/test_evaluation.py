@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from crow_core.testing import Failure, Reply, ScriptedServer
+from crow_testing.databases import unable
 
 if TYPE_CHECKING:
     from crow_testing.command_fixtures import Machine
@@ -362,6 +363,63 @@ async def test_task_starts_from_a_commit(machine: "Machine") -> None:
         done = await machine.crow("eval", "tasks", "--json")
     assert json.loads(done.out)["cells"][0]["state"] == "passed", done.out
     assert "Warning: git: every check passes on the untouched start, so it tells nothing." in done.err
+
+
+SANDBOXED = """
+prompt = "Look."
+[[checks]]
+kind = "command"
+run = "echo new > made; echo evil > $OUTSIDE; test -e made"
+sandbox = "workspace"
+[[checks]]
+kind = "command"
+run = "if echo new > more; then exit 1; fi; test -e made"
+sandbox = "read-only"
+[[checks]]
+kind = "python"
+function = "checks.py:check"
+sandbox = "read-only"
+"""
+
+
+@pytest.mark.posix("there is no sandbox on Windows")
+@pytest.mark.parametrize("forbidden", [False, True])
+async def test_checks_in_a_sandbox_change_their_workspace_or_nothing(machine: "Machine", forbidden: bool):
+    """With namespaces, and with Landlock, where they are forbidden."""
+    if forbidden:
+        machine.confine()
+    programs = json.loads((await machine.crow("status", "--json")).out)["sandbox"]["programs"]
+    if programs["level"] == "off":
+        unable(programs["says"])
+    assert ("Landlock" in programs["says"]) == forbidden
+    (outside := machine.project / "outside").write_text("as it was\n")
+    script = """
+def check(workspace, answer):
+    try:
+        open(workspace / "new", "w")
+    except OSError:
+        return True
+    return False
+"""
+    add(machine, "box", SANDBOXED.replace("$OUTSIDE", str(outside)), **{"checks.py": script})
+    async with ScriptedServer(echo) as server:
+        machine.ask(server.url)
+        done = await machine.crow("eval", "tasks", "--json")
+    assert json.loads(done.out)["cells"][0]["state"] == "passed", done.out
+    assert outside.read_text() == "as it was\n"
+
+
+@pytest.mark.posix("there is no sandbox on Windows")
+async def test_check_whose_sandbox_cannot_be_applied_is_an_error_and_does_not_run(machine: "Machine") -> None:
+    machine.confine("--no-landlock")
+    outside = machine.project / "outside"
+    command = f"kind = 'command'\nrun = 'echo evil > {outside}'\nsandbox = 'workspace'\n"
+    add(machine, "box", f'prompt = "Look."\n[[checks]]\n{command}')
+    async with ScriptedServer(echo) as server:
+        machine.ask(server.url)
+        done = await machine.crow("eval", "tasks", "--json")
+    assert "Landlock" in done.err
+    assert not outside.exists()
 
 
 async def test_validate_runs_the_checks_on_start_and_solution(machine: "Machine") -> None:

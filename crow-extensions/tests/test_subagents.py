@@ -237,6 +237,10 @@ async def test_a_sub_agent_can_have_another_model_and_fewer_tools():
     [
         (call("agent", description="x"), "No agent was started: prompt: required, but missing."),
         (task(model="huge"), "There is no model 'huge'. Choose one of: scripted."),
+        (
+            task(sandbox="read-only"),
+            "No agent was started: there are no permissions here, so nothing would keep it from changing files.",
+        ),
     ],
 )
 async def test_a_wrong_call_is_answered_with_what_to_do(reply: Reply, says: str):

@@ -21,6 +21,7 @@ from crow_core.acp.schema import (
     SelectConfigOption,
     SelectEntry,
     SessionInfo,
+    SessionInfoUpdate,
     StringPropertySchema,
     TextBlock,
     ToolCall,
@@ -468,6 +469,8 @@ def test_the_footer_fits_and_keeps_what_matters():
     wide = compose_footer(state, 5.0, 100, THEMES["mono"])
     assert "qwen3-coder · …" in wide
     assert wide.endswith("9% of 128k · 54% cached")
+    state.receive(SessionInfoUpdate(meta={"crow": {"sandbox": "review"}}), 3.0)
+    assert "project · main · sandbox: review" in compose_footer(state, 5.0, 120, THEMES["mono"])
     for width in range(10, 120):
         assert measure(compose_footer(state, 5.0, width, THEMES["mono"])) <= width
 

@@ -226,13 +226,15 @@ def tell_model(crow: Crow, *, sentence: str) -> None:
 
 
 def make_review_settings(config: Config, home: Home, *, attended: bool) -> ReviewSettings | None:
-    """Make the settings of commands in the sandbox; None if it is off, as it is by default where nobody answers."""
-    sandbox = config.sandbox
-    if sandbox.level == "off" or not (attended or sandbox.level):
+    """Make the settings of commands in the sandbox; None if no command runs in one. By default, none is reviewed where
+    nobody answers."""
+    sandbox, folder = config.sandbox, home.data / "sandbox"
+    reviews, limits_yolo = sandbox.level == "review" or (attended and sandbox.level is None), sandbox.yolo != "off"
+    if not reviews and not limits_yolo:
         return None
     private = config.permissions.private
     return ReviewSettings(
-        home.data / "sandbox", sandbox.level == "review", sandbox.expose, sandbox.hosts, private=private
+        folder, sandbox.level == "review", sandbox.expose, sandbox.hosts, private, reviews, limits_yolo
     )
 
 

@@ -1,4 +1,4 @@
-"""The sandbox of programs that crow starts: the MCP servers and the commands of hooks in its settings."""
+"""The sandbox of programs that crow starts: MCP servers, the commands of hooks, and the checks of evaluations."""
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -30,10 +30,19 @@ def limit_hook(hook: "ShellHook", roots: Sequence[str], *, home: Home) -> Limit 
 
 
 def make_limit(
-    level: ProgramLevel, roots: Sequence[str], home: Home, *, has_network: bool, variables: Sequence[str] = ()
+    level: ProgramLevel,
+    roots: Sequence[str],
+    home: Home,
+    *,
+    has_network: bool,
+    variables: Sequence[str] = (),
+    readable: Sequence[str] = (),
 ) -> Limit:
-    """Make what starts a program in the sandbox. It raises ConnectionError where there is none."""
-    return partial(limit_program, level, roots, home, has_network, variables)
+    """Make what starts a program in the sandbox, where it sees the `readable` folders also if they lie in a hidden one.
+
+    It raises ConnectionError where there is none.
+    """
+    return partial(limit_program, level, roots, home, has_network, variables, readable)
 
 
 @asynccontextmanager
@@ -43,6 +52,7 @@ async def limit_program(
     home: Home,
     has_network: bool,
     variables: Sequence[str],
+    readable: Sequence[str],
     arguments: Sequence[str],
     env: Mapping[str, str],
     cwd: str,
@@ -55,7 +65,7 @@ async def limit_program(
     hosts = None if has_network else ()
     policy = Policy(level, tuple(roots), hidden=own, hosts=hosts, exposed=tuple(f"${name}" for name in variables))
     try:
-        async with limit_program(policy, arguments, env, cwd, home.data / "sandbox") as limited:
+        async with limit_program(policy, arguments, env, cwd, home.data / "sandbox", readable) as limited:
             yield limited
     except SandboxError as error:
         raise ConnectionError(str(error)) from error

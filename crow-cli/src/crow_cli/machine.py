@@ -27,7 +27,7 @@ from crow_agent.settings.trust import TrustedFolders
 from crow_core.errors import ConfigError, StoreError
 from crow_core.models.quirks import find_quirks
 
-from crow_cli.sandbox_commands import find_standing
+from crow_cli.sandbox_commands import find_programs_standing, find_standing
 
 Verdict = Literal["ok", "partly", "no"]
 
@@ -120,6 +120,8 @@ def check_sandbox(machine: CheckedMachine) -> Iterator[tuple[Verdict, str]]:
         return
     level, says = asyncio.run(find_standing(machine.config, machine.home))
     yield "ok" if level == "review" or machine.config.sandbox.level == "off" else "partly", says
+    level, says = asyncio.run(find_programs_standing(machine.home))
+    yield "partly" if level == "off" else "ok", f"For servers, hooks and checks: {level}. {says}"
 
 
 def check_settings(machine: CheckedMachine) -> Iterator[tuple[Verdict, str]]:

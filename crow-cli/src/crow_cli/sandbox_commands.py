@@ -44,6 +44,14 @@ async def find_standing(config: Config, home: Home) -> tuple[str, str]:
     return "off", f"Commands are asked about before they run. {standing.says}"
 
 
+async def find_programs_standing(home: Home) -> tuple[str, str]:
+    """Find the level that servers, hooks and checks get if their settings name one, and the sentence about it."""
+    from crow_sandbox.programs import prove_limits  # imported here, as most commands of crow need none
+
+    standing = await prove_limits("workspace", home.data / "sandbox")
+    return standing.level, standing.says
+
+
 @dataclass(frozen=True)
 class Promise:
     """A promise of the sandbox, and whether a trial showed that it holds."""

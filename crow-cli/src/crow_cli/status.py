@@ -28,7 +28,7 @@ from crow_permissions.kept_answers import KeptAnswers
 
 from crow_cli.config_values import DEFAULT, list_settings
 from crow_cli.console import escape_line, print_json, shorten_path
-from crow_cli.sandbox_commands import find_standing
+from crow_cli.sandbox_commands import find_programs_standing, find_standing
 
 WINDOW_TIMEOUT = 1.0
 """Seconds that the server may take to tell its window."""
@@ -53,7 +53,10 @@ async def collect(env: Mapping[str, str], folder: Path) -> dict[str, Any]:
         "model": await describe_model(config, variables),
         "files": list_files(home, folder, trust),
         "permissions": list_rules(home, env, folder, config),
-        "sandbox": dict(zip(("level", "says"), await find_standing(config, home), strict=True)),
+        "sandbox": {
+            **dict(zip(("level", "says"), await find_standing(config, home), strict=True)),
+            "programs": dict(zip(("level", "says"), await find_programs_standing(home), strict=True)),
+        },
         "servers": list_servers(config, home, env, folder),
         "extensions": list(config.extensions),
         "folders": {"config": str(home.config), "data": str(home.data)},
@@ -167,7 +170,9 @@ def to_rows(status: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
         yield "", f"ignored of .crow/config.toml, because {PROJECT_MAY}: {', '.join(status['ignored'])}"
     rules = status["permissions"]
     yield "Mode", f"{rules['mode']}, from {shorten_path(rules['mode_from'], 70)}"
-    yield "Sandbox", f"{status['sandbox']['level']}. {status['sandbox']['says']}"
+    sandbox = status["sandbox"]
+    yield "Sandbox", f"{sandbox['level']}. {sandbox['says']}"
+    yield "", f"For servers, hooks and checks: {sandbox['programs']['level']}. {sandbox['programs']['says']}"
     for rule in rules["rules"]:
         remark = f", {rule['remark']}" if rule["remark"] else ""
         yield (

@@ -1,5 +1,6 @@
 """Checks: whether a run of a task has passed."""
 
+import os
 import re
 import shlex
 import sys
@@ -8,6 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from crow_agent.program_limits import make_limit
+from crow_agent.settings.home import Home
+from crow_core.mcp.limit import Limit
 from crow_core.session.output import OutputSchema
 from crow_extensions.shell import run_command
 from msgspec import UNSET, Struct
@@ -24,7 +28,7 @@ from crow_eval.tasks import (
     describe_check,
     list_rules,
 )
-from crow_eval.workspaces import make_environment
+from crow_eval.workspaces import WorkspaceError, make_environment
 
 REASON_LIMIT = 2_000
 """Characters of the reason of a failed check that are kept, from its end."""
@@ -64,7 +68,8 @@ async def run_checks(
 ) -> list[CheckResult]:
     """Run the checks of a task on an agent's work, one after the other; without a judge, leave out what a model judges.
 
-    No command inherits the environment variables that `hidden` names.
+    No command inherits the environment variables that `hidden` names. Raises WorkspaceError if a check has a sandbox
+    that this machine cannot apply.
     """
     results: list[CheckResult] = []
     for check in task.checks:
@@ -86,13 +91,13 @@ async def find_reason(task: Task, check: Check, work: Work, hidden: Collection[s
     """Run a check that needs no model; return why it has failed, or None if it passed."""
     match check:
         case CommandCheck():
-            return await run_process(task, check.run, work, check.exit, check.timeout, hidden)
+            return await run_process(task, check, check.run, work, hidden)
         case PythonCheck():
             file, _, name = check.function.rpartition(":")
             script = Path(__file__).with_name("call_function.py")
             # -P: modules beside the script, such as inspect.py, hide none of the standard library
             command = [sys.executable, "-P", str(script), str(task.folder / file), name, str(work.workspace)]
-            return await run_process(task, command, work, 0, check.timeout, hidden, stdin=work.answer)
+            return await run_process(task, check, command, work, hidden, stdin=work.answer)
         case FileCheck():
             return find_file_reason(check, work.workspace / check.path)
         case AnswerCheck():
@@ -105,31 +110,49 @@ async def find_reason(task: Task, check: Check, work: Work, hidden: Collection[s
 
 async def run_process(
     task: Task,
+    check: CommandCheck | PythonCheck,
     command: str | list[str],
     work: Work,
-    exit: int,
-    timeout: float,
     hidden: Collection[str],
     *,
     stdin: str | None = None,
 ) -> str | None:
     """Run a command in the workspace; return why its end is not as expected, or None.
 
-    With `stdin`, it is the function of a check, which writes its reason, and nothing else, to standard error.
+    With `stdin`, it is the function of a check, which writes its reason, and nothing else, to standard error. Raises
+    WorkspaceError if its sandbox cannot be applied.
     """
     given, more, is_function = (stdin or "").encode(), make_environment(task), stdin is not None
+    exit = check.exit if isinstance(check, CommandCheck) else 0
     try:
         code, output = await run_command(
-            command, str(work.workspace), timeout, given, with_stdout=not is_function, hidden=hidden, more=more
+            command,
+            str(work.workspace),
+            check.timeout,
+            given,
+            with_stdout=not is_function,
+            hidden=hidden,
+            more=more,
+            limit=limit_check(task, check, work),
         )
     except TimeoutError as error:
-        return f"It took longer than {timeout:g} seconds. {error}".strip()
+        return f"It took longer than {check.timeout:g} seconds. {error}".strip()
+    except ConnectionError as error:
+        raise WorkspaceError(f"{task.source} sandbox: {describe_check(check)} was not run: {error}") from error
     except OSError as error:
         said = command if isinstance(command, str) else shlex.join(command)
         return f"{said} cannot be run: {error.strerror}."
     if code == exit:
         return None
     return output if is_function and output else f"It ended with code {code}, not {exit}.\n{output}".strip()
+
+
+def limit_check(task: Task, check: CommandCheck | PythonCheck, work: Work) -> Limit | None:
+    """Return what starts the command of a check in its sandbox; None if it has none."""
+    if check.sandbox == "off":
+        return None
+    folders, home = [str(task.folder), str(Path(__file__).parent), sys.prefix], Home.find(os.environ)
+    return make_limit(check.sandbox, [str(work.workspace)], home, has_network=check.network, readable=folders)
 
 
 def find_file_reason(check: FileCheck, file: Path) -> str | None:

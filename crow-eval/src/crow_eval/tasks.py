@@ -15,6 +15,7 @@ from typing import Annotated, Any, TypeAlias, TypeVar, cast
 
 import msgspec
 from crow_agent.settings.faults import Fault, find_fault, to_config_error, to_read_error
+from crow_agent.settings.structs import ProgramLevel
 from crow_core.errors import ConfigError
 from crow_core.session.output import check_schema
 from msgspec import Meta, Struct
@@ -39,6 +40,9 @@ class CommandCheck(Struct, forbid_unknown_fields=True, kw_only=True):
     exit: int = 0
     timeout: float = COMMAND_TIMEOUT
     """Seconds."""
+    sandbox: ProgramLevel = "off"
+    network: bool = False
+    """True if the command has the network in its sandbox."""
     name: str = ""
 
 
@@ -74,6 +78,9 @@ class PythonCheck(Struct, forbid_unknown_fields=True, kw_only=True):
     """`FILE:NAME`; the file is in the task's folder."""
     timeout: float = COMMAND_TIMEOUT
     """Seconds."""
+    sandbox: ProgramLevel = "off"
+    network: bool = False
+    """True if the function has the network in its sandbox."""
     name: str = ""
 
 

@@ -1,7 +1,7 @@
 """The tool `agent`: the model gives a part of its work to a sub-agent, a session that starts with the task alone."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from crow_core.acp.decoding import convert_leniently
 from crow_core.acp.schema import ToolCallUpdate
@@ -27,6 +27,9 @@ depend on one another and do not change the same files."""
 NO_OTHERS = "You are a sub-agent, which starts no other. Do it yourself."
 ONLY = "\n\nUse only these of your tools: {}."
 """Is appended to the task where the sub-agent may not use all tools."""
+READ_ONLY = "\n\nYou may read and run commands, but you change nothing: what your commands change is discarded."
+"""Is appended to the task of a sub-agent that may change nothing."""
+UNLIMITED = "No agent was started: there are no permissions here, so nothing would keep it from changing files."
 REPORT = """
 
 ---
@@ -45,6 +48,7 @@ def make_schema(models: Sequence[str]) -> dict[str, Any]:
             "items": {"type": "string"},
             "description": "patterns of names of the tools it may use; all of them if left out",
         },
+        "sandbox": {"type": "string", "enum": ["read-only"], "description": "it changes nothing, as in plan mode"},
     }
     if len(models) > 1:
         properties["model"] = {"type": "string", "enum": [*models], "description": "yours if left out"}
@@ -58,14 +62,17 @@ class AgentTask(Struct):
     description: str = ""
     tools: list[str] = []
     model: str = ""
+    sandbox: Literal["read-only", ""] = ""
 
 
-def subagents(crow: Crow) -> None:
+def subagents(crow: Crow, *, sandbox: Literal["read-only", "off"] = "off") -> None:
     """Let the model give work to sub-agents, each in a session of its own.
 
-    They share the permissions and the budget of their parent, and end when its turn does. Their requests begin as the
-    parent's do, with its system prompt and all its tools, so that a server has that in its cache; a call of `agent`, or
-    of a tool that they were not given, is refused. Another model has no such cache, and is sent only tools it may use.
+    They share the permissions and the budget of their parent, and end when its turn does. In the `sandbox` "read-only",
+    which a call can name, too, they work in the mode `plan`: they change no file, and their commands run only where
+    what these change can be discarded. Their requests begin as the parent's do, with its system prompt and all its
+    tools, so that a server has that in its cache; a call of `agent`, or of a tool that they were not given, is refused.
+    Another model has no such cache, and is sent only tools it may use.
     """
 
     @crow.mcp_servers
@@ -96,6 +103,8 @@ def subagents(crow: Crow) -> None:
             return ToolResult.error(f"No agent was started: {error}.")
         if task.model and task.model not in session.models:
             return ToolResult.error(f"There is no model {task.model!r}. Choose one of: {', '.join(session.models)}.")
+        if sandbox == "read-only":
+            task.sandbox = sandbox
         result = await run_task(crow, session, tool_call, task)
         return ToolResult(result.content, result.is_error, {"crow/title": make_title(task)})
 
@@ -136,6 +145,11 @@ async def run_task(crow: Crow, session: Session, tool_call: ToolCall, task: Agen
         share_system_prompt(session, child)
         await child.set_title(title)
         only = ONLY.format(", ".join(task.tools)) if task.tools else ""
+        if task.sandbox:
+            if not (mode := child.options.find_mode()):
+                return ToolResult.error(UNLIMITED)
+            await child.options.choose(mode, "plan")
+            only += READ_ONLY
         notes_before = TURN_NOTES.set(notes := dict[str, Any]())  # those of the sub-agent's turn are its own
         try:
             stop_reason = await crow.prompt(child, {"role": "user", "content": task.prompt + only + REPORT})

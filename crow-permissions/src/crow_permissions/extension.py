@@ -59,10 +59,12 @@ from crow_permissions.judgement import (
     MODES,
     ONLY_READS,
     PERMISSIONS,
+    YOLO,
     Judgement,
     Mode,
     SessionPermissions,
     find_composition,
+    find_permissions,
     judge,
 )
 from crow_permissions.kept_answers import KeptAnswer, KeptAnswers
@@ -74,6 +76,7 @@ from crow_permissions.review import (
     ReviewSettings,
     add_note,
     finish_in_thread,
+    is_own_command,
     return_to_start,
     settle_changes,
     take_names,
@@ -91,6 +94,12 @@ IN_SANDBOX = "it runs in the sandbox, and what it changes is decided afterwards"
 WANTS_MORE = (
     "In the sandbox, this failed for want of the network or of a daemon. Allowed, it runs again, outside of it."
 )
+IN_YOLO = (
+    "In yolo, commands run unasked, outside of the sandbox, with all that you may do. "
+    "To limit them: crow config set sandbox.yolo workspace"
+)
+IN_YOLO_LIMITED = "In yolo, commands run unasked; they write only to the folders of the session and see no credentials."
+YOLO_IS_TOLD = StateKey("yolo_is_told", bool)
 RULES_ARE_CHECKED = StateKey("rules_are_checked", bool)
 ANSWERS_FAULT = StateKey("answers_fault", str)
 """The last fault of the kept answers that the user was told."""
@@ -123,10 +132,10 @@ def permissions(
     allowed, asked, denied = parse_rules(allow, allows=True), parse_rules(ask), parse_rules(deny)
 
     def get_permissions(session: Session) -> SessionPermissions:
-        while session.parent:  # a sub-agent shares the mode, the rules and the answers
-            session = session.parent
-        known = session.state[PERMISSIONS]
+        known = find_permissions(session)
         if known is None:
+            while session.parent:
+                session = session.parent
             more_ask, more_deny = project(session.cwd) if project else ((), ())
             rules = Rules(allowed, [*asked, *parse_rules(more_ask)], [*denied, *parse_rules(more_deny)])
             known = session.state[PERMISSIONS] = SessionPermissions(mode, rules, own, protected, kept=answers)
@@ -148,6 +157,8 @@ def permissions(
     @crow.options
     def mode_option(session: Session) -> Option:
         def choose(value: str) -> None:
+            if session.parent:  # its mode is its own from now on
+                session.state[PERMISSIONS] = replace(get_permissions(session), mode=cast(Mode, value))
             get_permissions(session).mode = cast(Mode, value)
 
         return Option("mode", "Mode", "mode", MODES, lambda: get_permissions(session).mode, choose)
@@ -159,6 +170,7 @@ def permissions(
             keep_places(session, tool_call)
             judgement = await collect_reasons(session, tool_call, judge(session, get_permissions(session), tool_call))
             may_review = review is not None and judgement.may_review
+            may_review = may_review or is_limited(tool_call, judgement)
             if judgement.verdict != "ask" and not may_review and not may_run_git(session, tool_call, judgement):
                 record(session, tool_call, judgement)
 
@@ -174,11 +186,15 @@ def permissions(
                 record(session, tool_call, Judgement("allow", IN_SANDBOX))
                 return None
             judgement = await judge_with_git(session, tool_call, reviews=False)
+        fault = ""
+        if review and is_limited(tool_call, judgement):
+            fault = await review.begin_limited(session, get_permissions(session), tool_call)
+            judgement = Judgement("ask", remark=fault, because=fault) if fault else judgement
         if judgement.verdict == "ask":
             async with get_permissions(session).queue:
                 # The answer to the call before may have settled this one, or the mode may have changed.
                 environment = session.folders.environment
-                judgement = await judge_with_git(session, tool_call, reviews=False)
+                judgement = judgement if fault else await judge_with_git(session, tool_call, reviews=False)
                 if judgement.verdict == "ask":
                     because = judgement.because
                     judgement = await ask_user(session, get_permissions(session), tool_call, judgement)
@@ -204,9 +220,15 @@ def permissions(
             judgement = await judge_git(session, tool_call, judgement)
         session.state[REACHABLE].pop(tool_call.id, None)
         may_review = reviews and judgement.may_review
-        may_review = may_review and review is not None and await review.may_begin(session, tool_call)
+        mode = get_permissions(session).mode
+        may_review = may_review and review is not None and await review.may_begin(session, mode, tool_call)
         judgement = replace(judgement, may_review=may_review)
         return await collect_reasons(session, tool_call, judgement)
+
+    def is_limited(tool_call: ToolCall, judgement: Judgement) -> bool:
+        """Test whether a command that the mode yolo allows writes only to the folders."""
+        limits = review is not None and review.settings.limits_yolo
+        return limits and judgement.reason == YOLO and is_own_command(tool_call)
 
     async def collect_reasons(session: Session, tool_call: ToolCall, judgement: Judgement) -> Judgement:
         """Ask where an extension says so, whatever allows the call; the answer holds once."""
@@ -235,6 +257,9 @@ def permissions(
         """Apply or discard what a command in the sandbox changed, if this result tells that it has ended."""
         command = review.take_ended(session, tool_call, result) if review else None
         if command is None:
+            return None
+        if command.run.policy.level == "workspace":
+            await finish_in_thread(command.run.remove)
             return None
         permissions = get_permissions(session)
         because = ""
@@ -353,6 +378,16 @@ def permissions(
     async def finish_earlier(message: Message, session: Session) -> None:
         if review:
             await review.finish_earlier(session)
+            await review.tell_level(session, get_permissions(session).mode)
+
+    @crow.before_prompt
+    async def tell_of_yolo(message: Message, session: Session) -> None:
+        """Say once in a session what its commands may do in the mode yolo."""
+        if session.parent or get_permissions(session).mode != "yolo" or session.state[YOLO_IS_TOLD]:
+            return
+        session.state[YOLO_IS_TOLD] = True
+        is_limited = review is not None and review.settings.limits_yolo
+        await session.notice(IN_YOLO_LIMITED if is_limited else IN_YOLO)
 
     @crow.after_tool
     def follow_shell(result: ToolResult, session: Session, tool_call: ToolCall) -> ToolResult | None:
@@ -530,7 +565,7 @@ async def keep(session: Session, permissions: SessionPermissions, answer: KeptAn
             return
         except (ConfigError, OSError) as error:
             await session.notice(f"The answer holds for this session only: {error}", "warning")
-    permissions.answers = [*(each for each in permissions.answers if each.rule != answer.rule), answer]
+    permissions.answers[:] = [*(each for each in permissions.answers if each.rule != answer.rule), answer]
 
 
 def to_scope(answer: KeptAnswer) -> str:

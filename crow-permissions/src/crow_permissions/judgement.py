@@ -60,6 +60,7 @@ MODES = (
 
 
 ONLY_READS = "it only reads"
+YOLO = "mode yolo"
 PLAN_MODE = "plan mode only reads. Describe the change instead"
 STRICTNESS: dict[Verdict, int] = {"deny": 0, "ask": 1, "allow": 2}
 
@@ -132,8 +133,9 @@ PERMISSIONS = StateKey[SessionPermissions | None]("permissions", lambda: None)
 
 
 def find_permissions(session: Session) -> SessionPermissions | None:
-    """Find the permissions of a session, which its sub-agents share; None before they are set."""
-    while session.parent:
+    """Find the permissions of a session, which sub-agents share that have no mode of their own; None before they are
+    set."""
+    while session.parent and session.state[PERMISSIONS] is None:
         session = session.parent
     return session.state[PERMISSIONS]
 
@@ -210,7 +212,7 @@ def judge_too_long(permissions: SessionPermissions, tool_call: ToolCall) -> Judg
         return Judgement("ask", remark=f"This is not compared with the rules, as {length}.")
     if denying:
         return Judgement("deny", f"{length}, so it cannot be compared with the rule {str(denying[0])!r}")
-    return Judgement("allow", "mode yolo")
+    return Judgement("allow", YOLO)
 
 
 def judge_by_strict_rules(call: JudgedCall) -> Judgement | None:
@@ -237,7 +239,7 @@ def judge_by_mode(call: JudgedCall) -> Judgement | None:
     if mode != "yolo":
         return None
     remark = find_doubt(call)
-    return Judgement("ask", remark=remark) if remark else Judgement("allow", "mode yolo")
+    return Judgement("ask", remark=remark) if remark else Judgement("allow", YOLO)
 
 
 def judge_by_protection(call: JudgedCall) -> Judgement | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from crow_core.acp.schema import BlockContent, TextBlock, ToolCallFields
+from crow_core.acp.schema import BlockContent, SessionInfoUpdate, TextBlock, ToolCallFields
 from crow_core.content import to_announcement
 from crow_core.masking import mask
 from crow_core.mcp.result import ToolResult
@@ -24,7 +24,7 @@ from crow_core.session_state import StateKey
 from crow_core.text import to_line
 from crow_system.shortening import shorten_line
 
-from crow_permissions.judgement import SessionPermissions
+from crow_permissions.judgement import Mode, SessionPermissions
 from crow_permissions.kept_answers import AnswerRule, KeptAnswer, now
 from crow_permissions.lasting import Offer, get_folder
 from crow_permissions.private_files import describe_missed, find_private_files, list_in_git
@@ -44,7 +44,7 @@ from crow_permissions.subjects import find_subject, has_posix_shell
 
 if TYPE_CHECKING:
     from crow_sandbox.applying import AppliedChange
-    from crow_sandbox.policy import Policy
+    from crow_sandbox.policy import Level, Policy
     from crow_sandbox.proxy import Decision
     from crow_sandbox.sandbox import Sandbox, SandboxRun
 
@@ -60,6 +60,7 @@ NAME_CHARACTERS = 200
 UNDOABLE = [("file", "added"), ("file", "changed"), ("file", "removed"), ("folder", "added")]
 """The types and kinds of changes of which /undo can keep the texts."""
 ASKS_BEFORE = "Commands are asked about before they run"
+LIMITS_YOLO = 'In yolo, commands run in the sandbox "workspace", by [sandbox] yolo.'
 
 Launch = Callable[
     [Sequence[str], Mapping[str, str], str, Sequence[str], Sequence[str]], tuple[list[str], dict[str, str]]
@@ -78,6 +79,10 @@ class ReviewSettings:
     hosts: Sequence[str] = ()
     private: Sequence[str] = ()
     """Patterns of private files, beside those of private_data.toml."""
+    reviews: bool = True
+    """False if a command about which crow would ask never runs before the question."""
+    limits_yolo: bool = False
+    """True if commands that the mode yolo allows write only to the folders, and see no credentials."""
 
 
 @dataclass
@@ -133,9 +138,13 @@ class SessionReview:
     """The sandbox of a session and its commands."""
 
     sandbox: "Sandbox | None" = None
+    """None before the first command."""
+    level: "Level" = "off"
+    """The level that was proven for commands."""
+    told: "Level | None" = None
+    """The level that the client was told."""
     fault: str = ""
     """Why there is no sandbox, as a sentence."""
-    is_proven: bool = False
     commands: dict[str, ReviewedCommand] = field(default_factory=dict[str, ReviewedCommand])
     """The open commands, by the ids of the tool calls that began them."""
     proving: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -155,10 +164,16 @@ def find_launch(session: Session, call: str) -> Launch | None:
     return command.launch if command else None
 
 
+def is_own_command(tool_call: ToolCall) -> bool:
+    """Test whether a tool call is of crow's own terminal."""
+    server = tool_call.tool and tool_call.tool.server
+    return tool_call.name == COMMAND_TOOL and bool(server and server.built_in)
+
+
 def can_review(tool_call: ToolCall) -> bool:
     """Test whether a tool call is a command of which the whole effect can be seen when it has ended."""
-    server, arguments = tool_call.tool and tool_call.tool.server, tool_call.arguments
-    if tool_call.name != COMMAND_TOOL or not server or not server.built_in or not has_posix_shell(tool_call):
+    arguments = tool_call.arguments
+    if not is_own_command(tool_call) or not has_posix_shell(tool_call):
         return False
     others = any(arguments.get(name) not in (None, "") for name in ("session", "input", "keys"))
     return isinstance(arguments.get("command"), str) and not others
@@ -186,25 +201,37 @@ class Review:
         for sentence in await asyncio.to_thread(finish_applying, self.settings.folder):
             await session.notice(to_line(sentence), "warning")
 
-    async def find_sandbox(self, session: Session) -> "Sandbox | None":
-        """Find the sandbox of a session; None, of which the user is told once, where `review` does not hold."""
+    async def find_sandbox(self, session: Session) -> "Sandbox":
+        """Find the sandbox of a session, and the level that holds; the user is told once where it is not `review`."""
         state = session.state[REVIEW]
         async with state.proving:
-            if not state.is_proven:
-                state.is_proven = True
+            if state.sandbox is None:
                 from crow_sandbox.sandbox import Sandbox  # imported here: a session may run no command
 
                 sandbox = Sandbox(self.settings.folder)
                 standing = await sandbox.prove("review")
-                if standing.level == "review":
-                    state.sandbox = sandbox
-                elif self.settings.is_wanted:
+                state.sandbox, state.level = sandbox, standing.level
+                if standing.level != "review" and self.settings.is_wanted:
                     await session.notice(to_line(f"{ASKS_BEFORE}: {standing.says}"), "warning")
         return state.sandbox
 
-    async def may_begin(self, session: Session, tool_call: ToolCall) -> bool:
+    async def tell_level(self, session: Session, mode: Mode) -> None:
+        """Tell the client the level of the next command, once it is known, and when it changes."""
+        state = session.state[REVIEW]
+        level = state.level if state.level == "review" and self.settings.reviews else "off"
+        if mode == "yolo":
+            level = "workspace" if self.settings.limits_yolo else "off"
+        if state.sandbox and state.told != level and not session.parent:
+            state.told = level
+            await session.update(SessionInfoUpdate(meta={"crow": {"sandbox": level}}))
+
+    async def may_begin(self, session: Session, mode: Mode, tool_call: ToolCall) -> bool:
         """Return whether the command of a tool call can run in the sandbox."""
-        is_possible = can_review(tool_call) and await self.find_sandbox(session) is not None
+        is_possible = self.settings.reviews and can_review(tool_call)
+        if is_possible:
+            await self.find_sandbox(session)
+            is_possible = session.state[REVIEW].level == "review"
+            await self.tell_level(session, mode)
         if is_possible:
             session.state[REACHABLE][tool_call.id] = ()
         return is_possible
@@ -239,6 +266,22 @@ class Review:
         session.state[REACHABLE][tool_call.id] = hosts
         state.commands[tool_call.id] = ReviewedCommand(run, tool_call, start, permissions.mode == "plan")
         return True
+
+    async def begin_limited(self, session: Session, permissions: SessionPermissions, tool_call: ToolCall) -> str:
+        """Let a command that the mode yolo allows write only to the folders; return why that is not possible, or ""."""
+        from crow_sandbox.policy import SandboxError
+
+        if not can_review(tool_call):
+            return f"{LIMITS_YOLO} Commands in a session of the terminal cannot run so."
+        policy = await work_on_files(make_policy, session, permissions, self.settings)
+        policy = replace(policy, level="workspace", hosts=None, private=())
+        try:
+            run = await begin_run(await self.find_sandbox(session), policy)
+        except SandboxError as error:
+            return f"{LIMITS_YOLO} {error}"
+        session.state[REVIEW].commands[tool_call.id] = ReviewedCommand(run, tool_call, session.cwd, in_plan=False)
+        await self.tell_level(session, permissions.mode)
+        return ""
 
     def take_ended(self, session: Session, tool_call: ToolCall, result: ToolResult) -> ReviewedCommand | None:
         """Take the command that has ended, as the result of a tool call tells; None if there is none."""

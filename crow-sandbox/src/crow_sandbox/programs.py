@@ -22,12 +22,18 @@ proofs: dict[int, tuple[bool, str]] = {}
 
 @asynccontextmanager
 async def limit_program(
-    policy: Policy, arguments: Sequence[str], env: Mapping[str, str], cwd: str, folder: Path
+    policy: Policy,
+    arguments: Sequence[str],
+    env: Mapping[str, str],
+    cwd: str,
+    folder: Path,
+    readable: Sequence[str] = (),
 ) -> AsyncGenerator[tuple[list[str], dict[str, str]]]:
     """Yield the arguments and the environment that start a program in the folder `cwd`, limited by its policy.
 
     The block runs as long as the program does: then its temporary files and its layers of caches are removed. `folder`
-    is that of the sandbox, in crow's data. The level is `workspace`, `read-only` or `off`. Raises SandboxError if no
+    is that of the sandbox, in crow's data; the program sees those that are `readable` also where they lie in a hidden
+    one. The level is `workspace`, `read-only` or `off`. Raises SandboxError if no
     program of this machine can apply the policy.
     """
     if policy.level == "off":
@@ -37,7 +43,8 @@ async def limit_program(
         own = sandbox.Sandbox(folder)
         try:
             run = await own.begin(policy)
-            yield await asyncio.to_thread(run.wrap, [find_program(arguments[0], env), *arguments[1:]], env, cwd, ())
+            words = [find_program(arguments[0], env), *arguments[1:]]
+            yield await asyncio.to_thread(run.wrap, words, env, cwd, (), readable)
         finally:
             await own.close()
         return

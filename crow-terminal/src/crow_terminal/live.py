@@ -185,6 +185,7 @@ def compose_footer(state: State, now: float, width: int, theme: Theme) -> str:
         shorten_folder(state.folder, max(12, width // 4)),
         state.branch,
         state.options.get_mode(),
+        state.sandbox,
     ]
     right = describe_usage(state)
     left = [part for part in left if part]

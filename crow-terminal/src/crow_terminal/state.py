@@ -128,6 +128,8 @@ class State:
     """The time of the last Ctrl-C."""
     folded: list[Block] = field(default_factory=list[Block])
     """The blocks that were not printed whole, oldest first."""
+    sandbox: str = ""
+    """Whether commands run in a sandbox, as the status line shows it; empty before the first one."""
     fold_thoughts: bool = False
     fold_output: bool = True
     loading: bool = False
@@ -162,6 +164,7 @@ class State:
         self.muted, self.loading = again, not again
         if not again:
             self.transcript, self.usage, self.cached, self.title = BlockRecord(), None, None, ""
+            self.sandbox = ""
             self.turns, self.folded = [], []
         return effects
 
@@ -176,6 +179,8 @@ class State:
                 self.options.config = options
             case UsageUpdate():
                 self.usage = update
+            case SessionInfoUpdate(meta={"crow": {"sandbox": str(level)}}):
+                self.sandbox = "no sandbox" if level == "off" else f"sandbox: {escape_line(level)}"
             case SessionInfoUpdate(title=title):
                 self.title = escape_line(title) if isinstance(title, str) else self.title
             case _ if self.muted:

@@ -38,6 +38,7 @@ if sys.platform != "win32":
 
 CROW = (sys.executable, "-m", "crow_cli")
 PREFORK = Path(__file__).with_name("prefork.py")
+CONFINED = Path(__file__).with_name("confined.py")
 TEST_ALL = os.environ.get("CROW_TEST_ALL") == "1"
 ALL_PROCESSES = os.environ.get("CROW_TEST_PROCESSES") == "1"
 KEEPER = """
@@ -232,6 +233,8 @@ class Machine:
     """The file for the standard error of `crow acp`."""
     prefork: Prefork | None = None
     """Runs commands and agents in forks; without it, each starts as a process of its own."""
+    launcher: tuple[str, ...] = ()
+    """Starts the commands and agents, if they are to be confined."""
 
     def ask(self, url: str, key: str = "key") -> None:
         """Configure the model at this URL by environment variables."""
@@ -255,8 +258,12 @@ class Machine:
         if self.forks and stdin == DEVNULL:
             return await self.forks.start(args, self.env, self.project, None if stdout == PIPE else stdout)
         return await asyncio.create_subprocess_exec(
-            *CROW, *args, stdin=stdin, stdout=stdout, stderr=PIPE, env=self.env, cwd=self.project
+            *self.launcher, *CROW, *args, stdin=stdin, stdout=stdout, stderr=PIPE, env=self.env, cwd=self.project
         )
+
+    def confine(self, *options: str) -> None:
+        """Forbid the commands and agents from now on to make namespaces, as a container does."""
+        self.launcher = (sys.executable, str(CONFINED), *options)
 
     async def start_on(self, terminal: int, *args: str) -> Process:
         """Start `crow` on a pseudo-terminal, and close this process's descriptor of it."""
@@ -269,8 +276,8 @@ class Machine:
 
     @property
     def forks(self) -> Prefork | None:
-        """What runs commands in forks; None with PYTHONPATH, which holds for what is imported first."""
-        return None if "PYTHONPATH" in self.env else self.prefork
+        """What runs commands in forks; None with PYTHONPATH, which holds for what is imported first, or a launcher."""
+        return None if "PYTHONPATH" in self.env or self.launcher else self.prefork
 
     async def crow(self, *args: str, stdin: str = "") -> CommandResult:
         """Run `crow` to its end."""
@@ -287,7 +294,7 @@ class Machine:
     async def agent(self, *more: str) -> ChildTransport:
         """Start `crow acp` in the home folder: an editor does not start it in the project either."""
         with self.stderr.open("ab") as stderr:
-            command, *args = CROW
+            command, *args = *self.launcher, *CROW
             return await spawn(command, [*args, "acp", *more], self.env, self.home, stderr, close_timeout=PATIENCE)
 
     async def fork_agent(self) -> "ForkedAgent | ChildTransport":

@@ -152,6 +152,9 @@ class SandboxSettings(Struct, kw_only=True, forbid_unknown_fields=True):
     patterns of private files of the project that they see, such as `.env`."""
     hosts: list[str] = field(default_factory=list[str])
     """Patterns of the hosts that commands in the sandbox reach unasked, such as `pypi.org` and `*.example.com`."""
+    yolo: Literal["workspace", "off"] = "off"
+    """How commands run in the mode `yolo`: with `workspace`, they write only to the folders of the session, see no
+    credentials but those in `expose`, and have the whole network. crow asks before one that cannot run so."""
 
     def __post_init__(self) -> None:
         for name in self.expose:
