@@ -4,17 +4,18 @@ The commands are those of ordinary_commands.toml, one after another, and the wor
 """
 
 import asyncio
-import json
 import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 import tomllib
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
@@ -62,6 +63,7 @@ class Workflow(msgspec.Struct, frozen=True):
 
 TABLE = tomllib.loads(Path(__file__).with_name("developer_workflows.toml").read_text("utf-8"))
 WORKFLOWS = msgspec.convert(TABLE["workflow"], list[Workflow])
+TOOLS = ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments", "xdist", "execnet")
 PROJECT: dict[str, str] = TABLE["project"]
 """The files of the project in which each workflow starts."""
 
@@ -79,6 +81,8 @@ def place() -> Iterator[Path]:
         pass
         for name in ("VIRTUAL_ENV", "PYTHONDONTWRITEBYTECODE", "CI", "PYTEST_ADDOPTS"):
             patch.delenv(name, raising=False)
+        others = [each for each in os.environ["PATH"].split(":") if not each.startswith(sys.prefix)]
+        patch.setenv("PATH", ":".join([str(make_programs(folder)), *others]))
         write_project(folder / "template")
         yield folder
         remove_tree(folder)
@@ -99,6 +103,46 @@ def project(place: Path) -> Iterator[Path]:
     shutil.copytree(place / "template", folder, symlinks=True)
     yield folder
     remove_tree(folder)
+
+
+@pytest.fixture
+def agent_of_keys(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Run an agent with a key."""
+    socket, key = place / "agent", place / "key"
+    agent = subprocess.Popen(["ssh-agent", "-D", "-a", str(socket)], stdout=subprocess.PIPE)
+    assert agent.stdout is not None
+    agent.stdout.readline()
+    monkeypatch.setenv("SSH_AUTH_SOCK", str(socket))
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
+    subprocess.run(["ssh-add", "-q", str(key)], check=True)
+    yield
+    agent.terminate()
+    agent.communicate()
+
+
+def make_programs(folder: Path) -> Path:
+    """Make `python3` with the packages of TOOLS, and `ruff`, where the sandbox shows them; return their folder.
+
+    The environment of the tests may be in /tmp, and crow takes it from its commands.
+    """
+    packages, programs = folder / "packages", folder / "bin"
+    for each in (packages, programs):
+        each.mkdir()
+    for name in TOOLS:
+        for spec in filter(None, [find_spec(name)]):
+            source = Path(spec.origin or "")
+            if source.name == "__init__.py":
+                shutil.copytree(source.parent, packages / name)
+            else:
+                shutil.copy(source, packages)
+    python = programs / "python3"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={packages} exec {os.path.realpath(sys.executable)} "$@"\n')
+    (programs / "pytest").write_text(f'#!/bin/sh\nexec {python} -m pytest "$@"\n')
+    for each in programs.iterdir():
+        each.chmod(0o755)
+    if ruff := shutil.which("ruff"):
+        shutil.copy(ruff, programs)
+    return programs
 
 
 def write_project(folder: Path) -> None:
@@ -125,11 +169,12 @@ class Talk:
     editor: Editor
     session_id: str
     model: ScriptedModel
-    commands: list[str]
+    next: dict[str, Any]
+    """The arguments of the next call."""
 
-    async def run(self, command: str) -> tuple[int | None, str]:
+    async def run(self, command: str, cwd: str = "") -> tuple[int, str]:
         """Run a command; return its exit status, and what the model was told."""
-        self.commands.append(command)
+        self.next = {"command": command, **({"cwd": cwd} if cwd else {})}
         await self.editor.prompt(self.session_id, "go")
         text = [each["content"] for each in self.model.requests[-1]["messages"] if each["role"] == "tool"][-1]
         print(f"$ {command}\n{text}")
@@ -140,19 +185,26 @@ class Talk:
         return [cast(Any, question.tool_call.raw_input)["command"] for question in self.editor.questions]
 
 
-def read_exit(text: str) -> int | None:
-    return 0
+def read_exit(text: str) -> int:
+    """Return the exit status that a result tells."""
+    found = re.search(r"^\[exit code (\d+)\]$", text, re.MULTILINE)
+    return int(found[1]) if found else 0
+
+
+def has(need: str) -> bool:
+    """Tell if a program is here, or a module of Python as `python:NAME`."""
+    kind, _, module = need.partition(":")
+    if module:
+        return subprocess.run(["python3", "-c", f"import {module}"], capture_output=True).returncode == 0
+    return shutil.which(kind) is not None
 
 
 @asynccontextmanager
 async def talk(project: Path, sandbox: ReviewSettings, mode: str) -> AsyncGenerator[Talk]:
-    commands = list[str]()
-
     def reply(request: dict[str, Any]) -> Reply:
         if request["messages"][-1]["role"] == "tool":
             return Reply("Done.")
-        arguments = {"command": commands[-1], "timeout": 120}
-        return Reply(tool_calls=[{"name": "terminal", "arguments": arguments}])
+        return Reply(tool_calls=[{"name": "terminal", "arguments": {"timeout": 120, **it.next}}])
 
     model = ScriptedModel(reply)
     crow = Crow(model)
@@ -165,21 +217,102 @@ async def talk(project: Path, sandbox: ReviewSettings, mode: str) -> AsyncGenera
         async with editor.serving():
             await editor.initialize("editor", ClientCapabilities(meta=OPTION_NAMES))
             opened = await editor.new_session(str(project))
-            yield Talk(editor, opened.session_id, model, commands)
+            it = Talk(editor, opened.session_id, model, {})
+            yield it
     finally:
         await asyncio.wait([agent])
         await crow.shut_down()
 
 
 
-async def test_x(sandbox, project):
-    import time; seen=0
-    async with talk(project, sandbox, "ask") as it:
-        for c in CMDS:
-            t=time.time()
-            await it.run(c)
-            print(f"   ==== {time.time()-t:.2f}", len(it.asked))
-            for q in it.editor.questions[seen:]: print("   Q", str([b.content.text for b in q.tool_call.content if hasattr(b, "content")])[:700])
-            seen = len(it.asked)
-        print(it.asked)
-CMDS = os.environ["CMDS"].split(chr(10))
+
+def run_bare(command: str, folder: Path) -> tuple[int, str]:
+    """Run a command outside of the sandbox; return its exit status and output."""
+    done = subprocess.run(
+        ["bash", "-c", command],
+        cwd=folder,
+        env={**os.environ, "UV_OFFLINE": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+    return done.returncode, done.stdout
+
+
+def simplify(output: str, folder: Path) -> str:
+    """Leave out of an output what differs from run to run: numbers, blanks, the folder, and the notes of crow."""
+    output = re.sub(r"^\[.*\]$", "", output.replace(str(folder), "."), flags=re.MULTILINE)
+    return re.sub(r"\b[0-9a-f]{7,40}\b|[\d.]*\d(ms|s)?\b|\s+", " ", output)
+
+
+def read_tree(folder: Path) -> dict[str, bytes]:
+    """Read the files of a folder, but for caches and what git and uv keep."""
+    left_out = {".git", ".venv", ".pytest_cache", ".ruff_cache", "__pycache__"}
+    files = [path for path in folder.rglob("*") if path.is_file() and not left_out & {*path.parts}]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+ORDINARY: list[str] = tomllib.loads(
+    (Path(__file__).parents[2] / "crow-permissions/tests/ordinary_commands.toml").read_text("utf-8")
+)["commands"]
+NEEDS = re.compile("In the sandbox, this failed for want of|It ran in the sandbox, which has no network|command not found")
+VARIES = ("ls -la", "date", "ps ", "df ", "du ", "stat ", "env ", "echo $PATH")
+"""The beginnings of commands whose output is never the same."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("mode", "limit"), [("ask", 25), ("accept-edits", 8)])
+async def test_day_of_ordinary_commands_succeeds_with_few_questions(
+    mode: str,
+    limit: int,
+    sandbox: ReviewSettings,
+    project: Path,
+    place: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert len(ORDINARY) == 105
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv"))  # what is in the cache is reached without a network
+    bare = place / mode / "project"
+    shutil.copytree(place / "template", bare, symlinks=True)
+    wrong = list[tuple[object, ...]]()
+    async with talk(project, sandbox, mode) as it:
+        for command in ORDINARY:
+            expected = run_bare(command, bare)
+            found = await it.run(command, ".")
+            is_same = found[0] == expected[0] and (
+                command.startswith(VARIES) or simplify(found[1], project) == simplify(expected[1] or "[no output]", bare)
+            )
+            if not is_same and not NEEDS.search(found[1]):
+                wrong.append((command, expected, found))
+    assert not wrong
+    assert read_tree(project) == read_tree(bare)
+    print(f"{mode}: {len(it.asked)} questions: {it.asked}")
+    assert len(it.asked) <= limit, it.asked
+
+
+@pytest.mark.parametrize("mode", ["ask", pytest.param("accept-edits", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workflow", WORKFLOWS, ids=[each.name for each in WORKFLOWS])
+async def test_workflow_succeeds(
+    workflow: Workflow, mode: str, sandbox: ReviewSettings, project: Path, request: pytest.FixtureRequest
+) -> None:
+    if workflow.slow and not request.config.getoption("slow"):
+        pytest.skip("slow")
+    if missing := [need for need in workflow.needs if not has(need)]:
+        pytest.skip(f"not installed here: {', '.join(missing)}")
+    if "ssh-agent" in workflow.expose:
+        request.getfixturevalue("agent_of_keys")
+    async with talk(project, replace(sandbox, expose=workflow.expose), mode) as it:
+        for step in workflow.steps:
+            step = Step(step) if isinstance(step, str) else step
+            status, text = await it.run(step.run)
+            assert status == step.exit or (step.exit < 0 < status), text
+            assert step.says in text
+    done = subprocess.run(["bash", "-ec", workflow.then], cwd=project, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    if f := os.environ.get("COUNTS"):
+        with open(f, "a") as o: print(repr((workflow.name, mode, len(it.asked), it.asked)), file=o)
+        return
+    assert len(it.asked) == workflow.asks[mode != "ask"], it.asked

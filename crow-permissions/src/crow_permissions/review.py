@@ -67,6 +67,13 @@ WANTS_OUTSIDE = re.compile(
     re.IGNORECASE,
 )
 """Finds complaints of programs that did not reach a network, a server of this machine or a daemon."""
+NOT_IN_VIEW = {
+    "hardlink different from source": "In the sandbox, git clones a local folder only with --no-hardlinks, or from file://",
+    "Invalid cross-device link": "In the sandbox, an earlier folder cannot be renamed: `mv` copies it, and `git add -A` does "
+    "what `git mv` does",
+}
+"""For what programs say where the copy-on-write view has no hard links to earlier files and renames no earlier folder:
+what the model is told then."""
 
 Launch = Callable[
     [Sequence[str], Mapping[str, str], str, Sequence[str], Sequence[str]], tuple[list[str], dict[str, str]]
@@ -428,6 +435,15 @@ def wants_outside(result: ToolResult) -> bool:
     return any(WANTS_OUTSIDE.search(text[-20_000:]) for text in texts)
 
 
+def explain_limits(result: ToolResult) -> ToolResult:
+    """Tell the model what to do instead, if a command has failed for what the copy-on-write view does not have."""
+    texts = [str(block.get("text", "")) for block in result.content if result.meta.get("crow/exit")]
+    for complaint, note in NOT_IN_VIEW.items():
+        if any(complaint in text for text in texts):
+            result = add_note(result, note)
+    return result
+
+
 def add_note(result: ToolResult, note: str) -> ToolResult:
     """Add a sentence for the model to a result."""
     return replace(result, content=[*result.content, *ToolResult.text(f"[{note}]").content])
@@ -468,6 +484,7 @@ async def settle_changes(
     found, decision = ChangeSet(), None
     try:
         found = await finish_in_thread(sort_for, session, permissions, command)
+        result = explain_limits(result)
         result.meta["crow/stays"] = []
         if found.left:
             result = add_note(result, f"Never applied, as no ordinary files: {', '.join(found.left[:12])}")
