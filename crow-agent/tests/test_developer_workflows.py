@@ -11,13 +11,12 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections import Counter
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import pytest
@@ -29,6 +28,7 @@ from crow_core.agent.acp_agent import AcpAgent
 from crow_core.app import Crow
 from crow_core.testing import Editor, Reply, ScriptedModel
 from crow_permissions.extension import permissions
+from crow_permissions.judgement import Mode
 from crow_permissions.review import ReviewSettings
 from crow_sandbox.layers import remove_tree
 from crow_sandbox.sandbox import Sandbox
@@ -52,7 +52,7 @@ class Workflow(msgspec.Struct, frozen=True):
     name: str
     steps: tuple[str | Step, ...]
     asks: tuple[int, int] = (0, 0)
-    """How many questions are asked in the modes ask and accept-edits."""
+    """How many questions are asked at most, in the modes ask and accept-edits."""
     then: str = ""
     """A script that must succeed in the real folder afterwards."""
     needs: tuple[str, ...] = ()
@@ -63,6 +63,8 @@ class Workflow(msgspec.Struct, frozen=True):
 
 TABLE = tomllib.loads(Path(__file__).with_name("developer_workflows.toml").read_text("utf-8"))
 WORKFLOWS = msgspec.convert(TABLE["workflow"], list[Workflow])
+INSTALLED = {"uv", "node", "npm", "ruff", "python:pytest", "python:xdist"}
+"""What .ci/run installs."""
 TOOLS = ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments", "xdist", "execnet")
 PROJECT: dict[str, str] = TABLE["project"]
 """The files of the project in which each workflow starts."""
@@ -73,12 +75,15 @@ def place() -> Iterator[Path]:
     """Make a folder outside of /tmp, of which the sandbox has its own."""
     with pytest.MonkeyPatch.context() as patch:
         folder = Path(tempfile.mkdtemp(prefix=".crow-test-", dir=Path.home()))
+        standing = asyncio.run(Sandbox(folder / "data/sandbox").prove("review"))
+        if standing.level != "review":
+            remove_tree(folder)
+            unable(standing.says)
         settings = folder / "gitconfig"
         settings.write_text("[user]\nname = A\nemail = a@example.com\n[init]\ndefaultBranch = main\n")
         patch.setenv("GIT_CONFIG_GLOBAL", str(settings))
         patch.setenv("GIT_CONFIG_NOSYSTEM", "1")
-        pass
-        pass
+        patch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
         for name in ("VIRTUAL_ENV", "PYTHONDONTWRITEBYTECODE", "CI", "PYTEST_ADDOPTS"):
             patch.delenv(name, raising=False)
         others = [each for each in os.environ["PATH"].split(":") if not each.startswith(sys.prefix)]
@@ -89,12 +94,8 @@ def place() -> Iterator[Path]:
 
 
 @pytest.fixture
-async def sandbox(place: Path) -> ReviewSettings:
-    folder = place / "data/sandbox"
-    standing = await Sandbox(folder).prove("review")
-    if standing.level != "review":
-        unable(standing.says)
-    return ReviewSettings(folder)
+def sandbox(place: Path) -> ReviewSettings:
+    return ReviewSettings(place / "data/sandbox")
 
 
 @pytest.fixture
@@ -106,18 +107,20 @@ def project(place: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-def agent_of_keys(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def agent_of_keys(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Run an agent with a key."""
-    socket, key = place / "agent", place / "key"
+    socket, key = place / "agent", tmp_path / "key"
     agent = subprocess.Popen(["ssh-agent", "-D", "-a", str(socket)], stdout=subprocess.PIPE)
     assert agent.stdout is not None
     agent.stdout.readline()
     monkeypatch.setenv("SSH_AUTH_SOCK", str(socket))
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
-    subprocess.run(["ssh-add", "-q", str(key)], check=True)
-    yield
-    agent.terminate()
-    agent.communicate()
+    try:
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
+        subprocess.run(["ssh-add", "-q", str(key)], check=True)
+        yield
+    finally:
+        agent.terminate()
+        agent.communicate()
 
 
 def make_programs(folder: Path) -> Path:
@@ -182,7 +185,7 @@ class Talk:
 
     @property
     def asked(self) -> list[str]:
-        return [cast(Any, question.tool_call.raw_input)["command"] for question in self.editor.questions]
+        return [question.tool_call.raw_input["command"] for question in self.editor.questions]
 
 
 def read_exit(text: str) -> int:
@@ -200,7 +203,7 @@ def has(need: str) -> bool:
 
 
 @asynccontextmanager
-async def talk(project: Path, sandbox: ReviewSettings, mode: str) -> AsyncGenerator[Talk]:
+async def talk(project: Path, sandbox: ReviewSettings, mode: Mode) -> AsyncGenerator[Talk]:
     def reply(request: dict[str, Any]) -> Reply:
         if request["messages"][-1]["role"] == "tool":
             return Reply("Done.")
@@ -222,8 +225,6 @@ async def talk(project: Path, sandbox: ReviewSettings, mode: str) -> AsyncGenera
     finally:
         await asyncio.wait([agent])
         await crow.shut_down()
-
-
 
 
 def run_bare(command: str, folder: Path) -> tuple[int, str]:
@@ -257,7 +258,8 @@ def read_tree(folder: Path) -> dict[str, bytes]:
 ORDINARY: list[str] = tomllib.loads(
     (Path(__file__).parents[2] / "crow-permissions/tests/ordinary_commands.toml").read_text("utf-8")
 )["commands"]
-NEEDS = re.compile("In the sandbox, this failed for want of|It ran in the sandbox, which has no network|command not found")
+NEEDS = re.compile(r"\bsandbox\b|command not found")
+"""Finds what a result says that a command needs."""
 VARIES = ("ls -la", "date", "ps ", "df ", "du ", "stat ", "env ", "echo $PATH")
 """The beginnings of commands whose output is never the same."""
 
@@ -265,7 +267,7 @@ VARIES = ("ls -la", "date", "ps ", "df ", "du ", "stat ", "env ", "echo $PATH")
 @pytest.mark.slow
 @pytest.mark.parametrize(("mode", "limit"), [("ask", 25), ("accept-edits", 8)])
 async def test_day_of_ordinary_commands_succeeds_with_few_questions(
-    mode: str,
+    mode: Mode,
     limit: int,
     sandbox: ReviewSettings,
     project: Path,
@@ -280,28 +282,30 @@ async def test_day_of_ordinary_commands_succeeds_with_few_questions(
     wrong = list[tuple[object, ...]]()
     async with talk(project, sandbox, mode) as it:
         for command in ORDINARY:
-            expected = run_bare(command, bare)
+            expected = await asyncio.to_thread(run_bare, command, bare)
             found = await it.run(command, ".")
-            is_same = found[0] == expected[0] and (
-                command.startswith(VARIES) or simplify(found[1], project) == simplify(expected[1] or "[no output]", bare)
-            )
+            if command.startswith(VARIES):
+                is_same = found[0] == expected[0]
+            else:
+                is_same = (found[0], simplify(found[1], project)) == (expected[0], simplify(expected[1], bare))
             if not is_same and not NEEDS.search(found[1]):
                 wrong.append((command, expected, found))
     assert not wrong
     assert read_tree(project) == read_tree(bare)
     print(f"{mode}: {len(it.asked)} questions: {it.asked}")
-    assert len(it.asked) <= limit, it.asked
+    assert len(it.asked) <= limit
 
 
 @pytest.mark.parametrize("mode", ["ask", pytest.param("accept-edits", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("workflow", WORKFLOWS, ids=[each.name for each in WORKFLOWS])
 async def test_workflow_succeeds(
-    workflow: Workflow, mode: str, sandbox: ReviewSettings, project: Path, request: pytest.FixtureRequest
+    workflow: Workflow, mode: Mode, sandbox: ReviewSettings, project: Path, request: pytest.FixtureRequest
 ) -> None:
     if workflow.slow and not request.config.getoption("slow"):
-        pytest.skip("slow")
+        pytest.skip("slow; `uv run pytest --slow` runs it, and so does .ci/run")
     if missing := [need for need in workflow.needs if not has(need)]:
-        pytest.skip(f"not installed here: {', '.join(missing)}")
+        skip = unable if {*missing} & INSTALLED else pytest.skip
+        skip(f"not installed here: {', '.join(missing)}")
     if "ssh-agent" in workflow.expose:
         request.getfixturevalue("agent_of_keys")
     async with talk(project, replace(sandbox, expose=workflow.expose), mode) as it:
@@ -310,9 +314,15 @@ async def test_workflow_succeeds(
             status, text = await it.run(step.run)
             assert status == step.exit or (step.exit < 0 < status), text
             assert step.says in text
-    done = subprocess.run(["bash", "-ec", workflow.then], cwd=project, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    if f := os.environ.get("COUNTS"):
-        with open(f, "a") as o: print(repr((workflow.name, mode, len(it.asked), it.asked)), file=o)
-        return
-    assert len(it.asked) == workflow.asks[mode != "ask"], it.asked
+    status, text = await asyncio.to_thread(run_bare, f"set -e\n{workflow.then}", project)
+    assert status == 0, text
+    asked = it.asked
+    print(f"{mode}: {len(asked)} questions: {asked}")
+    assert len(asked) <= workflow.asks[mode != "ask"], asked
+
+
+def test_workflows_ask_this_often_without_a_rule() -> None:
+    assert len(WORKFLOWS) >= 60
+    asks, accepts = zip(*(workflow.asks for workflow in WORKFLOWS), strict=True)
+    steps = sum(len(workflow.steps) for workflow in WORKFLOWS)
+    assert (steps, sum(asks), sum(accepts)) == (203, 150, 41)
