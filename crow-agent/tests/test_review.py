@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-import tomllib
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -14,7 +13,7 @@ from typing import Any, cast
 
 import pytest
 from crow_agent.app import make_tool_server
-from crow_core.acp.client import OPTION_NAMES, answer_permission
+from crow_core.acp.client import OPTION_NAMES
 from crow_core.acp.schema import (
     BlockContent,
     ClientCapabilities,
@@ -390,26 +389,6 @@ def repository(project: Path) -> Path:
     return project
 
 
-def write_project(folder: Path) -> None:
-    """Write a small project in Python and JavaScript, and commit it."""
-    (folder / "src").mkdir()
-    (folder / "tests").mkdir()
-    (folder / "README.md").write_text("# Example\n\nTODO: write.\n")
-    (folder / "src/app.py").write_text(
-        'import sys\n\n\ndef main():\n    return 0\n\n\nif __name__ == "__main__":\n    sys.exit(main())\n'
-    )
-    (folder / "tests/test_app.py").write_text("def test_app():\n    assert True\n")
-    (folder / "index.js").write_text("console.log(1)\n")
-    (folder / "Makefile").write_text("all:\n\t@echo built\n\ntest:\n\t@echo tested\n")
-    (folder / "package.json").write_text(
-        '{"name": "x", "version": "1.0.0", "scripts": {"test": "echo ok", "build": "mkdir -p dist && echo 1 > dist/x"}}'
-    )
-    (folder / "pyproject.toml").write_text('[project]\nname = "x"\nversion = "1"\nrequires-python = ">=3.11"\n')
-    git(folder, "add", "-A")
-    git(folder, "commit", "-qm", "project")
-    git(folder, "branch", "other")
-
-
 async def test_commit_is_asked_about_in_one_line_and_is_whole(sandbox: ReviewSettings, repository: Path) -> None:
     model = in_turn(run("echo two >> notes.txt && git commit -qam second"))
     async with converse(repository, sandbox, model) as talk:
@@ -622,35 +601,6 @@ async def test_secrets_are_masked_in_the_question(sandbox: ReviewSettings, proje
     async with converse(project, sandbox, model, "reject_once") as talk:
         await talk.prompt()
         assert "5ecret" not in str(get_diffs(talk.questions[0]))
-
-
-ORDINARY = tomllib.loads(
-    (Path(__file__).parents[2] / "crow-permissions/tests/ordinary_commands.toml").read_text("utf-8")
-)["commands"]
-
-
-class Careful(Person):
-    """A person who applies what commands change, and lets none run outside of the sandbox."""
-
-    async def on_permission(self, question: RequestPermissionRequest) -> RequestPermissionResponse:
-        self.questions.append(question)
-        return answer_permission("allow" if question.options[0].name == "Apply" else "reject")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("mode", "limit"), [("ask", 25), ("accept-edits", 8)])
-async def test_day_of_ordinary_commands_asks_rarely(
-    mode: str, limit: int, sandbox: ReviewSettings, repository: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert len(ORDINARY) == 105
-    monkeypatch.setenv("UV_CACHE_DIR", str(repository.parent / "uv"))
-    write_project(repository)
-    model = one_after_another(*(run(command, cwd=".", timeout=60) for command in ORDINARY))
-    async with converse(repository, sandbox, model, person=Careful, mode=mode) as talk:
-        await talk.prompt()
-        asked = [cast(Any, question.tool_call.raw_input)["command"] for question in talk.questions]
-        print(f"{mode}: {len(asked)} questions: {asked}")
-        assert len(asked) <= limit, asked
 
 
 async def test_where_there_is_no_sandbox_the_user_is_told_once_and_asked_before(project: Path, tmp_path: Path) -> None:

@@ -61,6 +61,13 @@ UNDOABLE = [("file", "added"), ("file", "changed"), ("file", "removed"), ("folde
 """The types and kinds of changes of which /undo can keep the texts."""
 ASKS_BEFORE = "Commands are asked about before they run"
 LIMITS_YOLO = 'In yolo, commands run in the sandbox "workspace", by [sandbox] yolo.'
+NOT_IN_VIEW = {
+    "hardlink different from source": "In the sandbox, git clones a local folder only with --no-hardlinks, or from file://",
+    "Invalid cross-device link": "In the sandbox, an earlier folder cannot be renamed: `mv` copies it, and `git add -A` does "
+    "what `git mv` does",
+}
+"""For what programs say where the copy-on-write view has no hard links to earlier files and renames no earlier folder:
+what the model is told then."""
 
 Launch = Callable[
     [Sequence[str], Mapping[str, str], str, Sequence[str], Sequence[str]], tuple[list[str], dict[str, str]]
@@ -476,6 +483,15 @@ def to_digest(text: str | None) -> str | None:
     return None if text is None else hashlib.sha256(text.encode()).hexdigest()
 
 
+def explain_limits(result: ToolResult) -> ToolResult:
+    """Tell the model what to do instead, if a command has failed for what the copy-on-write view does not have."""
+    texts = [str(block.get("text", "")) for block in result.content if result.meta.get("crow/exit")]
+    for complaint, note in NOT_IN_VIEW.items():
+        if any(complaint in text for text in texts):
+            result = add_note(result, note)
+    return result
+
+
 def add_note(result: ToolResult, note: str) -> ToolResult:
     """Add a sentence for the model to a result."""
     return replace(result, content=[*result.content, *ToolResult.text(f"[{note}]").content])
@@ -518,6 +534,7 @@ async def settle_changes(
     try:
         if missed := await work_on_files(command.describe_missed, result):
             result = add_note(result, missed)
+        result = explain_limits(result)
         found = await work_on_files(sort_for, session, permissions, command)
         if found.left:
             result = add_note(result, f"Never applied, as no ordinary files: {', '.join(found.left[:12])}")

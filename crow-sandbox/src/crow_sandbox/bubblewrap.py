@@ -68,7 +68,7 @@ class Mount:
 
 def make_mount(path: str, order: int, *arguments: str) -> Mount:
     """Make a mount at an absolute path; its last argument is the path."""
-    return Mount(Path(path).parts, order, (*arguments, path))
+    return Mount(tuple(path.rstrip("/").split("/")), order, (*arguments, path))
 
 
 def find_programs() -> Iterator[str]:

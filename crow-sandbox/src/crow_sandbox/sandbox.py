@@ -320,9 +320,10 @@ class Sandbox:
             raise SandboxError(proof.says)
         try:
             self._session = self._session or SessionFolder(self.folder, self._temporary)
-            roots = layers.check_roots(policy.roots, self.folder) if policy.level != "off" else []
+            roots = [os.path.realpath(root) for root in policy.roots]
             if policy.level in ("review", "workspace"):
-                roots = layers.check_roots([*roots, *layers.find_repositories(roots)], self.folder)
+                roots += layers.find_repositories(roots)
+            roots = layers.check_roots(roots, self.folder) if policy.level != "off" else []
             folder, lock = layers.make_run_folder(self.folder, "run-")
         except OSError as error:
             raise SandboxError(f"The sandbox cannot be made in {self.folder}: {error.strerror}.") from error
