@@ -263,6 +263,11 @@ def permissions(
         return await session.toolbox.call(outside, session.meta(outside), session)
 
     @crow.turn_end
+    async def note_applied(session: Session, outcome: StopReason | Exception) -> None:
+        if review:
+            await review.note_applied(session)
+
+    @crow.turn_end
     async def drop_cancelled(session: Session, outcome: StopReason | Exception) -> None:
         if review:
             await review.drop_cancelled(session)
@@ -276,6 +281,7 @@ def permissions(
     async def finish_earlier(message: Message, session: Session) -> None:
         if review:
             await review.finish_earlier(session)
+            await review.note_applied(session)
 
     @crow.after_tool
     def follow_shell(result: ToolResult, session: Session, tool_call: ToolCall) -> ToolResult | None:
