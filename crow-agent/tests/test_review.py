@@ -30,6 +30,7 @@ from crow_core.app import Crow
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Server
 from crow_core.mcp.tool import ToolCall
+from crow_core.messages.message import Message
 from crow_core.session.session import Session
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
 from crow_core.testing.script import ScriptedCall as Use
@@ -807,23 +808,28 @@ async def test_turn_that_is_cancelled_while_changes_are_applied_can_be_undone(
         assert (project / "notes.txt").read_text() == "one\n"
 
 
+@pytest.mark.parametrize("key", ["", "key"])
 async def test_turn_that_is_cancelled_after_changes_were_applied_can_be_undone(
-    sandbox: ReviewSettings, project: Path
+    sandbox: ReviewSettings, project: Path, key: str
 ) -> None:
     crow, reached = make_crow(in_turn(run("echo two > notes.txt")), sandbox), asyncio.Event()
 
     @crow.after_tool
     async def never_end(result: ToolResult, session: Session, tool_call: ToolCall) -> None:
-        reached.set()
-        await asyncio.Event().wait()
+        if not reached.is_set():
+            reached.set()
+            await asyncio.Event().wait()
 
     async with connect(crow, permit="allow_once") as editor:
         session = (await editor.new_session(str(project))).session_id
-        turn = asyncio.ensure_future(editor.prompt(session, "go"))
+        message: Message = {"role": "user", "content": "go", "crow": {"key": key} if key else {}}
+        turn = asyncio.ensure_future(crow.prompt(crow.sessions[session], message))
         await reached.wait()
         await editor.cancel(session)
         await turn
         assert (project / "notes.txt").read_text() == "two\n"
+        if key:
+            await crow.prompt(crow.sessions[session], message)  # goes on
         await editor.prompt(session, "/undo yes")
         assert (project / "notes.txt").read_text() == "one\n"
 

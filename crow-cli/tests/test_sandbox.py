@@ -50,6 +50,13 @@ async def test_command_is_a_program_with_arguments_and_its_changes_are_applied(s
     assert "The command changed nothing." in done.err
 
 
+async def test_command_does_not_see_private_files_unless_they_are_exposed(sandboxed: "Machine") -> None:
+    (sandboxed.project / ".env").write_text("SECRET_KEY=real\n")
+    assert "real" not in (await sandboxed.crow("sandbox", "run", "--", "cat .env")).out
+    sandboxed.configure('[sandbox]\nexpose = [".env"]\n')
+    assert "real" in (await sandboxed.crow("sandbox", "run", "--", "cat .env")).out
+
+
 async def test_commands_of_crow_that_crow_started_change_no_files(sandboxed: "Machine") -> None:
     sandboxed.env["CROW_COMMAND"] = "x"
     done = await sandboxed.crow("sandbox", "run", "--apply", "--", "rm", "notes.txt")

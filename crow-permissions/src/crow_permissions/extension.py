@@ -365,6 +365,11 @@ def permissions(
         return await session.toolbox.call(outside, session.meta(outside), session)
 
     @crow.turn_end
+    async def note_applied(session: Session, outcome: StopReason | Exception) -> None:
+        if review:
+            await review.note_applied(session)
+
+    @crow.turn_end
     async def drop_cancelled(session: Session, outcome: StopReason | Exception) -> None:
         if review:
             await review.drop_cancelled(session)
@@ -378,6 +383,7 @@ def permissions(
     async def finish_earlier(message: Message, session: Session) -> None:
         if review:
             await review.finish_earlier(session)
+            await review.note_applied(session)
             await review.tell_level(session, get_permissions(session).mode)
 
     @crow.before_prompt

@@ -62,9 +62,10 @@ UNDOABLE = [("file", "added"), ("file", "changed"), ("file", "removed"), ("folde
 ASKS_BEFORE = "Commands are asked about before they run"
 LIMITS_YOLO = 'In yolo, commands run in the sandbox "workspace", by [sandbox] yolo.'
 NOT_IN_VIEW = {
-    "hardlink different from source": "In the sandbox, git clones a local folder only with --no-hardlinks, or from file://",
-    "Invalid cross-device link": "In the sandbox, an earlier folder cannot be renamed: `mv` copies it, and `git add -A` does "
-    "what `git mv` does",
+    "hardlink different from source": "In the sandbox, git clones a local folder only with --no-hardlinks, or "
+    "from file://",
+    "Invalid cross-device link": "In the sandbox, an earlier folder cannot be renamed: `mv` copies it, and "
+    "`git add -A` does what `git mv` does",
 }
 """For what programs say where the copy-on-write view has no hard links to earlier files and renames no earlier folder:
 what the model is told then."""
@@ -156,7 +157,7 @@ class SessionReview:
     """The open commands, by the ids of the tool calls that began them."""
     proving: asyncio.Lock = field(default_factory=asyncio.Lock)
     applied: list[list[EditNotes]] = field(default_factory=list[list[EditNotes]])
-    """What commands of this turn changed, of each as its result has it."""
+    """What was applied of commands of this turn, of each as its result has it."""
 
 
 REVIEW = StateKey("review", SessionReview)
@@ -307,15 +308,20 @@ class Review:
         session.state[REACHABLE].pop(call, None)
         return session.state[REVIEW].commands.pop(call, None)
 
-    async def drop_cancelled(self, session: Session) -> None:
-        """Discard what the commands of a turn changed that was cancelled before their results; note for /undo what was
-        applied already."""
-        if applied := [*filter(None, session.state[REVIEW].applied)]:
+    async def note_applied(self, session: Session) -> None:
+        """Note for /undo what was applied in a turn that was cancelled before the results were in the log."""
+        state = session.state[REVIEW]
+        if session.log.is_frozen:  # it is done when the turn goes on
+            return
+        if applied := [*filter(None, state.applied)]:
             told = [list_edits(entry) for entry in session.log[find_prompts(session.log)[-1] :]]
             for edits in [each for each in applied if each not in told]:
                 session.log.append({"crow": {"kind": "changes", "session": session.id, "changes": edits}})
             await session.log.written()
-        session.state[REVIEW].applied.clear()
+        state.applied.clear()
+
+    async def drop_cancelled(self, session: Session) -> None:
+        """Discard what the commands of a turn changed that was cancelled before their results."""
         for call, command in [*session.state[REVIEW].commands.items()]:
             if not command.is_running:
                 self.forget(session, call)
