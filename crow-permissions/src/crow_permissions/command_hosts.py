@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 FETCH = "fetch"
 URL_PATTERN = re.compile(r"(?:[a-z*?]+://)?([^/]+)(/.*)?", re.IGNORECASE)
 """The pattern of a rule about URLs: a scheme, a host with a port, a path."""
+HOSTS_LIMIT = 10
+"""The most hosts that a question names; the next one names others."""
 SEPARATOR = ", "
 """Stands between the hosts of an answer."""
 COMPLAINTS = re.compile(
@@ -120,7 +122,7 @@ def list_offered(
         for each in refused
         if each.pattern not in ("", *allowed) and not names_host(denied, each.host, each.port)
     ]
-    return [host for host in dict.fromkeys(hosts) if host not in rejected]
+    return [host for host in dict.fromkeys(hosts) if host not in rejected][:HOSTS_LIMIT]
 
 
 def complains(result: ToolResult, refused: "Sequence[Decision]" = ()) -> bool:
