@@ -479,12 +479,12 @@ async def settle_changes(
 
     Raises EndTurn if the client answers that the turn is cancelled; then all is discarded.
     """
+    result = explain_limits(result)
     from crow_sandbox.policy import SandboxError
 
     found, decision = ChangeSet(), None
     try:
         found = await finish_in_thread(sort_for, session, permissions, command)
-        result = explain_limits(result)
         result.meta["crow/stays"] = []
         if found.left:
             result = add_note(result, f"Never applied, as no ordinary files: {', '.join(found.left[:12])}")
