@@ -86,7 +86,7 @@ def place() -> Iterator[Path]:
         patch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
         for name in ("VIRTUAL_ENV", "PYTHONDONTWRITEBYTECODE", "CI", "PYTEST_ADDOPTS"):
             patch.delenv(name, raising=False)
-        others = [each for each in os.environ["PATH"].split(":") if not each.startswith(sys.prefix)]
+        others = [each for each in os.environ["PATH"].split(":") if each != os.path.join(sys.prefix, "bin")]
         patch.setenv("PATH", ":".join([str(make_programs(folder)), *others]))
         write_project(folder / "template")
         yield folder

@@ -535,12 +535,12 @@ async def settle_changes(
     """
     from crow_sandbox.policy import SandboxError
 
+    result = explain_limits(result)
     found, decision, run = ChangeSet(), None, command.run
     result.meta["crow/stays"] = []
     try:
         if missed := await work_on_files(command.describe_missed, result):
             result = add_note(result, missed)
-        result = explain_limits(result)
         found = await work_on_files(sort_for, session, permissions, command)
         if found.left:
             result = add_note(result, f"Never applied, as no ordinary files: {', '.join(found.left[:12])}")
