@@ -14,7 +14,7 @@ from typing import Any, Literal, NoReturn
 
 import click
 from crow_agent.settings.config import load_environment
-from crow_agent.settings.discovery import LOCAL_SERVERS, list_local_models, to_chat_model
+from crow_agent.settings.discovery import LOCAL_SERVERS, add_scheme, list_local_models, to_chat_model
 from crow_agent.settings.home import Home
 from crow_agent.settings.structs import ModelSettings
 from crow_core.errors import ConfigError
@@ -122,7 +122,7 @@ class Setup:
         """Return the provider that the options name, or let the user choose. Raises ConfigError."""
         known = read_providers()
         if self.base_url:
-            url = self.base_url if "://" in self.base_url else f"http://{self.base_url}"
+            url = add_scheme(self.base_url)
             same = next((one for one in known if one.base_url.rstrip("/") == url.rstrip("/")), None)
             return same or Provider(make_id(url), to_display_url(url), url)
         if self.wanted:
