@@ -55,6 +55,7 @@ from crow_terminal.paint import Painter
 from crow_terminal.pickers import confirm_taking_back, offer_turns, pick_option, pick_session, pick_turn
 from crow_terminal.printable_text import measure
 from crow_terminal.prompt_content import find_images, make_prompt
+from crow_terminal.session_options import OfferedOptions, find_changes
 from crow_terminal.state import Abilities, State
 from crow_terminal.theme import THEMES
 from msgspec import UNSET
@@ -515,3 +516,15 @@ def test_an_export_is_markdown():
     assert to_markdown(blocks, "Title") == (
         "# Title\n\n---\n\n> Fix `it`\n\n# Done\n\n- a\n- b\n\n```py\nx\n```\n\n**ls**\n"
     )
+
+
+def test_a_new_session_gets_the_model_the_thinking_and_the_mode_of_the_one_before():
+    def option(category: str, current: str, *values: str) -> SelectConfigOption:
+        entries = [SelectEntry(value=each, name=each) for each in values]
+        return SelectConfigOption(id=category, name="", category=category, current_value=current, options=entries)
+
+    before = OfferedOptions(config=[option("mode", "plan", "ask", "plan"), option("model", "gone", "gone", "small")])
+    offered = [option("mode", "ask", "ask", "plan"), option("model", "small", "small"), option("other", "a", "a")]
+    assert find_changes(before, OfferedOptions(config=offered)) == [SetOption("mode", "plan")]
+    assert find_changes(OfferedOptions(), OfferedOptions(config=offered)) == []
+    assert find_changes(before, before) == []

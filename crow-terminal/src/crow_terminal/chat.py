@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import os
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
@@ -39,6 +40,7 @@ from crow_terminal.paint import Painter
 from crow_terminal.pickers import confirm_taking_back, offer_turns, pick_option, pick_session
 from crow_terminal.printable_text import clip, clip_ansi, escape_line
 from crow_terminal.prompt_content import MAX_IMAGE_BYTES, find_large_images, find_pasted_image, make_prompt
+from crow_terminal.session_options import OfferedOptions, find_changes
 from crow_terminal.state import State
 from crow_terminal.terminal import Terminal, restore
 from crow_terminal.theme import choose_theme
@@ -72,6 +74,10 @@ class Settings(Struct, frozen=True):
     """Whether to load the last session of the folder, if there is one."""
     prompt: str = ""
     """A prompt to begin with."""
+    command: str = ""
+    """The command that opens this terminal; it takes `-c` and `-r ID`. Empty for none."""
+    choose: bool = False
+    """Whether the user chooses one of the stored sessions first."""
 
 
 class Chat:
@@ -83,6 +89,9 @@ class Chat:
         self.painter = Painter(choose_theme(settings.theme, os.environ))
         self.client: ChatClient | None = None
         self.session_id = ""
+        self._is_used = False
+        """Whether something was said in the session."""
+        self._choose = settings.choose
         self.pastes: dict[str, str] = {}
         """The long pastes, and the paths of images, by the words that stand for them in the editor."""
         self.images: dict[str, ImageBlock] = {}
@@ -123,7 +132,16 @@ class Chat:
         finally:
             restore()
             await self.close()
+            sys.stdout.write(self.describe_continuation())
         return 0
+
+    def describe_continuation(self) -> str:
+        """Make the line that says how to continue the session; nothing if that is not possible."""
+        command, can = self.settings.command, self.state.abilities
+        if not (command and self._is_used and can.loads):
+            return ""
+        last = f"{command} -c, or " if can.lists else ""
+        return f"Continue with {last}{command} -r {self.session_id}\n"
 
     def start(self) -> None:
         """Start the agent, now that the first frame is shown."""
@@ -224,8 +242,9 @@ class Chat:
                 self.terminal.exit()
             case effects.Edit(text=text, keep=keep):
                 self._edit(text, keep)
-            case effects.SetOption(id=id, value=value):
-                self._start(self._set_option(id, value))
+            case effects.SetOption():
+                if self.client:
+                    self._start(self._set_option(self.client, self.state.options, effect))
             case effects.Open(session=session, again=again):
                 self._open(self.session_id if again else session, again=again)
             case effects.ListSessions():
@@ -274,7 +293,8 @@ class Chat:
         if before:
             before.cancel()
             await asyncio.wait([before])
-            self.perform(self.state.leave_session(again=again and bool(session)))
+            name = f"Session {escape_line(session)[:8]}" if session else "New session"
+            self.perform(self.state.leave_session(name, again=again and bool(session)))
         try:
             link = await connect(self.settings.agent, self.settings.cwd)
         except NoAgent as error:
@@ -324,7 +344,17 @@ class Chat:
         if not session:
             loaded = await client.new_session(cwd)
             self.session_id = loaded.session_id
-        self.perform(self.state.open_session(loaded.modes or None, loaded.config_options or [], time.monotonic()))
+        options = OfferedOptions(loaded.modes or None, loaded.config_options or [])
+        for change in [] if session else find_changes(self.state.options, options):
+            try:
+                await self._set_option(client, options, change)
+            except RpcError as error:  # the session has its own default then
+                self.perform(self.state.remark(client.describe_error(error), "error"))
+        self._is_used = bool(session)
+        self.perform(self.state.open_session(options.modes, options.config, time.monotonic()))
+        if self._choose:
+            self._choose = False
+            self._start(self._list_sessions())
 
     def _receive(self, notification: SessionNotification) -> None:
         if notification.session_id == self.session_id or not self.session_id:
@@ -342,6 +372,7 @@ class Chat:
         client = self.client
         if client is None:
             return
+        self._is_used = True
         blocks = await self._make_prompt(text, outputs)
         try:
             response = await client.prompt(self.session_id, blocks)
@@ -382,17 +413,16 @@ class Chat:
         if self.client:
             await self.client.cancel(self.session_id)
 
-    async def _set_option(self, id: str, value: str | bool) -> None:
-        if not (client := self.client):
-            return
+    async def _set_option(self, client: ChatClient, options: OfferedOptions, change: effects.SetOption) -> None:
+        id, value = change.id, change.value
         if not id:
             await client.set_mode(self.session_id, str(value))
-            self.state.options.set_mode(str(value))
+            options.set_mode(str(value))
         else:
             kind = "boolean" if isinstance(value, bool) else UNSET
             request = SetSessionConfigOptionRequest(session_id=self.session_id, config_id=id, value=value, type=kind)
             answer = await client.request("session/set_config_option", request)
-            self.state.options.config = answer.config_options
+            options.config = answer.config_options
         self.terminal.update()
 
     async def _list_sessions(self) -> None:

@@ -18,7 +18,7 @@ from crow_terminal.blocks import (
     find_output,
 )
 from crow_terminal.markdown import CodeLines, Prose
-from crow_terminal.printable_text import clip, escape, escape_line, escape_output, fold
+from crow_terminal.printable_text import clip, escape, escape_line, escape_output, fold, measure
 from crow_terminal.theme import Theme
 
 if TYPE_CHECKING:
@@ -176,6 +176,9 @@ def paint_plan(block: Plan, width: int, theme: Theme) -> list[str]:
 
 
 def paint_note(block: Note, width: int, theme: Theme) -> list[str]:
+    if block.severity == "rule":
+        text = clip(f"── {escape_line(block.text)} ", width)
+        return [theme.style("dim", text + "─" * (width - measure(text)))]
     mark, style = {
         "error": ("✗", "bad"),
         "warning": ("!", "warning"),

@@ -54,6 +54,19 @@ class OfferedOptions:
         return []
 
 
+def find_changes(wanted: OfferedOptions, offered: OfferedOptions) -> list[SetOption]:
+    """Return what gives a new session the model, thinking and mode of another one, as far as it offers them."""
+    changes: list[SetOption] = []
+    for category in ("model", "thought_level", "mode"):  # what a model offers follows from it
+        before, now = wanted.find(category), offered.find(category)
+        if before and now and before.current_value != now.current_value:
+            values = [one.value for one in list_entries(now)]
+            changes += [SetOption(now.id, before.current_value)] if before.current_value in values else []
+    if wanted.modes and offered.modes and (mode := wanted.modes.current_mode_id) != offered.modes.current_mode_id:
+        changes += [SetOption("", mode)] if mode in [one.id for one in offered.modes.available_modes] else []
+    return changes
+
+
 def list_entries(option: SelectConfigOption) -> list[SelectEntry]:
     """Return the choices of an option, also those in groups."""
     return [

@@ -154,8 +154,8 @@ class State:
         self.options = OfferedOptions(modes, options)
         return [*self._show(self.transcript.end_turn(now)), *self._send_next(now)]
 
-    def leave_session(self, *, again: bool = False) -> list[Effect]:
-        """The session is closed, as another one is opened, or the same one `again`."""
+    def leave_session(self, name: str = "New session", *, again: bool = False) -> list[Effect]:
+        """The session is closed, as another one of this `name` is opened, or the same one `again`."""
         effects = self._drop_questions()
         self.queue.leave_steers()
         self.phase, self.commands = "starting", []
@@ -163,6 +163,7 @@ class State:
         if not again:
             self.transcript, self.usage, self.cached, self.title = BlockRecord(), None, None, ""
             self.turns, self.folded = [], []
+            effects += self.remark(name, "rule")
         return effects
 
     def receive(self, update: SessionUpdate, now: float) -> list[Effect]:
