@@ -136,6 +136,7 @@ async def test_the_last_line_says_how_to_continue_and_crow_c_does(machine: "Mach
         for words in (["-c"], ["-r", listed["id"][:8]]):
             async with open_screen(machine, *words) as screen:
                 await screen.until("A real answer.")
+                await screen.until("% of 33k")  # how full the context is
         async with open_screen(machine, "-r") as screen:
             await screen.until("Sessions")
             screen.type("\r")
