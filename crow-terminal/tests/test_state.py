@@ -1,5 +1,6 @@
 """Events become effects: the queue, cancelling, questions, lists."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,7 +32,7 @@ from crow_core.acp.schema import (
     UserMessageChunk,
 )
 from crow_terminal.blocks import CommandOutput, Note, UserPrompt
-from crow_terminal.completion import find_files
+from crow_terminal.completion import ChatCompleter, find_files
 from crow_terminal.dialogs import ListDialog, TextDialog
 from crow_terminal.effects import (
     Cancel,
@@ -49,7 +50,7 @@ from crow_terminal.effects import (
     Withdraw,
 )
 from crow_terminal.export import to_markdown
-from crow_terminal.live import compose_above, compose_footer, compose_running
+from crow_terminal.live import compose_above, compose_footer, compose_running, compose_spinner
 from crow_terminal.local_commands import find_command, find_local_commands
 from crow_terminal.paint import Painter
 from crow_terminal.pickers import confirm_taking_back, offer_turns, pick_option, pick_session, pick_turn
@@ -59,6 +60,8 @@ from crow_terminal.session_options import OfferedOptions, find_changes
 from crow_terminal.state import Abilities, State
 from crow_terminal.theme import THEMES
 from msgspec import UNSET
+from prompt_toolkit.completion import CompleteEvent
+from prompt_toolkit.document import Document
 
 END = PromptResponse(stop_reason="end_turn")
 
@@ -528,3 +531,58 @@ def test_a_new_session_gets_the_model_the_thinking_and_the_mode_of_the_one_befor
     assert find_changes(before, OfferedOptions(config=offered)) == [SetOption("mode", "plan")]
     assert find_changes(OfferedOptions(), OfferedOptions(config=offered)) == []
     assert find_changes(before, before) == []
+
+
+def test_any_other_key_makes_the_next_ctrl_c_the_first_again():
+    state = ready()
+    state.interrupt("", 1.0)
+    assert state.hint == "Ctrl-C again leaves."
+    state.disarm()
+    assert state.hint == ""
+    assert state.interrupt("", 1.2) == []
+    assert state.interrupt("", 1.4) == [Leave()]
+
+
+def test_the_cycling_key_reaches_no_mode_that_asks_nothing():
+    def cycle(*modes: str) -> list[str]:
+        entries = [SelectEntry(value=each, name=each) for each in modes]
+        mode = SelectConfigOption(id="mode", name="", category="mode", current_value=modes[0], options=entries)
+        options, seen = OfferedOptions(config=[mode]), list[str]()
+        for _ in modes:
+            for change in options.next_mode():
+                mode.current_value = str(change.value)
+                seen.append(mode.current_value)
+        return seen
+
+    assert cycle("ask", "accept-edits", "plan", "yolo") == ["accept-edits", "plan", "ask", "accept-edits"]
+    assert cycle("default", "bypassPermissions", "plan") == ["plan", "default", "plan"]
+    assert cycle("yolo", "ask") == ["ask"]
+    assert cycle("ask", "Full Access") == []
+
+
+def test_seconds_belong_to_what_runs_now_and_not_to_the_turn():
+    state = ready()
+    state.submit("go", 100.0)
+    assert "Working… 7s" in compose_spinner(state, 107.0, 80, THEMES["mono"])
+    state.receive(ToolCall(tool_call_id="1", title="make", status="in_progress"), 110.0)
+    assert compose_spinner(state, 130.0, 80, THEMES["mono"]).endswith(" Running… Esc stops")
+    state.receive(ToolCallUpdate(tool_call_id="1", status="completed"), 140.0)
+    assert "Working… 2s" in compose_spinner(state, 142.0, 80, THEMES["mono"])
+    state.stop(143.0)
+    assert compose_spinner(state, 150.0, 80, THEMES["mono"]).endswith("Stopping… 10s · Ctrl-C twice leaves")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("typed", "taken"),
+    [("see @my", 'see @"my notes.txt"'), ('see @"my no', 'see @"my notes.txt"'), ("@it's", '@"it\'s.txt"')],
+)
+async def test_file_with_blanks_in_its_name_is_completed_in_quotes(tmp_path: Path, typed: str, taken: str):
+    for name in ("my notes.txt", "it's.txt", "other.txt"):
+        (tmp_path / name).write_text("x")
+    completer, document = ChatCompleter(State(folder=str(tmp_path))), Document(typed)
+    found = [one async for one in completer.get_completions_async(document, CompleteEvent())]
+    assert typed[: len(typed) + found[0].start_position] + found[0].text == taken
+    content = make_prompt(taken, (), str(tmp_path), Abilities())
+    links = [block for block in content if isinstance(block, ResourceLinkBlock)]
+    assert [link.name for link in links] == [found[0].display_text[1:]]

@@ -37,7 +37,7 @@ from crow_terminal.key_bindings import make_bindings
 from crow_terminal.live import compose_above, compose_footer, compose_menu
 from crow_terminal.local_commands import find_command
 from crow_terminal.paint import Painter
-from crow_terminal.pickers import confirm_taking_back, offer_turns, pick_option, pick_session
+from crow_terminal.pickers import confirm_taking_back, offer_turns, pick_option, pick_prompt, pick_session
 from crow_terminal.printable_text import clip, clip_ansi, escape_line
 from crow_terminal.prompt_content import MAX_IMAGE_BYTES, find_large_images, find_pasted_image, make_prompt
 from crow_terminal.session_options import OfferedOptions, find_changes
@@ -97,6 +97,8 @@ class Chat:
         self.images: dict[str, ImageBlock] = {}
         """The images from the clipboard by the words that stand for them, also in prompts that were sent."""
         self._image_count = 0
+        self._is_interrupting = False
+        """Whether the key that is being handled is Ctrl-C."""
         self.shown: list[Block] = []
         """Every block, for the export."""
         self._pending: deque[tuple[Block, bool]] = deque()
@@ -120,6 +122,7 @@ class Chat:
             completer=self.completer,
             history=settings.history,
             no_color=bool(os.environ.get("NO_COLOR")),
+            end_key=self.end_key,
         )
 
     async def run(self) -> int:
@@ -568,6 +571,7 @@ class Chat:
             self.perform(self.state.stop(time.monotonic()))
 
     def interrupt(self) -> None:
+        self._is_interrupting = True
         self.perform(self.state.interrupt(self.terminal.editor.text, time.monotonic()))
 
     def end_input(self) -> None:
@@ -589,6 +593,15 @@ class Chat:
 
     def pick_model(self) -> None:
         self.perform(pick_option(self.state, "model"))
+
+    def search_history(self) -> None:
+        self.perform(pick_prompt(self.state, self.terminal.editor.history.get_strings()))
+
+    def end_key(self) -> None:
+        """Note that a key was handled: any but Ctrl-C makes the next Ctrl-C the first again."""
+        if not self._is_interrupting:
+            self.state.disarm()
+        self._is_interrupting = False
 
     def paste(self, text: str) -> None:
         """Insert a paste; a long one, or the path of an image, as words that stand for it."""

@@ -13,7 +13,7 @@ from prompt_toolkit.document import Document
 from crow_terminal.local_commands import find_agent_commands, find_local_commands
 from crow_terminal.state import State
 
-MENTION = re.compile(r"(?:^|(?<=\s))@([^\s@]*)$")
+MENTION = re.compile(r"""(?:^|(?<=\s))@(?:"([^"\n]*)|'([^'\n]*)|((?:[^\s@"'][^\s@]*)?))$""")
 MAX_FILES = 50_000
 """Files that are listed."""
 MAX_SHOWN = 50
@@ -74,6 +74,13 @@ def find_files(files: Sequence[str], words: str) -> list[str]:
     return [name for _, _, name in sorted(ranked)[:MAX_SHOWN]]
 
 
+def quote_name(name: str) -> str:
+    """Put quotes around the name of a file that would end too early without, such as one with blanks."""
+    if re.fullmatch(r"[^\s\"'`@]+", name):
+        return name
+    return f"'{name}'" if '"' in name else f'"{name}"'
+
+
 class ChatCompleter(Completer):
     """Completes commands at the start, and files anywhere."""
 
@@ -95,9 +102,9 @@ class ChatCompleter(Completer):
             yield completion
         if found := MENTION.search(document.text_before_cursor):
             files = await self.get_files()
-            names = await asyncio.to_thread(find_files, files, found[1])
-            for name in names:
-                yield Completion(f"@{name}", -len(found[0].lstrip()))
+            typed = next((group for group in found.groups() if group is not None), "")
+            for name in await asyncio.to_thread(find_files, files, typed):
+                yield Completion(f"@{quote_name(name)}", -len(found[0].lstrip()), display=f"@{name}")
 
     def complete_command(self, text: str) -> Iterable[Completion]:
         """Complete the name of a command, or show what it takes."""

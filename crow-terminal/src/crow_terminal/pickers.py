@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from crow_core.acp.schema import BooleanConfigOption, SelectConfigOption, SessionInfo
 
 from crow_terminal.dialogs import Row
-from crow_terminal.effects import Effect, ListTurns, Open, SetOption, TakeBack
+from crow_terminal.effects import Edit, Effect, ListTurns, Open, SetOption, TakeBack
 from crow_terminal.printable_text import escape_line
 from crow_terminal.session_options import make_option_rows
 from crow_terminal.state import State
@@ -55,6 +55,14 @@ def pick_session(state: State, sessions: Sequence[SessionInfo]) -> list[Effect]:
     if not rows:
         return state.remark("There are no other sessions in this folder.")
     return state.pick("Sessions", rows, lambda row, _: [Open(row.value)])
+
+
+def pick_prompt(state: State, prompts: Sequence[str]) -> list[Effect]:
+    """Let the user choose one of the earlier prompts, the last first, to edit it."""
+    if not prompts:
+        return state.remark("There are no earlier prompts.")
+    rows = [Row(escape_line(text)[:200], "", text) for text in dict.fromkeys(reversed(prompts))]
+    return state.pick("Earlier prompts", rows, lambda row, _: [Edit(row.value)])
 
 
 def pick_turn(state: State) -> list[Effect]:

@@ -52,6 +52,8 @@ from crow_terminal.session_options import OfferedOptions
 
 LEAVE_WITHIN = 2.0
 """Seconds between two Ctrl-C that leave."""
+LEAVE_HINT = "Ctrl-C again leaves."
+NEVER = float("-inf")
 GRACE = 0.4
 """Seconds after a question appears in which keys are ignored, as they were meant for something else."""
 HINT_SECONDS = 4.0
@@ -104,6 +106,8 @@ class State:
     """The lines of its output before `command_lines`."""
     since: float = 0.0
     """The time at which the turn, or the command, began."""
+    step_since: float = 0.0
+    """The time since which the turn waits for the model: it was asked, or the last tool call ended."""
     cancelled: bool = False
     """Whether the running turn was cancelled."""
     dialog: Dialog | None = None
@@ -124,8 +128,8 @@ class State:
     title: str = ""
     hint: str = ""
     hint_until: float = 0.0
-    interrupted: float = -LEAVE_WITHIN
-    """The time of the last Ctrl-C."""
+    interrupted: float = NEVER
+    """The time of the last Ctrl-C, if no other key followed it."""
     folded: list[Block] = field(default_factory=list[Block])
     """The blocks that were not printed whole, oldest first."""
     fold_thoughts: bool = False
@@ -182,7 +186,11 @@ class State:
             case _ if self.muted:
                 pass
             case _:
-                return self._show(self.transcript.add(update, now))
+                running = bool(self.transcript.running)
+                effects = self._show(self.transcript.add(update, now))
+                if running and not self.transcript.running:
+                    self.step_since = now
+                return effects
         return []
 
     def end_turn(self, response: PromptResponse, now: float) -> list[Effect]:
@@ -380,7 +388,8 @@ class State:
         return [Open(again=True)]
 
     def _send(self, text: str, now: float) -> list[Effect]:
-        self.phase, self.since, self.cancelled = "working", now, False
+        self.phase, self.cancelled = "working", False
+        self.since = self.step_since = now
         return [*self._show([*self.transcript.end_text(), UserPrompt(text)]), Send(text, self.queue.take_outputs())]
 
     def _send_next(self, now: float) -> list[Effect]:
@@ -443,8 +452,14 @@ class State:
         effects: list[Effect] = [Edit("")] if text else []
         if self.busy or self.dialog:
             effects = self.stop(now)
-        self.show_hint("Ctrl-C again leaves.", now, LEAVE_WITHIN)
+        self.show_hint(LEAVE_HINT, now, LEAVE_WITHIN)
         return effects
+
+    def disarm(self) -> None:
+        """The user has pressed another key than Ctrl-C: the next Ctrl-C does not leave."""
+        if self.interrupted != NEVER:
+            self.interrupted = NEVER
+            self.hint = "" if self.hint == LEAVE_HINT else self.hint
 
     def show_hint(self, text: str, now: float, seconds: float = HINT_SECONDS) -> None:
         """Show a sentence at the bottom for some seconds."""

@@ -36,7 +36,7 @@ from prompt_toolkit.layout import (
     Layout,
     Window,
 )
-from prompt_toolkit.layout.processors import BeforeInput, Processor, Transformation, TransformationInput
+from prompt_toolkit.layout.processors import Processor, Transformation, TransformationInput
 from prompt_toolkit.layout.utils import explode_text_fragments
 from prompt_toolkit.output import ColorDepth
 from prompt_toolkit.output.vt100 import Vt100_Output
@@ -204,12 +204,13 @@ class Terminal:
         completer: Completer | None = None,
         history: Callable[[], str | None] | None = None,
         no_color: bool = False,
+        end_key: Callable[[], None] = lambda: None,
         output: TextIO | None = None,
     ) -> None:
         """`above` returns the rows above the editor at a width and a height, `below` those below it at a width.
 
         `take` returns the next lines to print at a width; it is asked again while it returns some. `is_moving` says
-        whether the rows change with time.
+        whether the rows change with time. `end_key` is called after each key.
         """
         self._take, self._is_moving = take, is_moving
         self._timer: asyncio.TimerHandle | None = None
@@ -227,9 +228,11 @@ class Terminal:
         depth = ColorDepth.MONOCHROME if no_color else None
         made = FrameOutput.from_pty(output or sys.stdout, term=os.environ.get("TERM"), default_color_depth=depth)
         self.output = cast(FrameOutput, made)
-        control = BufferControl(
-            self.editor, input_processors=[CursorMark(lambda: self.output.hides_cursor), BeforeInput(label)]
-        )
+        control = BufferControl(self.editor, input_processors=[CursorMark(lambda: self.output.hides_cursor)])
+
+        def prefix(line: int, piece: int) -> str:
+            """Return what stands before a row of the editor: the label, or as many blanks."""
+            return label() if line == piece == 0 else " " * len(label())
 
         def rows(make: Callable[[], list[str]]) -> Window:
             return Window(FormattedTextControl(lambda: to_fragments(make())), dont_extend_height=True, wrap_lines=False)
@@ -250,7 +253,13 @@ class Terminal:
                 ConditionalContainer(rows(lambda: self._lines_above), Condition(lambda: bool(self._lines_above))),
                 ConditionalContainer(rows(rule), shown),
                 ConditionalContainer(
-                    Window(control, wrap_lines=True, height=Dimension(min=1, max=EDITOR_ROWS), dont_extend_height=True),
+                    Window(
+                        control,
+                        wrap_lines=True,
+                        get_line_prefix=prefix,
+                        height=Dimension(min=1, max=EDITOR_ROWS),
+                        dont_extend_height=True,
+                    ),
                     shown,
                 ),
                 ConditionalContainer(rows(rule), shown),
@@ -267,6 +276,7 @@ class Terminal:
             enable_page_navigation_bindings=False,
             mouse_support=False,
         )
+        self.application.key_processor.after_key_press += lambda _: end_key()
         self.application.compose, self.application.is_moving = compose, is_moving
         self.application.ttimeoutlen = 0.05
         self.application.timeoutlen = 0.15
