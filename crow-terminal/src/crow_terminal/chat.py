@@ -222,7 +222,14 @@ class Chat:
         if not is_entry and self._draft is not None:
             self.terminal.set_text(self._draft)
             self._draft = None
+        self.terminal.set_title(self.make_title())
         self.terminal.update()
+
+    def make_title(self) -> str:
+        """Make the title of the window: whether the agent asks, and what the session is about, or where."""
+        state = self.state
+        mark = "? " if state.asked else "… " if state.phase == "working" else ""
+        return f"{mark}{state.title or os.path.basename(state.folder)} · {state.agent}"
 
     def _perform(self, effect: Effect) -> None:
         match effect:

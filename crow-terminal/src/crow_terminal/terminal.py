@@ -41,10 +41,15 @@ from prompt_toolkit.layout.utils import explode_text_fragments
 from prompt_toolkit.output import ColorDepth
 from prompt_toolkit.output.vt100 import Vt100_Output
 
-from crow_terminal.printable_text import escape_line
+from crow_terminal.guard import Guard
+from crow_terminal.printable_text import clip, escape_line
 
 FRAME = 0.09
 """Seconds between two frames."""
+KEEP_TITLE = "\x1b[22;2t"
+RESTORE_TITLE = "\x1b[23;2t"
+TITLE_WIDTH = 60
+"""Columns of the window's title."""
 EDITOR_ROWS = 10
 """Rows that the editor may take."""
 
@@ -107,6 +112,7 @@ class InlineApplication(Application[None]):
     compose: Callable[[], None]
     """Called before each frame."""
     is_moving: Callable[[], bool]
+    guard: Guard
 
     def _redraw(self, render_as_done: bool = False) -> None:
         with self.output.hold():
@@ -116,6 +122,8 @@ class InlineApplication(Application[None]):
             super()._redraw(render_as_done)
             if self.output.hides_cursor and not render_as_done:
                 self._park_cursor()
+        if not render_as_done and (screen := self.renderer.last_rendered_screen):
+            self.guard.tell(max(screen.height - 1 - self.renderer._cursor_pos.y, 0))
 
     def _park_cursor(self) -> None:
         """Move the cursor to the first row. A terminal that is resized keeps it there, so that no row is miscounted.
@@ -216,6 +224,7 @@ class Terminal:
         self._timer: asyncio.TimerHandle | None = None
         self._last_frame = 0.0
         self._rows_drawn = 0
+        self._title = ""
         past: History = ThreadedHistory(SafeHistory(history)) if history else InMemoryHistory()
         self.editor = Buffer(
             multiline=True,
@@ -278,6 +287,7 @@ class Terminal:
         )
         self.application.key_processor.after_key_press += lambda _: end_key()
         self.application.compose, self.application.is_moving = compose, is_moving
+        self.application.guard = self._guard = Guard()
         self.application.ttimeoutlen = 0.05
         self.application.timeoutlen = 0.15
 
@@ -291,12 +301,20 @@ class Terminal:
 
         def schedule() -> None:
             asyncio.get_running_loop().call_soon(started)
+            asyncio.get_running_loop().call_soon(self._start_guard)
 
         try:
             await self.application.run_async(pre_run=schedule, handle_sigint=False)
         finally:
             if self._timer:
                 self._timer.cancel()
+            self._guard.end()
+            if self._title:
+                self.write(RESTORE_TITLE)
+
+    def _start_guard(self) -> None:
+        with suppress(OSError, ValueError):  # the output is no file
+            self._guard.start(self.output.fileno())
 
     def exit(self) -> None:
         """End `run`, after what is left has been printed."""
@@ -324,6 +342,13 @@ class Terminal:
     def copy(self, text: str) -> None:
         """Copy a text to the clipboard of the terminal (OSC 52)."""
         self.write(f"\x1b]52;c;{base64.b64encode(text.encode(errors='replace')).decode()}\x07")
+
+    def set_title(self, title: str) -> None:
+        """Set the title of the window (OSC 2). The first time, the terminal keeps the former one."""
+        title = clip(escape_line(title), TITLE_WIDTH)
+        if title != self._title and self.application.is_running:
+            self.write(f"{'' if self._title else KEEP_TITLE}\x1b]2;{title}\x07")
+            self._title = title
 
     def write(self, sequence: str) -> None:
         """Write an escape sequence that shows nothing."""
