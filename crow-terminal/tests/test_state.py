@@ -32,6 +32,7 @@ from crow_core.acp.schema import (
     UserMessageChunk,
 )
 from crow_terminal.blocks import CommandOutput, Note, UserPrompt
+from crow_terminal.command_menu import list_commands
 from crow_terminal.completion import ChatCompleter, find_files
 from crow_terminal.dialogs import ListDialog, TextDialog
 from crow_terminal.effects import (
@@ -586,3 +587,38 @@ async def test_file_with_blanks_in_its_name_is_completed_in_quotes(tmp_path: Pat
     content = make_prompt(taken, (), str(tmp_path), Abilities())
     links = [block for block in content if isinstance(block, ResourceLinkBlock)]
     assert [link.name for link in links] == [found[0].display_text[1:]]
+
+
+def offered(state: State, typed: str, *past: str) -> list[str]:
+    completer = ChatCompleter(state, lambda: past)
+    return [one.text.strip() for one in completer.complete_command(typed)]
+
+
+def test_commands_are_offered_in_groups_the_recent_ones_first_and_by_what_they_mean():
+    state = ready()
+    state.receive(AvailableCommandsUpdate(available_commands=[AvailableCommand(name="dance", description="x")]), 1.0)
+    groups = [one.group for one in list_commands(state)]
+    assert groups == ["Session"] * 2 + ["Results"] * 3 + ["Screen"] * 3 + ["crow"]
+    assert offered(state, "/")[:2] == ["/new", "/quit"]
+    assert offered(state, "/", "/theme dark", "hello", "/dance")[:3] == ["/dance", "/theme", "/new"]
+    assert offered(state, "/d") == ["/dance", "/details", "/diff"]
+    assert offered(state, "/d", "/diff")[0] == "/diff"
+    assert offered(state, "/colo") == ["/theme"]
+    assert offered(state, "/exi") == ["/quit"]
+    assert offered(state, "/nothing") == []
+    assert "**Results**" in "".join(effect.block.text for effect in find_command(state, "/help")[0].run(state, ""))
+
+
+def test_what_a_command_takes_is_offered_and_can_be_typed():
+    entries = [SelectEntry(value=each, name=each.title()) for each in ("small", "large", "larger")]
+    model = SelectConfigOption(id="m", name="Model", category="model", current_value="small", options=entries)
+    state = ready()
+    state.open_session(None, [model], 1.0)
+    assert offered(state, "/model ") == ["small", "large", "larger"]
+    assert offered(state, "/model lar") == ["large", "larger"]
+    assert offered(state, "/theme l") == ["light"]
+    command, words = find_command(state, "/model large") or pytest.fail("no command")
+    assert command.run(state, words) == [SetOption("m", "large")]
+    assert command.run(state, "arge") == []
+    assert isinstance(state.dialog, ListDialog)
+    assert [row.value for row in state.dialog.found] == ["large", "larger"]

@@ -110,7 +110,7 @@ class Chat:
         self._draft: str | None = None
         """The text of the editor while the user writes an answer there."""
         self._tail: tuple[Any, int, list[str]] = (None, 0, [])
-        self.completer = ChatCompleter(self.state)
+        self.completer = ChatCompleter(self.state, lambda: self.terminal.editor.history.get_strings())
         self.terminal = Terminal(
             above=self.compose_above,
             below=self.compose_below,

@@ -4,13 +4,13 @@ import asyncio
 import os
 import re
 import subprocess
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import suppress
 
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
 
-from crow_terminal.local_commands import find_agent_commands, find_local_commands
+from crow_terminal.command_menu import list_commands, list_values, rank_commands
 from crow_terminal.state import State
 
 MENTION = re.compile(r"""(?:^|(?<=\s))@(?:"([^"\n]*)|'([^'\n]*)|((?:[^\s@"'][^\s@]*)?))$""")
@@ -84,8 +84,9 @@ def quote_name(name: str) -> str:
 class ChatCompleter(Completer):
     """Completes commands at the start, and files anywhere."""
 
-    def __init__(self, state: State) -> None:
-        self._state = state
+    def __init__(self, state: State, get_past: Callable[[], Sequence[str]] = tuple[str]) -> None:
+        """`get_past` returns the earlier prompts, oldest first."""
+        self._state, self._get_past = state, get_past
         self._files: list[str] = []
         self._folder = ""
         self._listed = -FRESH
@@ -107,27 +108,32 @@ class ChatCompleter(Completer):
                 yield Completion(f"@{quote_name(name)}", -len(found[0].lstrip()), display=f"@{name}")
 
     def complete_command(self, text: str) -> Iterable[Completion]:
-        """Complete the name of a command, or show what it takes."""
-        typed, space, _ = text[1:].partition(" ")
-        ours = [(one.name, one.description, one.hint) for one in find_local_commands(self._state)]
-        theirs = [
-            (one.name, one.description, one.input.hint if one.input else "") for one in find_agent_commands(self._state)
-        ]
-        commands = sorted([*ours, *theirs])
+        """Complete the name of a command, or what it takes."""
+        typed, space, words = text[1:].partition(" ")
         if space:
-            for name, description, hint in commands:
-                if name == typed and hint and text.endswith(" ") and text.count(" ") == 1:
-                    yield Completion("", 0, display=f"{hint}", display_meta=description)
+            yield from self.complete_argument(typed, words)
             return
-        begin = [each for each in commands if each[0].startswith(typed)]
-        inside = [each for each in commands if typed in each[0] and each not in begin]
-        for name, description, hint in [*begin, *inside]:
+        for one in rank_commands(self._state, typed, self._get_past()):
             yield Completion(
-                f"/{name} " if hint else f"/{name}",
+                f"/{one.name} " if one.hint else f"/{one.name}",
                 -len(text),
-                display=f"/{name}" + (f" {hint}" if hint else ""),
-                display_meta=description,
+                display=f"/{one.name}" + (f" {one.hint}" if one.hint else ""),
+                display_meta=one.description if typed else f"{one.group} · {one.description}",
             )
+
+    def complete_argument(self, name: str, words: str) -> Iterable[Completion]:
+        """Complete the values that a command takes; for any other, show what it takes."""
+        command = next((one for one in list_commands(self._state) if one.name == name), None)
+        if command is None or " " in words:
+            return
+        rows = list_values(self._state, command)
+        for row in rows:
+            value = str(row.value)
+            if words.lower() in f"{value} {row.label}".lower() and not re.search(r"\s", value):
+                label = f"{row.label} " if row.label != value else ""
+                yield Completion(value, -len(words), display=value, display_meta=f"{label}{row.detail}".strip())
+        if command.hint and not (rows or words):
+            yield Completion("", 0, display=command.hint, display_meta=command.description)
 
     async def get_files(self) -> list[str]:
         """Return the files of the session's folder, listed anew from time to time, in a thread."""

@@ -10,13 +10,15 @@ from crow_terminal.dialogs import Row
 from crow_terminal.effects import Copy, Effect, ExportSession, Fold, Leave, ListSessions, Open, SetTheme, Show
 from crow_terminal.markdown import Prose
 from crow_terminal.pickers import pick_any_option, pick_mode, pick_option, pick_turn
+from crow_terminal.printable_text import escape_line
 from crow_terminal.state import State
 from crow_terminal.theme import THEMES
 
 HELP = """\
 **Keys**
 
-- Enter sends; Alt-Enter or Ctrl-J begins a new line; ↑ ↓ bring back earlier prompts; Ctrl-G opens your editor
+- Enter sends; Alt-Enter or Ctrl-J begins a new line; Ctrl-G opens your editor
+- ↑ ↓ bring back earlier prompts, Ctrl-R searches them
 {working}
 - Ctrl-O shows what was folded, Ctrl-T hides thoughts, Shift-Tab changes the mode, Alt-M the model
 - Ctrl-V pastes an image, and so does the path of one
