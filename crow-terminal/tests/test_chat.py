@@ -120,7 +120,7 @@ def test_enter_steers_alt_q_queues_and_esc_gives_back_what_was_not_taken(start: 
     screen.until("❯ draft")
     screen.type("\x1b")
     screen.until("Cancelled.")
-    screen.until("❯ nothing\nlater\ndraft")
+    screen.until("❯ nothing\n  later\n  draft")
     screen.type("\r")
     screen.until("You said: nothing")
 
