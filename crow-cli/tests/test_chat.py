@@ -126,12 +126,14 @@ async def test_the_last_line_says_how_to_continue_and_crow_c_does(machine: "Mach
         machine.ask(server.url)
         async with open_screen(machine) as screen:
             await screen.until("Ask")
+            await screen.until("Type what you want done")
         assert b"Continue with" not in screen.seen  # nothing was said
         async with open_screen(machine) as screen:
             await screen.until("Ask")
             screen.type("hello\r")
             await screen.until("A real answer.")
         (listed,) = json.loads((await machine.crow("sessions", "list", "--json")).out)
+        assert b"Type what you want done" not in screen.seen  # only the first time
         assert f"Continue with crow -c, or crow -r {listed['id']}\r\n".encode() in screen.seen
         for words in (["-c"], ["-r", listed["id"][:8]]):
             async with open_screen(machine, *words) as screen:

@@ -305,7 +305,7 @@ def test_narrow_and_wide_terminals(start: "Start", columns: int):
     screen.answer("1")
     screen.until("Answer: yes")
     screen.type("/help\r")
-    screen.until(lambda: any("Commands" in line for line in screen.everything))
+    screen.until(lambda: any("Screen" in line for line in screen.everything))
 
 
 def test_no_color(start: "Start"):

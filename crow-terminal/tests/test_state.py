@@ -51,8 +51,10 @@ from crow_terminal.effects import (
     Withdraw,
 )
 from crow_terminal.export import to_markdown
+from crow_terminal.first_run import is_first_run, make_card
 from crow_terminal.live import compose_above, compose_footer, compose_running, compose_spinner
 from crow_terminal.local_commands import find_command, find_local_commands
+from crow_terminal.markdown import Prose
 from crow_terminal.paint import Painter
 from crow_terminal.pickers import confirm_taking_back, offer_turns, pick_option, pick_session, pick_turn
 from crow_terminal.printable_text import measure
@@ -622,3 +624,23 @@ def test_what_a_command_takes_is_offered_and_can_be_typed():
     assert command.run(state, "arge") == []
     assert isinstance(state.dialog, ListDialog)
     assert [row.value for row in state.dialog.found] == ["large", "larger"]
+
+
+def test_a_storm_of_questions_rings_once():
+    state = ready()
+    state.submit("go", 0.0)
+    rung = [effect for n in range(50) for effect in ask(state, id=n + 1, now=20.0 + n / 100)]
+    rung += [effect for n in range(50) for effect in state.withdraw(n + 1, 20.6 + n / 100)]
+    assert [type(effect) for effect in rung].count(Ring) == 1
+    assert [type(effect) for effect in ask(state, id=99, now=30.0)].count(Ring) == 1
+
+
+def test_the_card_of_the_first_run_has_five_lines_that_fit(tmp_path: Path):
+    file = tmp_path / "prompts.txt"
+    assert is_first_run(lambda: str(file))
+    assert not is_first_run(lambda: str(file))
+    assert not is_first_run(lambda: None)
+    for mode in ("ask", "accept-edits", "plan", "yolo", "other"):
+        option = SelectConfigOption(id="m", name="", category="mode", current_value=mode, options=[])
+        rows = Painter(THEMES["mono"]).paint(Prose(make_card(OfferedOptions(config=[option]))), 79)
+        assert len(rows) == 5, rows

@@ -33,9 +33,11 @@ from crow_terminal.chat_client import ChatClient, Question
 from crow_terminal.completion import ChatCompleter
 from crow_terminal.dialogs import ListDialog, TextDialog
 from crow_terminal.effects import Effect
+from crow_terminal.first_run import is_first_run, make_card
 from crow_terminal.key_bindings import make_bindings
 from crow_terminal.live import compose_above, compose_footer, compose_menu
 from crow_terminal.local_commands import find_command
+from crow_terminal.markdown import Prose
 from crow_terminal.paint import Painter
 from crow_terminal.pickers import confirm_taking_back, offer_turns, pick_option, pick_prompt, pick_session
 from crow_terminal.printable_text import clip, clip_ansi, escape_line
@@ -92,6 +94,8 @@ class Chat:
         self._is_used = False
         """Whether something was said in the session."""
         self._choose = settings.choose
+        self._is_first = settings.history if settings.agent.name == "crow" else None
+        """Finds the file whose absence says that this is the first run; None after that was asked."""
         self.pastes: dict[str, str] = {}
         """The long pastes, and the paths of images, by the words that stand for them in the editor."""
         self.images: dict[str, ImageBlock] = {}
@@ -361,6 +365,9 @@ class Chat:
             except RpcError as error:  # the session has its own default then
                 self.perform(self.state.remark(client.describe_error(error), "error"))
         self._is_used = bool(session)
+        if self._is_first and await asyncio.to_thread(is_first_run, self._is_first):
+            self.perform([effects.Show(Prose(make_card(options)))])
+        self._is_first = None
         self.perform(self.state.open_session(options.modes, options.config, time.monotonic()))
         if self._choose:
             self._choose = False

@@ -60,6 +60,8 @@ HINT_SECONDS = 4.0
 """Seconds that a hint stays."""
 NOTIFY_AFTER = 10.0
 """Seconds that a turn takes before its end is announced by a bell."""
+RING_GAP = 5.0
+"""Seconds between two bells, however often an agent asks."""
 UNFOLDABLE = 50
 """Folded blocks that are remembered, to be shown whole."""
 
@@ -108,6 +110,8 @@ class State:
     """The time at which the turn, or the command, began."""
     step_since: float = 0.0
     """The time since which the turn waits for the model: it was asked, or the last tool call ended."""
+    rung: float = NEVER
+    """The time of the last bell."""
     cancelled: bool = False
     """Whether the running turn was cancelled."""
     dialog: Dialog | None = None
@@ -527,7 +531,10 @@ class State:
 
     def _ring(self, sentence: str, now: float) -> list[Effect]:
         """Tell the user, if the turn has taken so long that they may look elsewhere."""
-        return [Ring(sentence)] if now - self.since >= NOTIFY_AFTER else []
+        if now - self.since < NOTIFY_AFTER or now - self.rung < RING_GAP:
+            return []
+        self.rung = now
+        return [Ring(sentence)]
 
     def _show(self, blocks: Sequence[Block]) -> list[Effect]:
         for block in blocks:
