@@ -285,7 +285,11 @@ class Terminal:
             enable_page_navigation_bindings=False,
             mouse_support=False,
         )
-        self.application.key_processor.after_key_press += lambda _: end_key()
+
+        def note_key(sender: object) -> None:
+            end_key()
+
+        self.application.key_processor.after_key_press += note_key
         self.application.compose, self.application.is_moving = compose, is_moving
         self.application.guard = self._guard = Guard()
         self.application.ttimeoutlen = 0.05
