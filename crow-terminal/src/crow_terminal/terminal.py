@@ -349,9 +349,9 @@ class Terminal:
 
     def set_title(self, title: str) -> None:
         """Set the title of the window (OSC 2). The first time, the terminal keeps the former one."""
-        title = clip(escape_line(title), TITLE_WIDTH)
         if title != self._title and self.application.is_running:
-            self.write(f"{'' if self._title else KEEP_TITLE}\x1b]2;{title}\x07")
+            shown = clip(escape_line(title), TITLE_WIDTH)
+            self.write(f"{'' if self._title else KEEP_TITLE}\x1b]2;{shown}\x07")
             self._title = title
 
     def write(self, sequence: str) -> None:
