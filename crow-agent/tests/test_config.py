@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from crow_agent.settings.config import find_ignored_settings, load_config, load_environment, load_project_config
+from crow_agent.settings.discovery import search_models
 from crow_agent.settings.home import Home
 from crow_agent.settings.mcp_servers import to_mcp_server, to_server
 from crow_agent.settings.structs import (
@@ -20,6 +21,7 @@ from crow_agent.settings.structs import (
 from crow_core.acp.schema import EnvVariable, HttpHeader, McpServer
 from crow_core.errors import ConfigError
 from crow_core.mcp.server import Server
+from crow_core.models.chat_model import ChatModel
 from crow_extensions.agent_settings import AgentSettings
 from msgspec import UNSET
 
@@ -156,7 +158,7 @@ def test_malformed_env_file_is_an_error_that_names_it(home: Home) -> None:
 
 @pytest.mark.parametrize("env", [{}, {"KEY": ""}], ids=["missing", "empty"])
 def test_variable_that_is_not_set_is_an_error_with_file_line_and_name(home: Home, env: dict[str, str]) -> None:
-    toml = '# api_key = "${KEY}"\n[models.a]\nbase_url = "x"\nmodel = "m"\napi_key = "${KEY}"\n'
+    toml = '# url = "${KEY}"\n[database]\n\n\nurl = "${KEY}"\n'
     assert read_fault(home, toml, **env) == ", line 5, uses ${KEY}, which is not set. Set KEY or change the line."
 
 
@@ -456,3 +458,46 @@ def test_environment_overrides_the_env_file_of_crows_home(tmp_path: Path) -> Non
     (tmp_path / ".env").write_text("CROW_MODEL=from-file\nOPENAI_BASE_URL=http://localhost:1/v1\n")
     found = load_environment(Home(tmp_path, tmp_path), {"CROW_MODEL": "from-environment"})
     assert found == {"CROW_MODEL": "from-environment", "OPENAI_BASE_URL": "http://localhost:1/v1"}
+
+
+@pytest.mark.anyio
+async def test_variable_that_is_not_set_breaks_only_the_model_that_uses_it(home: Home):
+    toml = '[models.a]\nbase_url = "http://a/v1"\nmodel = "m"\napi_key = "${KEY}"\n'
+    toml += '[models.b]\nbase_url = "http://b/v1"\nmodel = "m"\n'
+    write(home.config / "config.toml", f'model = "b"\n{toml}')
+    config = load_config(home, {})
+    assert [*config.models] == ["a", "b"]
+    assert [*(await search_models(config, {})).models] == ["b"]
+    sentence = r"config.toml, line 5, uses \$\{KEY\}, which is not set"
+    with pytest.raises(ConfigError, match=sentence):
+        await search_models(config, {}, "a")
+    with pytest.raises(ConfigError, match=sentence):
+        await search_models(config, {"CROW_MODEL": "a"})
+    assert [*(await search_models(load_config(home, {"KEY": "k"}), {}, "a")).models] == ["a", "b"]
+    write(home.config / "config.toml", toml)
+    with pytest.raises(ConfigError, match=r"line 4, uses \$\{KEY\}"):
+        await search_models(load_config(home, {}), {})  # nobody chooses another model for the user
+
+
+@pytest.mark.parametrize(
+    ("written", "used"),
+    [
+        ("localhost:11434/v1", "http://localhost:11434/v1"),
+        ("127.0.0.1/v1", "http://127.0.0.1/v1"),
+        ("192.168.1.5:8000/v1", "http://192.168.1.5:8000/v1"),
+        ("gpu.lan:8000", "http://gpu.lan:8000"),
+        ("[::1]:8000/v1", "http://[::1]:8000/v1"),
+        ("api.example.org/v1", "https://api.example.org/v1"),
+        ("http://api.example.org/v1", "http://api.example.org/v1"),
+        ("ftp://example.org", "ftp://example.org"),
+    ],
+)
+@pytest.mark.anyio
+async def test_address_without_a_scheme_gets_one(home: Home, written: str, used: str):
+    write(home.config / "config.toml", f'[models.a]\nbase_url = "{written}"\nmodel = "m"\n')
+    (model,) = (await search_models(load_config(home, {}), {})).models.values()
+    assert isinstance(model, ChatModel)
+    assert model.base_url == used
+    (model,) = (await search_models(Config(), {"OPENAI_BASE_URL": written, "CROW_MODEL": "m"})).models.values()
+    assert isinstance(model, ChatModel)
+    assert model.base_url == used

@@ -8,6 +8,7 @@ import os
 import pty
 import re
 import struct
+import subprocess
 import termios
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
@@ -25,9 +26,18 @@ COLOURS = re.compile(rb"\x1b\[[0-9;]*m")
 
 
 async def test_crow_alone_prints_the_help_where_nobody_sits(machine: "Machine"):
-    done = await machine.crow()
-    assert done.code == 0
-    assert "Start:" in done.out
+    process = await machine.start(stdin=subprocess.DEVNULL)
+    out, _ = await process.communicate()
+    assert process.returncode == 0
+    assert b"Start:" in out
+
+
+async def test_crow_alone_in_a_pipe_answers_whole_lines(machine: "Machine"):
+    async with ScriptedServer([Reply("It is **a bird**.")]) as server:
+        machine.ask(server.url)
+        done = await machine.crow(stdin="what is it?\n")
+    assert (done.code, done.err) == (0, "")
+    assert done.out.endswith("It is a bird.\n")
 
 
 async def test_chat_through_pipes_prints_whole_lines(machine: "Machine"):
@@ -109,6 +119,49 @@ async def test_crow_alone_opens_a_session_in_a_terminal(machine: "Machine"):
             await screen.until("Ask")  # the mode of the session
             screen.type("hello\r")
             await screen.until("A real answer.")
+
+
+async def test_the_last_line_says_how_to_continue_and_crow_c_does(machine: "Machine"):
+    async with ScriptedServer([Reply("A real answer."), Reply("It goes on.")]) as server:
+        machine.ask(server.url)
+        async with open_screen(machine) as screen:
+            await screen.until("Ask")
+            await screen.until("Type what you want done")
+        assert b"Continue with" not in screen.seen  # nothing was said
+        async with open_screen(machine) as screen:
+            await screen.until("Ask")
+            screen.type("hello\r")
+            await screen.until("A real answer.")
+        (listed,) = json.loads((await machine.crow("sessions", "list", "--json")).out)
+        assert b"Type what you want done" not in screen.seen  # only the first time
+        assert f"Continue with crow -c, or crow -r {listed['id']}\r\n".encode() in screen.seen
+        for words in (["-c"], ["-r", listed["id"][:8]]):
+            async with open_screen(machine, *words) as screen:
+                await screen.until("A real answer.")
+                await screen.until("% of 33k")  # how full the context is
+        async with open_screen(machine, "-r") as screen:
+            await screen.until("Sessions")
+            screen.type("\r")
+            await screen.until("A real answer.")
+
+
+async def test_new_draws_a_line_and_keeps_the_mode(machine: "Machine"):
+    file = machine.project / "made.txt"
+    use: ScriptedCall = {
+        "name": "file_editor",
+        "arguments": {"command": "create", "path": str(file), "file_text": "x\n"},
+    }
+    async with ScriptedServer([Reply(tool_calls=[use]), Reply("Made.")]) as server:
+        machine.ask(server.url)
+        async with open_screen(machine) as screen:
+            await screen.until("Ask")
+            screen.type("\x1b[Z")
+            await screen.until("ccept edits")  # the screen has the first letter already
+            screen.type("/new\r")
+            await screen.until("── New session ─")
+            screen.type("make a file\r")
+            await screen.until("Made.")  # without a question
+    assert file.exists()
 
 
 async def test_command_that_the_user_edits_is_what_runs_and_what_is_recorded(machine: "Machine"):

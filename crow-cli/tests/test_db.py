@@ -48,8 +48,8 @@ async def test_path_is_printed_before_and_after_the_database_exists(machine: "Ma
 
 
 async def test_missing_database_is_reported_and_not_made(machine: "Machine"):
-    for command in ("info", "check"):
-        done = await machine.crow("db", command)
+    for command in (("db", "info"), ("db", "check"), ("sessions", "search", "a"), ("sessions", "fork", "a")):
+        done = await machine.crow(*command)
         assert (done.code, done.out) == (2, "")
         assert "Nothing has been stored yet" in done.err
     assert not (machine.home / "crow").exists()
@@ -461,3 +461,12 @@ async def test_history_of_an_earlier_version_is_read_on_a_read_only_disk(machine
     assert "pancakes" in out
     with closing(sqlite3.connect(machine.home / "crow" / "crow.db")) as connection, connection:
         assert connection.execute("SELECT version_num FROM alembic_version").fetchone() == ("0001",)
+
+
+@pytest.mark.parametrize("command", ["sessions", "calls", "audit", "prompts", "workflows", "eval"])
+async def test_lists_are_empty_before_anything_is_stored(machine: "Machine", command: str):
+    done = await machine.crow(command, "list")
+    assert (done.code, done.out) == (0, "")
+    assert done.err.startswith("Nothing has been stored yet")
+    done = await machine.crow(command, "list", "--json")
+    assert (done.code, done.out) == (0, "[]\n")

@@ -383,10 +383,6 @@ async def test_stored_text_does_not_control_the_terminal(machine: "Machine"):
         assert done.out or done.err
 
 
-def no_database(machine: "Machine") -> str:
-    return "is made with the first session"
-
-
 def no_file(machine: "Machine") -> str:
     database(machine).write_bytes(os.urandom(5000))
     return "is no SQLite database"
@@ -414,7 +410,7 @@ def database(machine: "Machine") -> Path:
     return file
 
 
-@pytest.mark.parametrize("break_", [no_database, no_file, foreign, wrong_setting, no_server])
+@pytest.mark.parametrize("break_", [no_file, foreign, wrong_setting, no_server])
 async def test_unreadable_database_is_one_sentence(machine: "Machine", break_: Callable[["Machine"], str]):
     words = break_(machine)
     tried = (("sessions", "list"), ("sessions", "search", "a"), ("sessions", "fork", "a"), ("calls", "list"))

@@ -81,7 +81,7 @@ FAULTS: dict[str, tuple[Spoil, str, str]] = {
     "unknown default": (lambda m: m.configure("model = 'b'\n" + MODEL), "settings", "names no [models.b]"),
     "unset variable": (lambda m: m.configure(MODEL + "api_key = '${NOPE}'\n"), "settings", "${NOPE}, which is not set"),
     "unknown model": (lambda m: (m.configure(MODEL), m.env.update(CROW_MODEL="b")), "settings", "CROW_MODEL=b is none"),
-    "bad address": (lambda m: m.configure(MODEL.replace("http://", "")), "settings", "is no web address"),
+    "bad address": (lambda m: m.configure(MODEL.replace("http://", "ftp://")), "settings", "is no web address"),
     "open folder": (open_folder, "folders", "can be written by other users"),
     "open keys": (open_keys, "folders", "chmod 600"),
     "a file in the way": (block_home, "folders", "is a file, where crow needs a folder"),

@@ -8,8 +8,11 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -190,6 +193,63 @@ async def test_on_a_terminal_numbers_choose_and_the_typed_key_is_not_shown(machi
         assert await process.wait() == 0, shown
     assert settings_of(machine)["model"] == "local"
     assert "crow uses scripted now" in shown
+
+
+class LockedEndpoint(BaseHTTPRequestHandler):
+    """An endpoint on this machine that refuses everything without its key."""
+
+    def do_GET(self) -> None:
+        self.reply({"data": [{"id": "locked"}]})
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        self.reply({"choices": [{"message": {"role": "assistant", "content": "Hi."}, "finish_reason": "stop"}]})
+
+    def reply(self, answer: dict[str, Any]) -> None:
+        opened = self.headers["authorization"] == f"Bearer {KEY}"
+        self.send_response(200 if opened and self.path.startswith("/v1/") else 401)
+        self.send_header("content-type", "application/json")
+        self.end_headers()
+        self.wfile.write(json.dumps(answer if opened else {"error": {"message": "no key"}}).encode())
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Print nothing."""
+
+
+@pytest.fixture
+def locked() -> Iterator[str]:
+    """The address, without its scheme, of an endpoint that needs a key."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), LockedEndpoint) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"127.0.0.1:{server.server_port}/v1"
+        server.shutdown()
+
+
+async def test_an_endpoint_on_this_machine_that_needs_a_key_is_given_one(
+    machine: "Machine", no_local_model: None, locked: str
+):
+    machine.env["TERM"] = "xterm"
+    answers = [("at another", b"1\r"), ("Its address", f"{locked}\r".encode())]
+    answers += [("which is not shown", f"{KEY}\r".encode()), ("Which model of", b"1\r"), ("Write this?", b"y\r")]
+    ours, theirs = pty.openpty()
+    process = await machine.start_on(theirs, "setup", "--store", "file")
+    shown = await asyncio.to_thread(answer, ours, answers)
+    assert await process.wait() == 0, shown
+    assert "asks for a key." in shown
+    assert settings_of(machine)["models"]["local"]["api_key"] == "${CROW_KEY_LOCAL}"
+    assert KEY not in shown
+
+
+async def test_where_nobody_can_be_asked_the_missing_key_is_named_with_its_option(machine: "Machine", locked: str):
+    done = await machine.crow("setup", "--base-url", locked, "--model", "locked", "--yes")
+    assert (done.code, list_files(machine)) == (2, {})
+    assert "asks for a key. Name the variable that holds it: --key-env NAME" in done.err
+
+
+async def test_an_endpoint_that_cannot_be_reached_is_told_once(machine: "Machine"):
+    done = await machine.crow("setup", "--base-url", "no.such.host.invalid", "--model", "m", "--yes")
+    assert done.code == 1
+    assert (done.out + done.err).count("cannot be reached") == 1, done.out
 
 
 def answer(terminal: int, answers: list[tuple[str, bytes]]) -> str:

@@ -73,10 +73,11 @@ async def test_model_can_undo_an_edit_of_an_earlier_process(talked: "Machine"):
     assert files(talked) == ["b.txt"]
 
 
-@pytest.mark.parametrize("stdin", ["n\n", "\n", ""])
-async def test_nothing_is_undone_without_confirmation(talked: "Machine", stdin: str):
+@pytest.mark.parametrize(("stdin", "said"), [("n\n", ""), ("\n", ""), ("", "To do this without a question: --yes\n")])
+async def test_nothing_is_undone_without_confirmation(talked: "Machine", stdin: str, said: str):
     undone = await talked.crow("undo", stdin=stdin)
     assert undone.code == 1
+    assert undone.err.endswith(said)
     assert "Traceback" not in undone.err
     assert files(talked) == ["a.txt", "b.txt"]
     assert (await talked.crow("run", "-c", "and?")).out == "make a.txt; make b.txt; and?\n"

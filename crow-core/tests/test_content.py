@@ -26,6 +26,7 @@ from crow_core.acp.schema import (
 from crow_core.app import Crow
 from crow_core.content import replay, to_user_message
 from crow_core.mcp.server import Server
+from crow_core.messages.message import Message
 from crow_core.models.chat_model import ChatModel
 from crow_core.models.quirks import Quirks
 from crow_core.testing import Editor, Reply, ScriptedModel, ScriptedServer, connect
@@ -327,3 +328,11 @@ async def test_a_title_is_one_line_without_control_characters(arguments: dict[st
 def test_the_fence_of_a_code_block_is_longer_than_any_fence_in_it(text: str, marks: str):
     marks = marks or "`" * (10**5 + 1)
     assert fence(text) == f"{marks}\n{text}\n{marks}"
+
+
+def test_a_client_that_shows_compactions_is_told_where_the_conversation_was_compacted():
+    marker: Message = {"crow": {"kind": "compaction", "id": "c1", "summary": "so far"}}
+    log: list[Message] = [{"role": "user", "content": "one"}, marker, {"role": "user", "content": "two"}]
+    shown = [type(update).__name__ for update in replay(log, "/", compactions=True)]
+    assert shown == ["UserMessageChunk", "CompactionUpdate", "UserMessageChunk"]
+    assert [type(update).__name__ for update in replay(log, "/")] == ["UserMessageChunk", "UserMessageChunk"]

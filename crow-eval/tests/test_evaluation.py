@@ -470,7 +470,9 @@ async def test_broken_task_is_named_with_file_and_key_before_anything_runs(
     assert done.code == 2
     assert sentence in done.err
     assert "Traceback" not in done.err
-    assert "Nothing has been stored yet" in (await machine.crow("eval", "list")).err
+    listed = await machine.crow("eval", "list")
+    assert (listed.code, listed.out) == (0, "")
+    assert "Nothing has been stored yet" in listed.err
 
 
 @pytest.mark.parametrize(

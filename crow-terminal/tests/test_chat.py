@@ -120,7 +120,7 @@ def test_enter_steers_alt_q_queues_and_esc_gives_back_what_was_not_taken(start: 
     screen.until("❯ draft")
     screen.type("\x1b")
     screen.until("Cancelled.")
-    screen.until("❯ nothing\nlater\ndraft")
+    screen.until("❯ nothing\n  later\n  draft")
     screen.type("\r")
     screen.until("You said: nothing")
 
@@ -305,7 +305,7 @@ def test_narrow_and_wide_terminals(start: "Start", columns: int):
     screen.answer("1")
     screen.until("Answer: yes")
     screen.type("/help\r")
-    screen.until(lambda: any("Commands" in line for line in screen.everything))
+    screen.until(lambda: any("Screen" in line for line in screen.everything))
 
 
 def test_no_color(start: "Start"):
@@ -325,11 +325,24 @@ def test_kill_9_leaves_a_usable_terminal(start: "Start"):
     screen.until("waiting")
     screen.process.send_signal(signal.SIGKILL)
     screen.process.wait()
-    while screen.read(0.1):
-        pass
+    screen.until(lambda: not screen.screen.cursor.hidden)
+    footer = next(n for n, line in enumerate(screen.text.split("\n")) if "small" in line)
+    assert (screen.screen.cursor.x, screen.screen.cursor.y) == (0, footer + 1)  # the shell goes on below the answer
     for sequence in (b"\x1b[?1049h", b"\x1b[?1000h", b"\x1b[?1006h", b"\x1b[>"):
         assert sequence not in screen.written
-    assert screen.written.count(b"\x1b[?2026h") == screen.written.count(b"\x1b[?2026l")
+    assert screen.written.count(b"\x1b[?2026h") + 1 == screen.written.count(b"\x1b[?2026l")  # every frame was whole
+
+
+@pytest.mark.parametrize("way", ["\x04", "\x03\x03"])
+def test_nothing_waits_for_the_end_of_a_terminal_that_was_left(start: "Start", way: str):
+    screen = start()
+    screen.until("small")
+    screen.type(way)
+    assert screen.wait() == 0
+    while screen.read(0.1):
+        pass
+    assert not screen.screen.cursor.hidden
+    assert "small" not in screen.text  # the frame is gone: no guard has kept it
 
 
 def test_sigterm_restores_the_terminal(start: "Start"):

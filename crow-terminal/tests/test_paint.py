@@ -20,7 +20,7 @@ from crow_core.acp.schema import (
 from crow_terminal.blocks import BlockRecord, Call, CommandOutput, Note, Plan, Proposal, UserPrompt, strip_fence
 from crow_terminal.markdown import CodeLines, MarkdownSplitter, Prose
 from crow_terminal.paint import Painter, compare, format_seconds
-from crow_terminal.printable_text import ESCAPES, clip, clip_start, escape, escape_output, measure
+from crow_terminal.printable_text import ESCAPES, clip, clip_start, escape, escape_output, hang, measure
 from crow_terminal.theme import THEMES, choose_theme
 from hypothesis import given
 from hypothesis import strategies as st
@@ -70,8 +70,40 @@ def test_code_keeps_its_lines_and_is_coloured_across_pieces():
     assert "\x1b[33mtwo" in whole[1]
     assert [line for piece in pieces for line in plain(piece)] == plain(whole)
     assert plain(whole) == [f"  {line}" for line in lines]
-    long = "x" * 500
-    assert plain(Painter(THEMES["dark"]).paint(CodeLines((long,), "python"), 40)) == [f"  {long}"]
+    assert plain(Painter(THEMES["dark"]).paint(CodeLines(("x" * 50,), "python"), 40)) == [
+        "  " + "x" * 38,
+        "  " + "x" * 12,
+    ]
+
+
+@pytest.mark.parametrize("theme", ["dark", "mono"])
+def test_wide_lines_of_code_and_diffs_are_broken_between_words_and_keep_their_indentation(theme: str):
+    painter = Painter(THEMES[theme])
+    code = "    return first_function(one, two) + second_function(three)"
+    assert plain(painter.paint_alone(CodeLines((code,), "python"), 44)) == [
+        "      return first_function(one, two) +",
+        "      second_function(three)",
+    ]
+    diff = DiffContent(path="a.py", old_text="", new_text=f"{code}\n")
+    call = ToolCall(tool_call_id="1", title="Edit a.py", status="completed", content=[diff])
+    assert plain(painter.paint_alone(Call(call), 44))[1:] == [
+        "  1 +     return first_function(one, two) +",
+        "          second_function(three)",
+    ]
+    assert plain(painter.paint_alone(UserPrompt("three little words here"), 16)) == ["❯ three little", "  words here"]
+    output = CommandOutput("x", "some words and averyveryverylongwordindeed\n", 0)
+    assert plain(painter.paint_alone(output, 20))[1:] == [
+        "  └ some words and",
+        "    averyveryverylon",
+        "    gwordindeed",
+    ]
+
+
+@given(st.text("ab é値🎉م", max_size=120), st.integers(4, 40))
+def test_broken_lines_fit_and_lose_nothing_but_blanks(line: str, width: int):
+    rows = hang(line, width)
+    assert "".join(rows).replace(" ", "") == line.replace(" ", "")
+    assert all(measure(row.rstrip()) <= max(width, 4) for row in rows)
 
 
 @given(st.sampled_from([20, 33, 80, 250]), st.text("aé値🎉 \n-*`|#>1.", max_size=200))

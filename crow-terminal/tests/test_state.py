@@ -1,5 +1,6 @@
 """Events become effects: the queue, cancelling, questions, lists."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,7 +33,8 @@ from crow_core.acp.schema import (
     UserMessageChunk,
 )
 from crow_terminal.blocks import CommandOutput, Note, UserPrompt
-from crow_terminal.completion import find_files
+from crow_terminal.command_menu import list_commands
+from crow_terminal.completion import ChatCompleter, find_files
 from crow_terminal.dialogs import ListDialog, TextDialog
 from crow_terminal.effects import (
     Cancel,
@@ -50,15 +52,20 @@ from crow_terminal.effects import (
     Withdraw,
 )
 from crow_terminal.export import to_markdown
-from crow_terminal.live import compose_above, compose_footer, compose_running
+from crow_terminal.first_run import is_first_run, make_card
+from crow_terminal.live import compose_above, compose_footer, compose_running, compose_spinner
 from crow_terminal.local_commands import find_command, find_local_commands
+from crow_terminal.markdown import Prose
 from crow_terminal.paint import Painter
 from crow_terminal.pickers import confirm_taking_back, offer_turns, pick_option, pick_session, pick_turn
 from crow_terminal.printable_text import measure
 from crow_terminal.prompt_content import find_images, make_prompt
+from crow_terminal.session_options import OfferedOptions, find_changes
 from crow_terminal.state import Abilities, State
 from crow_terminal.theme import THEMES
 from msgspec import UNSET
+from prompt_toolkit.completion import CompleteEvent
+from prompt_toolkit.document import Document
 
 END = PromptResponse(stop_reason="end_turn")
 
@@ -518,3 +525,126 @@ def test_an_export_is_markdown():
     assert to_markdown(blocks, "Title") == (
         "# Title\n\n---\n\n> Fix `it`\n\n# Done\n\n- a\n- b\n\n```py\nx\n```\n\n**ls**\n"
     )
+
+
+def test_a_new_session_gets_the_model_the_thinking_and_the_mode_of_the_one_before():
+    def option(category: str, current: str, *values: str) -> SelectConfigOption:
+        entries = [SelectEntry(value=each, name=each) for each in values]
+        return SelectConfigOption(id=category, name="", category=category, current_value=current, options=entries)
+
+    before = OfferedOptions(config=[option("mode", "plan", "ask", "plan"), option("model", "gone", "gone", "small")])
+    offered = [option("mode", "ask", "ask", "plan"), option("model", "small", "small"), option("other", "a", "a")]
+    assert find_changes(before, OfferedOptions(config=offered)) == [SetOption("mode", "plan")]
+    assert find_changes(OfferedOptions(), OfferedOptions(config=offered)) == []
+    assert find_changes(before, before) == []
+
+
+def test_any_other_key_makes_the_next_ctrl_c_the_first_again():
+    state = ready()
+    state.interrupt("", 1.0)
+    assert state.hint == "Ctrl-C again leaves."
+    state.disarm()
+    assert state.hint == ""
+    assert state.interrupt("", 1.2) == []
+    assert state.interrupt("", 1.4) == [Leave()]
+
+
+def test_the_cycling_key_reaches_no_mode_that_asks_nothing():
+    def cycle(*modes: str) -> list[str]:
+        entries = [SelectEntry(value=each, name=each) for each in modes]
+        mode = SelectConfigOption(id="mode", name="", category="mode", current_value=modes[0], options=entries)
+        options, seen = OfferedOptions(config=[mode]), list[str]()
+        for _ in modes:
+            for change in options.next_mode():
+                mode.current_value = str(change.value)
+                seen.append(mode.current_value)
+        return seen
+
+    assert cycle("ask", "accept-edits", "plan", "yolo") == ["accept-edits", "plan", "ask", "accept-edits"]
+    assert cycle("default", "bypassPermissions", "plan") == ["plan", "default", "plan"]
+    assert cycle("yolo", "ask") == ["ask"]
+    assert cycle("ask", "Full Access") == []
+
+
+def test_seconds_belong_to_what_runs_now_and_not_to_the_turn():
+    state = ready()
+    state.submit("go", 100.0)
+    assert "Working… 7s" in compose_spinner(state, 107.0, 80, THEMES["mono"])
+    state.receive(ToolCall(tool_call_id="1", title="make", status="in_progress"), 110.0)
+    assert compose_spinner(state, 130.0, 80, THEMES["mono"]).endswith(" Running… Esc stops")
+    state.receive(ToolCallUpdate(tool_call_id="1", status="completed"), 140.0)
+    assert "Working… 2s" in compose_spinner(state, 142.0, 80, THEMES["mono"])
+    state.stop(143.0)
+    assert compose_spinner(state, 150.0, 80, THEMES["mono"]).endswith("Stopping… 10s · Ctrl-C twice leaves")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("typed", "taken"),
+    [("see @my", 'see @"my notes.txt"'), ('see @"my no', 'see @"my notes.txt"'), ("@it's", '@"it\'s.txt"')],
+)
+async def test_file_with_blanks_in_its_name_is_completed_in_quotes(tmp_path: Path, typed: str, taken: str):
+    for name in ("my notes.txt", "it's.txt", "other.txt"):
+        (tmp_path / name).write_text("x")
+    completer, document = ChatCompleter(State(folder=str(tmp_path))), Document(typed)
+    found = [one async for one in completer.get_completions_async(document, CompleteEvent())]
+    assert typed[: len(typed) + found[0].start_position] + found[0].text == taken
+    content = make_prompt(taken, (), str(tmp_path), Abilities())
+    links = [block for block in content if isinstance(block, ResourceLinkBlock)]
+    assert [link.name for link in links] == [found[0].display_text[1:]]
+
+
+def offered(state: State, typed: str, *past: str) -> list[str]:
+    completer = ChatCompleter(state, lambda: past)
+    return [one.text.strip() for one in completer.complete_command(typed)]
+
+
+def test_commands_are_offered_in_groups_the_recent_ones_first_and_by_what_they_mean():
+    state = ready()
+    state.receive(AvailableCommandsUpdate(available_commands=[AvailableCommand(name="dance", description="x")]), 1.0)
+    groups = [one.group for one in list_commands(state)]
+    assert groups == ["Session"] * 2 + ["Results"] * 3 + ["Screen"] * 3 + ["crow"]
+    assert offered(state, "/")[:2] == ["/new", "/quit"]
+    assert offered(state, "/", "/theme dark", "hello", "/dance")[:3] == ["/dance", "/theme", "/new"]
+    assert offered(state, "/d") == ["/dance", "/details", "/diff"]
+    assert offered(state, "/d", "/diff")[0] == "/diff"
+    assert offered(state, "/colo") == ["/theme"]
+    assert offered(state, "/exi") == ["/quit"]
+    assert offered(state, "/nothing") == []
+    help, words = find_command(state, "/help") or pytest.fail("no command")
+    assert Show(Prose("**Session**\n\n- `/new` begin a new session\n- `/quit` leave")) in help.run(state, words)
+
+
+def test_what_a_command_takes_is_offered_and_can_be_typed():
+    entries = [SelectEntry(value=each, name=each.title()) for each in ("small", "large", "larger")]
+    model = SelectConfigOption(id="m", name="Model", category="model", current_value="small", options=entries)
+    state = ready()
+    state.open_session(None, [model], 1.0)
+    assert offered(state, "/model ") == ["small", "large", "larger"]
+    assert offered(state, "/model lar") == ["large", "larger"]
+    assert offered(state, "/theme l") == ["light"]
+    command, words = find_command(state, "/model large") or pytest.fail("no command")
+    assert command.run(state, words) == [SetOption("m", "large")]
+    assert command.run(state, "arge") == []
+    assert isinstance(state.dialog, ListDialog)
+    assert [row.value for row in state.dialog.found] == ["large", "larger"]
+
+
+def test_a_storm_of_questions_rings_once():
+    state = ready()
+    state.submit("go", 0.0)
+    rung = [effect for n in range(50) for effect in ask(state, id=n + 1, now=20.0 + n / 100)]
+    rung += [effect for n in range(50) for effect in state.withdraw(n + 1, 20.6 + n / 100)]
+    assert len([effect for effect in rung if isinstance(effect, Ring)]) == 1
+    assert any(isinstance(effect, Ring) for effect in ask(state, id=99, now=30.0))
+
+
+def test_the_card_of_the_first_run_has_five_lines_that_fit(tmp_path: Path):
+    file = tmp_path / "prompts.txt"
+    assert is_first_run(lambda: str(file))
+    assert not is_first_run(lambda: str(file))
+    assert not is_first_run(lambda: None)
+    for mode in ("ask", "accept-edits", "plan", "yolo", "other"):
+        option = SelectConfigOption(id="m", name="", category="mode", current_value=mode, options=[])
+        rows = Painter(THEMES["mono"]).paint(Prose(make_card(OfferedOptions(config=[option]))), 79)
+        assert len(rows) == 5, rows

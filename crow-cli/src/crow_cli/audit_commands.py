@@ -11,6 +11,7 @@ from crow_core.errors import StoreError
 from crow_core.text import escape_controls
 
 from crow_cli.console import AS_JSON, format_time, limit_option, print_json, print_note, print_table
+from crow_cli.menu import confirm
 from crow_cli.process import fail
 from crow_cli.storage import connect, open_database
 
@@ -70,8 +71,8 @@ def repair(yes: bool) -> None:
             print_note("The chain is not broken.")
             return
         click.echo(escape_controls("\n".join(faults)))
-        if not yes:
-            click.confirm("Add a record that says so, and go on from here?", abort=True, err=True)
+        if not yes and not confirm("Add a record that says so, and go on from here?", err=True):
+            sys.exit(1)
         repair(database)
     except StoreError as error:
         fail(escape_controls(str(error)))
@@ -91,7 +92,7 @@ def list_(session: str, limit: int, as_json: bool) -> None:
     """List decisions and the results of the tool calls, the latest first."""
     from crow_persistence.audit import list_decisions
 
-    with connect() as connection:
+    with connect(lists=True, as_json=as_json) as connection:
         rows = list_decisions(connection, session, limit)
     if as_json:
         for row in rows:

@@ -33,7 +33,7 @@ def list_(session: str | None, limit: int, as_json: bool) -> None:
     from crow_persistence.loader import find_session
     from crow_persistence.requests import list_model_calls
 
-    with connect() as connection:
+    with connect(lists=True, as_json=as_json) as connection:
         found = list_model_calls(connection, find_session(connection, session).number if session else None, limit)
     if as_json:
         print_json([to_json(call) for call in found])

@@ -13,6 +13,7 @@ from crow_core.errors import ConfigError, ModelError, StoreError
 from crow_cli.audit_commands import audit
 from crow_cli.calls_command import calls
 from crow_cli.client_config import CLIENTS, print_client_config
+from crow_cli.console import brings_prompts
 from crow_cli.db_commands import db
 from crow_cli.groups import AcpGroup, CrowGroup
 from crow_cli.mcp_commands import mcp
@@ -38,9 +39,13 @@ MODEL = click.option("-m", "--model", default="", help="A configured model, or t
 def cli(context: click.Context) -> None:
     """crow: a coding agent that speaks ACP to its client and MCP to its tools.
 
-    Without a command, opens a session in the terminal, as `crow chat` does.
+    Without a command, opens a session in the terminal, as `crow chat` does; -c continues the last one, -r any.
     """
     if context.invoked_subcommand is None:  # `__main__` has started a session, where a person is there
+        if brings_prompts():
+            from crow_cli.start_chat import chat
+
+            sys.exit(chat())
         click.echo(context.get_help())
         return
     try:
@@ -126,7 +131,15 @@ def serve(**options: Any) -> None:
 @click.option("--connect", "url", metavar="URL", default="", help="An agent at a ws:// or wss:// address.")
 @click.option("--token", default="", envvar="CROW_TOKEN", help="The token for --connect; $CROW_TOKEN by default.")
 @click.option("-c", "--continue", "go_on", is_flag=True, help="Continue the last session of this folder.")
-@click.option("-r", "--resume", metavar="ID", default="", help="Continue a session; the beginning of its id is enough.")
+@click.option(
+    "-r",
+    "--resume",
+    metavar="ID",
+    default="",
+    is_flag=False,
+    flag_value="?",
+    help="Continue a session; the beginning of its id is enough. Without ID, choose one of this folder.",
+)
 @click.option("--theme", type=click.Choice(["dark", "light", "vivid", "mono"]), help="The colours; $CROW_THEME.")
 @click.option("--plain", is_flag=True, help="Print whole lines only, for screen readers.")
 def chat(prompt: str, model: str, go_on: bool, resume: str, **options: Any) -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import datetime
@@ -103,6 +104,15 @@ def print_note(text: str) -> None:
 
 def is_terminal() -> bool:
     return sys.stdout.isatty()
+
+
+def brings_prompts() -> bool:
+    """Return whether standard input is a pipe or a file with prompts, or a terminal whose answers go elsewhere."""
+    try:
+        kind = os.fstat(sys.stdin.fileno()).st_mode
+    except (AttributeError, OSError, ValueError):  # there is none
+        return False
+    return stat.S_ISFIFO(kind) or stat.S_ISREG(kind) or stat.S_ISSOCK(kind) or sys.stdin.isatty()
 
 
 def remove_controls(text: str) -> str:

@@ -70,7 +70,7 @@ async def run_probe(examined: ExaminedModel, probe: Probe) -> ProbeResult:
     except ModelError as error:
         result = ProbeResult("no", str(error))
     examined.quirks = structs.replace(examined.quirks, **result.quirks)
-    notices = " ".join(dict.fromkeys(examined.notices))
+    notices = " ".join(notice for notice in dict.fromkeys(examined.notices) if notice not in result.sentence)
     if notices:
         verdict: Verdict = "partly" if result.verdict == "ok" else result.verdict
         result = replace(result, verdict=verdict, sentence=f"{result.sentence} Meanwhile: {notices}")

@@ -1,5 +1,6 @@
 """The command groups of `crow`: commands of other packages, and the list that `crow --help` shows."""
 
+import re
 from importlib.metadata import EntryPoint, entry_points
 
 import click
@@ -53,6 +54,10 @@ class PackageGroup(click.Group):
         return None
 
 
+CONTINUING = re.compile(r"-[cr]|--continue$|--resume(=|$)")
+"""An option of `crow chat` that `crow` alone takes, too."""
+
+
 class AcpGroup(PackageGroup):
     """The commands of `crow acp`."""
 
@@ -60,10 +65,11 @@ class AcpGroup(PackageGroup):
 
 
 class CrowGroup(PackageGroup):
-    """The commands of `crow`; `crow -p PROMPT` is `crow run PROMPT`."""
+    """The commands of `crow`; `crow -p PROMPT` is `crow run PROMPT`, `crow -c` and `-r` are those of `crow chat`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, to_run_arguments(args))
+        args = to_run_arguments(args)
+        return super().parse_args(ctx, ["chat", *args] if args and CONTINUING.match(args[0]) else args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Describe the everyday commands in sections, and name the others."""

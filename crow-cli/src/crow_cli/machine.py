@@ -19,10 +19,11 @@ from typing import Any, Literal
 
 import crow_system as system
 from crow_agent.settings.config import get_database_url, load_config, load_environment, load_project_config
+from crow_agent.settings.discovery import add_scheme
 from crow_agent.settings.home import Home
 from crow_agent.settings.login_path import lacks_login_path, read_login_path
 from crow_agent.settings.project_files import list_settings
-from crow_agent.settings.structs import Config, UnusableServer
+from crow_agent.settings.structs import Config, UnusableModel, UnusableServer
 from crow_agent.settings.trust import TrustedFolders
 from crow_core.errors import ConfigError, StoreError
 from crow_core.models.quirks import find_quirks
@@ -151,8 +152,11 @@ def check_settings(machine: CheckedMachine) -> Iterator[tuple[Verdict, str]]:
             f"CROW_MODEL={name} is none of the configured models: {', '.join(config.models)}. Unset it, or name one.",
         )
     for model, settings in config.models.items():
+        if isinstance(settings, UnusableModel):
+            yield "no", f"Model {model}: {settings.error}"
+            continue
         find_quirks(settings.base_url, settings.model, settings.quirks)
-        if not settings.base_url.startswith(("http://", "https://")):
+        if not add_scheme(settings.base_url).startswith(("http://", "https://")):
             yield (
                 "no",
                 f"{file}: models.{model}.base_url = {settings.base_url!r} is no web address. Begin it with http://.",

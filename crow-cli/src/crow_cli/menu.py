@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import click
 
-from crow_cli.console import escape_line
+from crow_cli.console import escape_line, print_note
 
 T = TypeVar("T")
 
@@ -18,6 +18,18 @@ MAX_MENU = 20
 def has_terminal() -> bool:
     """Test whether the user can be asked: standard input and standard output are a terminal."""
     return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def confirm(question: str, *, err: bool = False) -> bool:
+    """Ask a yes-or-no question. Print what to do if the input has no answer, as nobody sits there."""
+    try:
+        return click.confirm(question, err=err)
+    except click.Abort:
+        if sys.stdin.isatty():
+            raise
+    click.echo(err=True)
+    print_note("Nobody answered, and nothing was changed. To do this without a question: --yes")
+    return False
 
 
 def can_draw() -> bool:

@@ -178,7 +178,8 @@ async def probe_key_and_model(examined: ExaminedModel) -> ProbeResult:
     if not reply_text(model_call):
         return ProbeResult(
             "no",
-            f"The endpoint accepts the request, but the answer is empty (finish_reason {model_call.finish_reason!r}).",
+            f"The endpoint accepts the request, but the answer is empty (finish_reason {model_call.finish_reason!r}). "
+            "Try again, or choose another model.",
         )
     with_key = "accepts the key" if examined.api_key else "needs no key"
     return ProbeResult(

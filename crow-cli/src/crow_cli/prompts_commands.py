@@ -42,7 +42,7 @@ def list_(as_json: bool) -> None:
     """List all versions of all prompts that were used."""
     from crow_persistence.prompt_versions import list_versions
 
-    with connect() as connection:
+    with connect(lists=True, as_json=as_json) as connection:
         found = list_versions(connection)
     if as_json:
         print_json([to_json(version) for version in found])
@@ -108,7 +108,7 @@ def stats(name: str, as_json: bool) -> None:
     from crow_persistence.intervals import wilson
     from crow_persistence.prompt_versions import find_version, list_stats
 
-    with connect() as connection:
+    with connect(lists=not name, as_json=as_json) as connection:
         if name:
             find_version(connection, name)  # refuses an unknown name
         found = list_stats(connection, name)

@@ -25,6 +25,7 @@ from crow_cli.console import (
     shorten,
     shorten_path,
 )
+from crow_cli.menu import confirm
 from crow_cli.process import fail
 from crow_cli.storage import connect, open_database
 
@@ -74,7 +75,7 @@ def list_(everywhere: bool, agents: bool, limit: int, as_json: bool) -> None:
     """List the sessions of this folder, the latest first."""
     from crow_persistence.loader import list_sessions
 
-    with connect() as connection:
+    with connect(lists=True, as_json=as_json) as connection:
         page = list_sessions(connection, "" if everywhere else os.getcwd(), "", limit, agents=agents)
     if as_json:
         print_json([{name: getattr(one, name) for name in one.__dataclass_fields__} for one in page.sessions])
@@ -383,7 +384,8 @@ def delete(ids: tuple[str, ...], yes: bool) -> None:
         rows = list({row.id: row for row in (find_session(connection, id) for id in ids)}.values())
     if not yes:
         print_table(TABLE_HEADS, [(row.id[:8], format_time(row.updated), row.title or UNTITLED) for row in rows])
-        click.confirm("Delete for good?", abort=True, err=True)
+        if not confirm("Delete for good?", err=True):
+            sys.exit(1)
     for row in rows:
         with connect(write=True) as connection:
             forks.delete(connection, row.id)

@@ -14,13 +14,13 @@ from typing import Any, Literal, NoReturn
 
 import click
 from crow_agent.settings.config import load_environment
-from crow_agent.settings.discovery import LOCAL_SERVERS, list_local_models, to_chat_model
+from crow_agent.settings.discovery import LOCAL_SERVERS, add_scheme, list_local_models, to_chat_model
 from crow_agent.settings.home import Home
 from crow_agent.settings.structs import ModelSettings
 from crow_core.errors import ConfigError
 from crow_core.masking import find_secrets, mask
 from crow_core.models.endpoint import is_local, to_display_url
-from crow_core.models.listing import list_models
+from crow_core.models.listing import asks_for_key, list_models
 from crow_core.text import escape_controls
 
 from crow_cli.console import escape_line, print_diff, print_note, shorten_path
@@ -109,6 +109,12 @@ class Setup:
         provider = self.find_provider()
         key = self.find_key(provider)
         provider = self.list_models(provider, key)
+        if not (key.value or provider.models) and asyncio.run(asks_for_key(provider.base_url)):
+            click.echo(escape_line(f"{provider.title} asks for a key."))
+            key = self.ask_for_key(provider)
+            provider = self.list_models(provider, key)
+        if not provider.models:
+            self.print_advice(provider)
         model = self.model or self.choose_model(provider)
         name = self.name or provider.id
         works = self.no_test or self.test(provider, model, key)
@@ -122,7 +128,7 @@ class Setup:
         """Return the provider that the options name, or let the user choose. Raises ConfigError."""
         known = read_providers()
         if self.base_url:
-            url = self.base_url if "://" in self.base_url else f"http://{self.base_url}"
+            url = add_scheme(self.base_url)
             same = next((one for one in known if one.base_url.rstrip("/") == url.rstrip("/")), None)
             return same or Provider(make_id(url), to_display_url(url), url)
         if self.wanted:
@@ -189,16 +195,23 @@ class Setup:
                 return Key(self.env[provider.key], f"${{{provider.key}}}")
         if provider.page:
             click.echo(f"Keys are issued at {provider.page}")
-        optional = "" if provider.key else " (empty for none)"
+        return self.ask_for_key(provider, optional=not provider.key)
+
+    def ask_for_key(self, provider: Provider, *, optional: bool = False) -> Key:
+        """Let the user type a key, or none if it is `optional`. Raises ConfigError where nobody can be asked."""
+        if not self.interactive:
+            raise ConfigError(
+                f"{provider.title} asks for a key. Name the variable that holds it: --key-env NAME, or use --key-stdin."
+            )
         while True:
             typed = click.prompt(
-                f"Key for {provider.title}{optional}, which is not shown",
+                f"Key for {provider.title}{' (empty for none)' if optional else ''}, which is not shown",
                 hide_input=True,
                 default="",
                 show_default=False,
                 err=False,
             )
-            if not typed.strip() and not provider.key:
+            if optional and not typed.strip():
                 return Key()
             try:
                 return self.place_key(provider, check_key(typed))
@@ -222,12 +235,15 @@ class Setup:
         for url in urls:
             if names := asyncio.run(list_models(url, key.value)):
                 return replace(provider, base_url=url, models=tuple(names))
+        return provider
+
+    def print_advice(self, provider: Provider) -> None:
+        """Say what may be wrong with a server that lists no models."""
         title, url = provider.title, to_display_url(provider.base_url)
         if title in ADVICE:
             print_note(f"{title} does not answer at {url}, or has no model. {ADVICE[title]}")
         elif not self.model:
             print_note(f"{url} lists no models: it may not answer, refuse the key, or have no list.")
-        return provider
 
     def choose_model(self, provider: Provider) -> str:
         """Let the user choose a model; without a terminal, take the only one. Raises ConfigError."""

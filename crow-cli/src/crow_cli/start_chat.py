@@ -3,6 +3,7 @@
 import gc
 import logging
 import os
+import shlex
 import sys
 from pathlib import Path
 
@@ -10,6 +11,10 @@ from crow_terminal.agent_connections import AgentAddress, NoAgent, parse_command
 
 CROW = (sys.executable, "-m", "crow_cli", "acp", "--unstable")
 """The command of crow as an agent: a process of its own, so that the screen is there before it."""
+
+
+CHOOSE = "?"
+"""Stands for the id of a session that the user chooses."""
 
 
 def is_interactive() -> bool:
@@ -33,7 +38,7 @@ def chat(
     """Run the interactive terminal and return the exit code.
 
     `agent` is the command of another agent, `url` the address of one. `resume` is the id of a session to load, for crow
-    its beginning; `last` loads the last session of the folder.
+    its beginning, or CHOOSE; `last` loads the last session of the folder.
     """
     folder = str(Path(cwd).expanduser().resolve())
     try:
@@ -43,7 +48,7 @@ def chat(
             chosen = parse_command(agent)
         else:
             chosen = AgentAddress("crow", (*CROW, *(("-m", model) if model else ())))
-            resume = resume and find_session(resume, folder)
+            resume = find_session(resume, folder) if resume not in ("", CHOOSE) else resume
     except NoAgent as error:
         from crow_cli.process import fail  # not above: it loads Click, and the screen waits for this module
 
@@ -53,11 +58,30 @@ def chat(
     if plain or not is_interactive() or os.environ.get("TERM", "dumb") in ("dumb", ""):
         from crow_terminal.plain import run_plain
 
+        if resume == CHOOSE:
+            from crow_cli.process import fail
+
+            fail("-r takes the id of a session here: `crow sessions list` shows them.")
         gc.enable()
         return run_plain(chosen, folder, resume=resume, prompt=prompt)
     from crow_terminal.chat import Settings, run
 
-    return run(Settings(chosen, folder, theme, find_history, resume, last, prompt))
+    words = ["crow", *([] if not (url or agent or cwd != ".") else ["chat"])]
+    words += [word for option, value in (("--agent", agent), ("--connect", url)) if value for word in (option, value)]
+    words += ["--cwd", folder] if cwd != "." else []
+    return run(
+        Settings(
+            chosen,
+            folder,
+            theme,
+            find_history,
+            resume.removeprefix(CHOOSE),
+            last,
+            prompt,
+            shlex.join(words),
+            resume == CHOOSE,
+        )
+    )
 
 
 def find_session(prefix: str, folder: str) -> str:

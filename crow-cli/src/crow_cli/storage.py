@@ -1,16 +1,17 @@
 """Open the database for the commands that read or change stored sessions."""
 
 import os
+import sys
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from crow_agent.settings.config import get_database_url, load_config
 from crow_agent.settings.home import Home
 from crow_core.errors import ConfigError, StoreError
 from crow_core.text import escape_controls
 
-from crow_cli.console import print_note
+from crow_cli.console import print_json, print_note
 from crow_cli.process import fail
 
 if TYPE_CHECKING:
@@ -18,8 +19,12 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
 
+class NothingStored(StoreError):
+    """The database does not exist yet."""
+
+
 def open_database(env: Mapping[str, str]) -> "Database":
-    """Open the database that the user's settings name. Raises StoreError, also when it does not exist yet."""
+    """Open the database that the user's settings name. Raises StoreError; NothingStored if it does not exist yet."""
     from crow_persistence.database import Database  # imports SQLAlchemy, which is slow to load
 
     home = Home.find(env)
@@ -28,7 +33,7 @@ def open_database(env: Mapping[str, str]) -> "Database":
     except ConfigError as error:
         raise StoreError(str(error)) from error
     if database.file and not database.file.exists():
-        raise StoreError(f"Nothing has been stored yet: {database.file} is made with the first session.")
+        raise NothingStored(f"Nothing has been stored yet: {database.file} is made with the first session.")
     return database
 
 
@@ -48,11 +53,24 @@ def find_session_to_continue(env: Mapping[str, str], prefix: str, cwd: str) -> s
 
 
 @contextmanager
-def connect(*, write: bool = False) -> "Generator[Connection]":
-    """Open a connection for reading, or a transaction for writing. On a StoreError, print it and exit with code 2."""
+def connect(*, write: bool = False, lists: bool = False, as_json: bool = False) -> "Generator[Connection]":
+    """Open a connection for reading, or a transaction for writing. On a StoreError, print it and exit with code 2.
+
+    A command that `lists` exits with code 0 if nothing is stored yet: its list is empty, also `as_json`.
+    """
     try:
         database = open_database(os.environ)
         with database.begin_write() if write else database.begin_read() as connection:
             yield connection
     except StoreError as error:
+        if lists and isinstance(error, NothingStored):
+            end_with_empty_list(str(error), as_json=as_json)
         fail(escape_controls(str(error)))
+
+
+def end_with_empty_list(sentence: str, *, as_json: bool) -> NoReturn:
+    """Print an empty list and a sentence that says why, and exit with code 0."""
+    if as_json:
+        print_json([])
+    print_note(sentence)
+    sys.exit(0)

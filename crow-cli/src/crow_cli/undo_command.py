@@ -12,6 +12,7 @@ from crow_core.text import escape_controls
 from msgspec import Struct
 
 from crow_cli.console import print_note
+from crow_cli.menu import confirm
 from crow_cli.process import fail, run_to_end
 from crow_cli.storage import connect
 
@@ -78,7 +79,7 @@ async def undo_turns(stored: "Summary", turns: int, keep: bool, yes: bool) -> in
         if session.log.damage:
             print_note(escape_controls(session.log.damage))
         click.echo(escape_controls(str(plan_undo(session.log, turns, keep=keep))))
-        if not yes and not click.confirm("\nUndo this?"):
+        if not yes and not confirm("\nUndo this?"):
             return 1
         click.echo(escape_controls(await take_back(session, turns, keep=keep)))
     except UndoError as error:

@@ -12,6 +12,7 @@ from crow_core.text import escape_controls
 
 from crow_cli.console import AS_JSON, escape_line, limit_option, print_json, print_note, print_table, shorten
 from crow_cli.process import fail, run_to_end
+from crow_cli.storage import end_with_empty_list
 
 if TYPE_CHECKING:
     from crow_agent.workflows import WaitingApproval, WorkflowStatus, WorkflowStep
@@ -69,7 +70,7 @@ def list_(states: tuple[str, ...], only_waiting: bool, limit: int, as_json: bool
     async def read() -> "tuple[list[WorkflowStatus], list[WaitingApproval]]":
         return await list_workflows(states=states, limit=None if only_waiting else limit), await list_asked()
 
-    found, waiting = run_here(read)
+    found, waiting = run_here(read, lists=True, as_json=as_json)
     asked = {each.workflow_id for each in waiting if each.answer is None}
     answered = {each.workflow_id for each in waiting} - asked
     found = [each for each in found if each.id in asked or not only_waiting][:limit]
@@ -236,8 +237,11 @@ def fork(workflow: str, step: int | None, new_id: str, version: str) -> None:
     click.echo(escape_controls(handle.id))
 
 
-def run_here(function: Callable[[], Awaitable[T]]) -> T:
-    """Run a function of the workflows' library; print its error as a message and exit."""
+def run_here(function: Callable[[], Awaitable[T]], *, lists: bool = False, as_json: bool = False) -> T:
+    """Run a function of the workflows' library; print its error as a message and exit.
+
+    A command that `lists` exits with code 0 before the first workflow: its list is empty, also `as_json`.
+    """
     from crow_agent.workflows import WorkflowError
     from sqlalchemy.exc import DBAPIError
 
@@ -250,7 +254,10 @@ def run_here(function: Callable[[], Awaitable[T]]) -> T:
         fail(str(error))
     except DBAPIError as error:
         if "workflow_status" in str(error.orig):
-            fail("nothing has been stored yet: the tables are made with the first workflow.")
+            sentence = "Nothing has been stored yet: the tables are made with the first workflow."
+            if lists:
+                end_with_empty_list(sentence, as_json=as_json)
+            fail(sentence)
         fail(f"the database of the workflows does not answer: {' '.join(str(error.orig).split())}.")
     except ModuleNotFoundError as error:
         fail(f"durable workflows need a library ({error}). Install crow-agent[workflows] where crow is installed.")

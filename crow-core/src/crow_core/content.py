@@ -23,6 +23,7 @@ from crow_core.acp.schema import (
     AgentThoughtChunk,
     AudioBlock,
     BlockContent,
+    CompactionUpdate,
     ContentBlock,
     DiffContent,
     ImageBlock,
@@ -47,6 +48,7 @@ from crow_core.messages.message import (
     Message,
     answer_tool_call,
     join_content,
+    marker_kind,
     parse_arguments,
     to_parts,
 )
@@ -347,8 +349,11 @@ def to_result(message: Message) -> ToolResult:
     return ToolResult(blocks, bool(notes.get("failed")), meta)
 
 
-def replay(log: Sequence[Message], cwd: str) -> Iterator[SessionUpdate]:
-    """Convert a log to the updates that show a client the conversation, with each tool call in its last state."""
+def replay(log: Sequence[Message], cwd: str, *, compactions: bool = False) -> Iterator[SessionUpdate]:
+    """Convert a log to the updates that show a client the conversation, with each tool call in its last state.
+
+    `compactions` tells where the conversation was compacted, which few clients show.
+    """
     entries = drop_rewound(log)
     answers = {entry.get("tool_call_id"): entry for entry in entries if entry.get("role") == "tool"}
     for entry in entries:
@@ -375,6 +380,8 @@ def replay(log: Sequence[Message], cwd: str) -> Iterator[SessionUpdate]:
                     yield to_update(to_result(message), tool_call)
                     if (plan := message.get("crow", {}).get("plan")) is not None:
                         yield PlanUpdate(entries=convert_leniently(plan, list[PlanEntry]))
+            case _ if compactions and marker_kind(entry) == "compaction":
+                yield CompactionUpdate(compaction_id=str(id), status="completed")
             case _:
                 pass
 

@@ -27,7 +27,10 @@ def empty_replies(crow: Crow) -> None:
         if stop_reason != "end_turn" or not session.state[EMPTY]:
             return None
         if session.state[EMPTY] > 1:
-            raise ModelError(f"The model {session.model.name!r} answered nothing, twice.")
+            name = session.model.name
+            raise ModelError(
+                f"The model {name!r} answered nothing, twice. Ask again, or choose another: /model, or -m."
+            )
         return {"role": "user", "content": REQUEST, "crow": {"hidden": True}}
 
     @crow.turn_end

@@ -70,7 +70,7 @@ class Note(Struct, frozen=True):
 
     text: str
     severity: str = "info"
-    """`info`, `warning` or `error`; `done` for the line that ends a turn."""
+    """`info`, `warning` or `error`; `done` for the line that ends a turn, `rule` for a line across the terminal."""
 
 
 class CommandOutput(Struct, frozen=True):

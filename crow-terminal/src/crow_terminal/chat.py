@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import os
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
@@ -32,13 +33,16 @@ from crow_terminal.chat_client import ChatClient, Question
 from crow_terminal.completion import ChatCompleter
 from crow_terminal.dialogs import ListDialog, TextDialog
 from crow_terminal.effects import Effect
+from crow_terminal.first_run import is_first_run, make_card
 from crow_terminal.key_bindings import make_bindings
 from crow_terminal.live import compose_above, compose_footer, compose_menu
 from crow_terminal.local_commands import find_command
+from crow_terminal.markdown import Prose
 from crow_terminal.paint import Painter
-from crow_terminal.pickers import confirm_taking_back, offer_turns, pick_option, pick_session
+from crow_terminal.pickers import confirm_taking_back, offer_turns, pick_option, pick_prompt, pick_session
 from crow_terminal.printable_text import clip, clip_ansi, escape_line
 from crow_terminal.prompt_content import MAX_IMAGE_BYTES, find_large_images, find_pasted_image, make_prompt
+from crow_terminal.session_options import OfferedOptions, find_changes
 from crow_terminal.state import State
 from crow_terminal.terminal import Terminal, restore
 from crow_terminal.theme import choose_theme
@@ -72,6 +76,10 @@ class Settings(Struct, frozen=True):
     """Whether to load the last session of the folder, if there is one."""
     prompt: str = ""
     """A prompt to begin with."""
+    command: str = ""
+    """The command that opens this terminal; it takes `-c` and `-r ID`. Empty for none."""
+    choose: bool = False
+    """Whether the user chooses one of the stored sessions first."""
 
 
 class Chat:
@@ -83,11 +91,18 @@ class Chat:
         self.painter = Painter(choose_theme(settings.theme, os.environ))
         self.client: ChatClient | None = None
         self.session_id = ""
+        self._is_used = False
+        """Whether something was said in the session."""
+        self._choose = settings.choose
+        self._is_first = settings.history if settings.agent.name == "crow" else None
+        """Finds the file whose absence says that this is the first run; None after that was asked."""
         self.pastes: dict[str, str] = {}
         """The long pastes, and the paths of images, by the words that stand for them in the editor."""
         self.images: dict[str, ImageBlock] = {}
         """The images from the clipboard by the words that stand for them, also in prompts that were sent."""
         self._image_count = 0
+        self._is_interrupting = False
+        """Whether the key that is being handled is Ctrl-C."""
         self.shown: list[Block] = []
         """Every block, for the export."""
         self._pending: deque[tuple[Block, bool]] = deque()
@@ -99,7 +114,7 @@ class Chat:
         self._draft: str | None = None
         """The text of the editor while the user writes an answer there."""
         self._tail: tuple[Any, int, list[str]] = (None, 0, [])
-        self.completer = ChatCompleter(self.state)
+        self.completer = ChatCompleter(self.state, lambda: self.terminal.editor.history.get_strings())
         self.terminal = Terminal(
             above=self.compose_above,
             below=self.compose_below,
@@ -111,6 +126,7 @@ class Chat:
             completer=self.completer,
             history=settings.history,
             no_color=bool(os.environ.get("NO_COLOR")),
+            end_key=self.end_key,
         )
 
     async def run(self) -> int:
@@ -123,7 +139,16 @@ class Chat:
         finally:
             restore()
             await self.close()
+            sys.stdout.write(self.describe_continuation())
         return 0
+
+    def describe_continuation(self) -> str:
+        """Make the line that says how to continue the session; nothing if that is not possible."""
+        command, can = self.settings.command, self.state.abilities
+        if not (command and self._is_used and can.loads):
+            return ""
+        last = f"{command} -c, or " if can.lists else ""
+        return f"Continue with {last}{command} -r {self.session_id}\n"
 
     def start(self) -> None:
         """Start the agent, now that the first frame is shown."""
@@ -201,7 +226,14 @@ class Chat:
         if not is_entry and self._draft is not None:
             self.terminal.set_text(self._draft)
             self._draft = None
+        self.terminal.set_title(self.make_title())
         self.terminal.update()
+
+    def make_title(self) -> str:
+        """Make the title of the window: whether the agent asks, and what the session is about, or where."""
+        state = self.state
+        mark = "? " if state.asked else "… " if state.phase == "working" else ""
+        return f"{mark}{state.title or os.path.basename(state.folder)} · {state.agent}"
 
     def _perform(self, effect: Effect) -> None:
         match effect:
@@ -224,8 +256,9 @@ class Chat:
                 self.terminal.exit()
             case effects.Edit(text=text, keep=keep):
                 self._edit(text, keep)
-            case effects.SetOption(id=id, value=value):
-                self._start(self._set_option(id, value))
+            case effects.SetOption():
+                if self.client:
+                    self._start(self._set_option(self.client, self.state.options, effect))
             case effects.Open(session=session, again=again):
                 self._open(self.session_id if again else session, again=again)
             case effects.ListSessions():
@@ -274,7 +307,8 @@ class Chat:
         if before:
             before.cancel()
             await asyncio.wait([before])
-            self.perform(self.state.leave_session(again=again and bool(session)))
+            name = f"Session {escape_line(session)[:8]}" if session else "New session"
+            self.perform(self.state.leave_session(name, again=again and bool(session)))
         try:
             link = await connect(self.settings.agent, self.settings.cwd)
         except NoAgent as error:
@@ -324,7 +358,20 @@ class Chat:
         if not session:
             loaded = await client.new_session(cwd)
             self.session_id = loaded.session_id
-        self.perform(self.state.open_session(loaded.modes or None, loaded.config_options or [], time.monotonic()))
+        options = OfferedOptions(loaded.modes or None, loaded.config_options or [])
+        for change in [] if session else find_changes(self.state.options, options):
+            try:
+                await self._set_option(client, options, change)
+            except RpcError as error:  # the session has its own default then
+                self.perform(self.state.remark(client.describe_error(error), "error"))
+        self._is_used = bool(session)
+        if self._is_first and await asyncio.to_thread(is_first_run, self._is_first):
+            self.perform([effects.Show(Prose(make_card(options)))])
+        self._is_first = None
+        self.perform(self.state.open_session(options.modes, options.config, time.monotonic()))
+        if self._choose:
+            self._choose = False
+            self._start(self._list_sessions())
 
     def _receive(self, notification: SessionNotification) -> None:
         if notification.session_id == self.session_id or not self.session_id:
@@ -342,6 +389,7 @@ class Chat:
         client = self.client
         if client is None:
             return
+        self._is_used = True
         blocks = await self._make_prompt(text, outputs)
         try:
             response = await client.prompt(self.session_id, blocks)
@@ -382,17 +430,16 @@ class Chat:
         if self.client:
             await self.client.cancel(self.session_id)
 
-    async def _set_option(self, id: str, value: str | bool) -> None:
-        if not (client := self.client):
-            return
+    async def _set_option(self, client: ChatClient, options: OfferedOptions, change: effects.SetOption) -> None:
+        id, value = change.id, change.value
         if not id:
             await client.set_mode(self.session_id, str(value))
-            self.state.options.set_mode(str(value))
+            options.set_mode(str(value))
         else:
             kind = "boolean" if isinstance(value, bool) else UNSET
             request = SetSessionConfigOptionRequest(session_id=self.session_id, config_id=id, value=value, type=kind)
             answer = await client.request("session/set_config_option", request)
-            self.state.options.config = answer.config_options
+            options.config = answer.config_options
         self.terminal.update()
 
     async def _list_sessions(self) -> None:
@@ -538,6 +585,7 @@ class Chat:
             self.perform(self.state.stop(time.monotonic()))
 
     def interrupt(self) -> None:
+        self._is_interrupting = True
         self.perform(self.state.interrupt(self.terminal.editor.text, time.monotonic()))
 
     def end_input(self) -> None:
@@ -559,6 +607,15 @@ class Chat:
 
     def pick_model(self) -> None:
         self.perform(pick_option(self.state, "model"))
+
+    def search_history(self) -> None:
+        self.perform(pick_prompt(self.state, self.terminal.editor.history.get_strings()))
+
+    def end_key(self) -> None:
+        """Note that a key was handled: any but Ctrl-C makes the next Ctrl-C the first again."""
+        if not self._is_interrupting:
+            self.state.disarm()
+        self._is_interrupting = False
 
     def paste(self, text: str) -> None:
         """Insert a paste; a long one, or the path of an image, as words that stand for it."""

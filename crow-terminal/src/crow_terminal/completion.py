@@ -4,16 +4,16 @@ import asyncio
 import os
 import re
 import subprocess
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import suppress
 
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
 
-from crow_terminal.local_commands import find_agent_commands, find_local_commands
+from crow_terminal.command_menu import list_commands, list_values, rank_commands
 from crow_terminal.state import State
 
-MENTION = re.compile(r"(?:^|(?<=\s))@([^\s@]*)$")
+MENTION = re.compile(r"""(?:^|(?<=\s))@(?:"([^"\n]*)|'([^'\n]*)|((?:[^\s@"'][^\s@]*)?))$""")
 MAX_FILES = 50_000
 """Files that are listed."""
 MAX_SHOWN = 50
@@ -74,11 +74,19 @@ def find_files(files: Sequence[str], words: str) -> list[str]:
     return [name for _, _, name in sorted(ranked)[:MAX_SHOWN]]
 
 
+def quote_name(name: str) -> str:
+    """Put quotes around the name of a file that would end too early without, such as one with blanks."""
+    if re.fullmatch(r"[^\s\"'`@]+", name):
+        return name
+    return f"'{name}'" if '"' in name else f'"{name}"'
+
+
 class ChatCompleter(Completer):
     """Completes commands at the start, and files anywhere."""
 
-    def __init__(self, state: State) -> None:
-        self._state = state
+    def __init__(self, state: State, get_past: Callable[[], Sequence[str]] = tuple[str]) -> None:
+        """`get_past` returns the earlier prompts, oldest first."""
+        self._state, self._get_past = state, get_past
         self._files: list[str] = []
         self._folder = ""
         self._listed = -FRESH
@@ -95,32 +103,37 @@ class ChatCompleter(Completer):
             yield completion
         if found := MENTION.search(document.text_before_cursor):
             files = await self.get_files()
-            names = await asyncio.to_thread(find_files, files, found[1])
-            for name in names:
-                yield Completion(f"@{name}", -len(found[0].lstrip()))
+            typed = next((group for group in found.groups() if group is not None), "")
+            for name in await asyncio.to_thread(find_files, files, typed):
+                yield Completion(f"@{quote_name(name)}", -len(found[0].lstrip()), display=f"@{name}")
 
     def complete_command(self, text: str) -> Iterable[Completion]:
-        """Complete the name of a command, or show what it takes."""
-        typed, space, _ = text[1:].partition(" ")
-        ours = [(one.name, one.description, one.hint) for one in find_local_commands(self._state)]
-        theirs = [
-            (one.name, one.description, one.input.hint if one.input else "") for one in find_agent_commands(self._state)
-        ]
-        commands = sorted([*ours, *theirs])
+        """Complete the name of a command, or what it takes."""
+        typed, space, words = text[1:].partition(" ")
         if space:
-            for name, description, hint in commands:
-                if name == typed and hint and text.endswith(" ") and text.count(" ") == 1:
-                    yield Completion("", 0, display=f"{hint}", display_meta=description)
+            yield from self.complete_argument(typed, words)
             return
-        begin = [each for each in commands if each[0].startswith(typed)]
-        inside = [each for each in commands if typed in each[0] and each not in begin]
-        for name, description, hint in [*begin, *inside]:
+        for one in rank_commands(self._state, typed, self._get_past()):
             yield Completion(
-                f"/{name} " if hint else f"/{name}",
+                f"/{one.name} " if one.hint else f"/{one.name}",
                 -len(text),
-                display=f"/{name}" + (f" {hint}" if hint else ""),
-                display_meta=description,
+                display=f"/{one.name}" + (f" {one.hint}" if one.hint else ""),
+                display_meta=one.description if typed else f"{one.group} · {one.description}",
             )
+
+    def complete_argument(self, name: str, words: str) -> Iterable[Completion]:
+        """Complete the values that a command takes; for any other, show what it takes."""
+        command = next((one for one in list_commands(self._state) if one.name == name), None)
+        if command is None or " " in words:
+            return
+        rows = list_values(self._state, command)
+        for row in rows:
+            value = str(row.value)
+            if words.lower() in f"{value} {row.label}".lower() and not re.search(r"\s", value):
+                label = f"{row.label} " if row.label != value else ""
+                yield Completion(value, -len(words), display=value, display_meta=f"{label}{row.detail}".strip())
+        if command.hint and not (rows or words):
+            yield Completion("", 0, display=command.hint, display_meta=command.description)
 
     async def get_files(self) -> list[str]:
         """Return the files of the session's folder, listed anew from time to time, in a thread."""

@@ -41,7 +41,7 @@ def compose_above(state: State, now: float, width: int, height: int, theme: Them
     if state.busy and not state.asked:
         lines.append(compose_spinner(state, now, width, theme))
     if state.phase == "starting":
-        lines.append(theme.style("dim", clip(f"Starting {state.agent}…", width)))
+        lines.append(theme.style("dim", clip(f"Starting {state.agent}… Ctrl-C twice leaves", width)))
     if isinstance(dialog, ListDialog):
         lines += compose_choice(dialog, width, max(3, min(MENU_ROWS, height // 2)), theme)
     elif isinstance(dialog, TextDialog):
@@ -102,10 +102,13 @@ def shorten_plan(lines: list[str], theme: Theme) -> list[str]:
 
 def compose_spinner(state: State, now: float, width: int, theme: Theme) -> str:
     picture = SPINNER[int(now / SPINNER_STEP) % len(SPINNER)]
-    what = "Stopping" if state.cancelled else "Running" if state.command or state.transcript.running else "Working"
-    seconds = now - state.since
+    runs = state.command or state.transcript.running
+    what = "Stopping" if state.cancelled else "Running" if runs else "Working"
+    seconds = now - (state.since if state.command else state.step_since)
     passed = f"{int(seconds)}s" if seconds < 60 else format_seconds(seconds)
-    text = clip(f" {what}… {passed} · Esc stops", width - 1)
+    shown = [] if state.transcript.running and not state.command else [passed]  # each tool call has its own
+    end = "Ctrl-C twice leaves" if state.cancelled else "Esc stops"
+    text = clip(f" {what}… {' · '.join([*shown, end])}", width - 1)
     return theme.style("accent", picture) + theme.style("dim", text)
 
 

@@ -10,13 +10,15 @@ from crow_terminal.dialogs import Row
 from crow_terminal.effects import Copy, Effect, ExportSession, Fold, Leave, ListSessions, Open, SetTheme, Show
 from crow_terminal.markdown import Prose
 from crow_terminal.pickers import pick_any_option, pick_mode, pick_option, pick_turn
+from crow_terminal.printable_text import escape_line
 from crow_terminal.state import State
 from crow_terminal.theme import THEMES
 
 HELP = """\
 **Keys**
 
-- Enter sends; Alt-Enter or Ctrl-J begins a new line; ↑ ↓ bring back earlier prompts; Ctrl-G opens your editor
+- Enter sends; Alt-Enter or Ctrl-J begins a new line; Ctrl-G opens your editor
+- ↑ ↓ bring back earlier prompts, Ctrl-R searches them
 {working}
 - Ctrl-O shows what was folded, Ctrl-T hides thoughts, Shift-Tab changes the mode, Alt-M the model
 - Ctrl-V pastes an image, and so does the path of one
@@ -43,13 +45,29 @@ class LocalCommand(Struct, frozen=True):
     """Whether it can be used while a turn runs."""
     yields: bool = False
     """Whether the agent's command of the same name is used instead."""
+    group: str = "Session"
+    """The heading in the list of commands."""
+    words: str = ""
+    """Other words by which a person may look for it."""
 
 
 def show_help(state: State, words: str) -> list[Effect]:
-    lines = [f"- `/{one.name}` {one.description}" for one in find_local_commands(state)]
-    lines += [f"- `/{one.name}` {one.description}" for one in find_agent_commands(state)]
     help = HELP.format(working=STEERING if state.abilities.steers else QUEUEING)
-    return [Show(Prose(help)), Show(Prose("**Commands**\n\n" + "\n".join(lines)))]
+    lists = [
+        f"**{group}**\n\n" + "\n".join(f"- `/{name}` {description}" for name, description in commands)
+        for group, commands in group_commands(state).items()
+    ]
+    return [Show(Prose(help)), *(Show(Prose(text)) for text in lists)]
+
+
+def group_commands(state: State) -> dict[str, list[tuple[str, str]]]:
+    """Return the names and the descriptions of all commands by their heading, the agent's own last."""
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for one in find_local_commands(state):
+        groups.setdefault(one.group, []).append((one.name, one.description))
+    if theirs := [(one.name, one.description) for one in find_agent_commands(state)]:
+        groups[f"Of {escape_line(state.abilities.name or state.agent)}"] = sorted(theirs)
+    return groups
 
 
 def show_diff(state: State, words: str) -> list[Effect]:
@@ -101,20 +119,65 @@ def set_details(state: State, words: str) -> list[Effect]:
 
 
 LOCAL_COMMANDS = (
-    LocalCommand("help", "the keys and the commands", show_help),
-    LocalCommand("new", "begin a new session", lambda state, _: [Open()], works_in_turn=False),
-    LocalCommand("resume", "go on with a stored session", lambda state, _: [ListSessions()], works_in_turn=False),
-    LocalCommand("model", "choose the model", lambda state, _: pick_option(state, "model")),
-    LocalCommand("mode", "choose when you are asked for permission", lambda state, _: pick_mode(state)),
-    LocalCommand("thinking", "choose how much the model thinks", lambda state, _: pick_option(state, "thought_level")),
-    LocalCommand("settings", "all settings of this session", lambda state, _: pick_any_option(state)),
-    LocalCommand("rewind", "go back to before an earlier message, with its files", lambda state, _: pick_turn(state)),
-    LocalCommand("diff", "the changes of files in this session", show_diff),
-    LocalCommand("copy", "copy the last answer to the clipboard", copy_answer),
-    LocalCommand("export", "write this session to a Markdown file", export, "[file]", yields=True),
-    LocalCommand("details", "fold the output of tools, or print it whole", set_details),
-    LocalCommand("theme", "change the colours", set_theme, "|".join(THEMES)),
-    LocalCommand("quit", "leave", lambda state, _: [Leave()]),
+    LocalCommand(
+        "new", "begin a new session", lambda state, _: [Open()], works_in_turn=False, words="clear reset start empty"
+    ),
+    LocalCommand(
+        "resume",
+        "go on with a stored session",
+        lambda state, _: [ListSessions()],
+        works_in_turn=False,
+        words="sessions continue load open history",
+    ),
+    LocalCommand(
+        "rewind",
+        "go back to before an earlier message, with its files",
+        lambda state, _: pick_turn(state),
+        words="back restore undo revert checkpoint",
+    ),
+    LocalCommand("quit", "leave", lambda state, _: [Leave()], words="exit close end bye"),
+    LocalCommand(
+        "model",
+        "choose the model",
+        lambda state, words: pick_option(state, "model", words),
+        group="Choices",
+        words="llm switch provider",
+    ),
+    LocalCommand(
+        "thinking",
+        "choose how much the model thinks",
+        lambda state, words: pick_option(state, "thought_level", words),
+        group="Choices",
+        words="reasoning effort",
+    ),
+    LocalCommand(
+        "mode",
+        "choose when you are asked for permission",
+        lambda state, words: pick_mode(state, words),
+        group="Choices",
+        words="permissions yolo plan accept approve safe",
+    ),
+    LocalCommand(
+        "settings",
+        "all settings of this session",
+        lambda state, _: pick_any_option(state),
+        group="Choices",
+        words="options config preferences",
+    ),
+    LocalCommand("diff", "the changes of files in this session", show_diff, group="Results", words="edits files git"),
+    LocalCommand("copy", "copy the last answer to the clipboard", copy_answer, group="Results", words="yank"),
+    LocalCommand(
+        "export", "write this session to a Markdown file", export, "[file]", yields=True, group="Results", words="save"
+    ),
+    LocalCommand("help", "the keys and the commands", show_help, group="Screen", words="keys shortcuts ?"),
+    LocalCommand(
+        "details",
+        "fold the output of tools, or print it whole",
+        set_details,
+        group="Screen",
+        words="verbose expand show hide",
+    ),
+    LocalCommand("theme", "change the colours", set_theme, "|".join(THEMES), group="Screen", words="colors dark light"),
 )
 
 

@@ -18,7 +18,7 @@ from crow_terminal.blocks import (
     find_output,
 )
 from crow_terminal.markdown import CodeLines, Prose
-from crow_terminal.printable_text import clip, escape, escape_line, escape_output, fold
+from crow_terminal.printable_text import clip, escape, escape_line, escape_output, hang, measure
 from crow_terminal.theme import Theme
 
 if TYPE_CHECKING:
@@ -82,11 +82,11 @@ class Painter:
             case Prose() | CodeLines():
                 return self._render(block, width)
             case UserPrompt(text=text):
-                return paint_prompt(text, theme)
+                return paint_prompt(text, width, theme)
             case Call():
                 return paint_call(block, width, theme, whole=whole)
             case Proposal(call=call):
-                return [line for diff in find_diffs(call) for line in paint_diff(diff, theme, whole=True)]
+                return [line for diff in find_diffs(call) for line in paint_diff(diff, width, theme, whole=True)]
             case Plan():
                 return paint_plan(block, width, theme)
             case Note():
@@ -102,11 +102,12 @@ class Painter:
         return self._renderer.render(block, width)
 
 
-def paint_prompt(text: str, theme: Theme) -> list[str]:
+def paint_prompt(text: str, width: int, theme: Theme) -> list[str]:
     lines = escape(text.strip("\n")).split("\n")
     if len(lines) > PROMPT_LINES:
         lines = [*lines[: PROMPT_LINES - 1], f"… {len(lines) - PROMPT_LINES + 1} more lines"]
-    return [theme.style("prompt", f"{'❯' if not n else ' '} {line}") for n, line in enumerate(lines)]
+    rows = [row for line in lines for row in hang(line, width - 2)]
+    return [theme.style("prompt", f"{'❯' if not n else ' '} {row}") for n, row in enumerate(rows)]
 
 
 def paint_call(block: Call, width: int, theme: Theme, *, whole: bool) -> list[str]:
@@ -134,7 +135,7 @@ def paint_call(block: Call, width: int, theme: Theme, *, whole: bool) -> list[st
     lines = [f"{theme.style('warning' if block.denied else style, mark)} {title}{theme.style('dim', remark)}"]
     if not block.diffs_shown or whole:
         for diff in diffs:
-            lines += paint_diff(diff, theme, whole=whole, name=len(diffs) > 1)
+            lines += paint_diff(diff, width, theme, whole=whole, name=len(diffs) > 1)
     output = find_output(call)
     if output and not (diffs and call.status == "completed"):
         failed = call.status == "failed" and not (block.denied or block.not_run)
@@ -155,7 +156,7 @@ def paint_output(
     hidden = len(lines) - shown if len(lines) > shown + 1 else 0
     kept = [f"… {hidden} lines before · Ctrl-O", *lines[hidden:]] if hidden else lines
     if not whole:  # else lines that are too wide are left to the terminal to break, and are copied whole
-        kept = [piece for line in kept for piece in fold(line, width - 4)]
+        kept = [piece for line in kept for piece in hang(line, width - 4)]
     return [theme.style(style, f"  {'└' if not n else ' '} {line}".rstrip()) for n, line in enumerate(kept)]
 
 
@@ -176,6 +177,9 @@ def paint_plan(block: Plan, width: int, theme: Theme) -> list[str]:
 
 
 def paint_note(block: Note, width: int, theme: Theme) -> list[str]:
+    if block.severity == "rule":
+        text = clip(f"── {escape_line(block.text)} ", width)
+        return [theme.style("dim", text + "─" * (width - measure(text)))]
     mark, style = {
         "error": ("✗", "bad"),
         "warning": ("!", "warning"),
@@ -240,8 +244,8 @@ def compare(old: str, new: str) -> Iterator[tuple[str, int, str]]:
         yield " ", n + 1, after[n]
 
 
-def paint_diff(diff: DiffContent, theme: Theme, *, whole: bool, name: bool = True) -> list[str]:
-    """Paint a change with the numbers of its lines. Lines that are too wide are left to the terminal to break."""
+def paint_diff(diff: DiffContent, width: int, theme: Theme, *, whole: bool, name: bool = True) -> list[str]:
+    """Paint a change with the numbers of its lines. The rows of a line that is too wide are indented as it is."""
     lines = [theme.style("dim", f"  {escape_line(diff.path)}")] if name else []
     changes = list(compare(diff.old_text or "", diff.new_text))
     shown = changes if whole or len(changes) <= FOLDED_DIFF + 1 else changes[:FOLDED_DIFF]
@@ -249,7 +253,8 @@ def paint_diff(diff: DiffContent, theme: Theme, *, whole: bool, name: bool = Tru
     for mark, number, text in shown:
         label = f"  {str(number) if number else '':>{digits}} {mark} "
         style = {"+": "added", "-": "removed"}.get(mark, "dim")
-        lines.append(theme.style(style, f"{label}{escape(text)}".rstrip()))
+        for n, row in enumerate(hang(escape(text), width - len(label))):
+            lines.append(theme.style(style, f"{' ' * len(label) if n else label}{row}".rstrip()))
     if len(shown) < len(changes):
         lines.append(theme.style("dim", f"  … {len(changes) - len(shown)} more lines · Ctrl-O"))
     if not changes:

@@ -4,32 +4,53 @@ from collections.abc import Sequence
 
 from crow_core.acp.schema import BooleanConfigOption, SelectConfigOption, SessionInfo
 
-from crow_terminal.dialogs import Row
-from crow_terminal.effects import Effect, ListTurns, Open, SetOption, TakeBack
+from crow_terminal.dialogs import ListDialog, Row
+from crow_terminal.effects import Edit, Effect, ListTurns, Open, SetOption, TakeBack
 from crow_terminal.printable_text import escape_line
 from crow_terminal.session_options import make_option_rows
 from crow_terminal.state import State
 
 
-def pick_mode(state: State) -> list[Effect]:
-    """Let the user choose a mode."""
+def pick_mode(state: State, words: str = "") -> list[Effect]:
+    """Set the mode that is named, or let the user choose one."""
     if not state.options.modes:
-        return pick_option(state, "mode")
-    modes, current = state.options.modes.available_modes, state.options.modes.current_mode_id
-    rows = [Row(one.name, one.description or "", one.id, current=one.id == current) for one in modes]
-    return state.pick("Mode", rows, lambda row, _: [SetOption("", row.value)])
+        return pick_option(state, "mode", words)
+    return pick_named(state, "Mode", list_choices(state, "mode"), "", words)
 
 
-def pick_option(state: State, category: str) -> list[Effect]:
-    """Let the user choose the value of an option."""
+def pick_option(state: State, category: str, words: str = "") -> list[Effect]:
+    """Set the value of an option that is named, or let the user choose one."""
     option = state.options.find(category)
     if option is None:
         return state.remark(f"This agent offers no choice of {category.replace('_', ' ')}.")
-    return pick_value(state, option)
+    return pick_named(state, option.name, make_option_rows(option), option.id, words)
 
 
 def pick_value(state: State, option: SelectConfigOption) -> list[Effect]:
-    return state.pick(option.name, make_option_rows(option), lambda row, _: [SetOption(option.id, row.value)])
+    return pick_named(state, option.name, make_option_rows(option), option.id, "")
+
+
+def pick_named(state: State, title: str, rows: Sequence[Row], id: str, words: str) -> list[Effect]:
+    """Set an option to the row that is named, or let the user choose a row."""
+    wanted = words.strip().lower()
+    exact = [row for row in rows if wanted and wanted in (row.label.lower(), str(row.value).lower())]
+    if exact:
+        return [SetOption(id, exact[0].value)]
+    effects = state.pick(title, rows, lambda row, _: [SetOption(id, row.value)])
+    if wanted and isinstance(state.dialog, ListDialog) and any(wanted in row.label.lower() for row in rows):
+        state.dialog.search, state.dialog.selected = wanted, 0
+    return effects
+
+
+def list_choices(state: State, category: str) -> list[Row]:
+    """Return the values of an option of this category, also of modes that are no option."""
+    if category == "mode" and (modes := state.options.modes):
+        return [
+            Row(one.name, one.description or "", one.id, current=one.id == modes.current_mode_id)
+            for one in modes.available_modes
+        ]
+    option = state.options.find(category)
+    return make_option_rows(option) if option else []
 
 
 def pick_any_option(state: State) -> list[Effect]:
@@ -55,6 +76,14 @@ def pick_session(state: State, sessions: Sequence[SessionInfo]) -> list[Effect]:
     if not rows:
         return state.remark("There are no other sessions in this folder.")
     return state.pick("Sessions", rows, lambda row, _: [Open(row.value)])
+
+
+def pick_prompt(state: State, prompts: Sequence[str]) -> list[Effect]:
+    """Let the user choose one of the earlier prompts, the last first, to edit it."""
+    if not prompts:
+        return state.remark("There are no earlier prompts.")
+    rows = [Row(escape_line(text)[:200], "", text) for text in dict.fromkeys(reversed(prompts))]
+    return state.pick("Earlier prompts", rows, lambda row, _: [Edit(row.value)])
 
 
 def pick_turn(state: State) -> list[Effect]:

@@ -75,6 +75,39 @@ def fold(line: str, width: int) -> list[str]:
     return [*pieces, line]
 
 
+def find_breaks(line: str, width: int, later: int) -> list[int]:
+    """Return where to break a line: between words where that leaves a third of a row, else anywhere.
+
+    `width` and `later` are the columns of the first row and of the others. Blanks at a break stay before it.
+    """
+    if len(line) * 2 <= width or measure(line) <= width:
+        return []
+    breaks, start, used, blank, room = list[int](), 0, 0, 0, max(width, 4)
+    for at, letter in enumerate(line):
+        columns = max(wcwidth(letter), 0)
+        if used + columns > room and letter != " ":
+            text = line[start:blank]
+            start = blank if text.strip() and measure(text) * 3 > room else at
+            breaks.append(start)
+            used, room = measure(line[start:at]), max(later, 4)
+        used += columns
+        if letter == " ":
+            blank = at + 1
+    return breaks
+
+
+def split_at(line: str, breaks: list[int]) -> list[str]:
+    """Split a line at these places."""
+    return [line[start:end] for start, end in zip([0, *breaks], [*breaks, len(line)], strict=True)]
+
+
+def hang(line: str, width: int, margin: int = 0) -> list[str]:
+    """Break a line between words; the later rows are indented as it is, and by a margin."""
+    indent = min(len(line) - len(line.lstrip(" ")) + margin, width // 2)
+    first, *others = split_at(line, find_breaks(line, width, width - indent))
+    return [first.rstrip(" ") if others else first, *(" " * indent + piece.rstrip(" ") for piece in others)]
+
+
 def clip_ansi(line: str, width: int) -> str:
     """Cut a line with styles to a width, for a row that is drawn again."""
     if "\x1b" not in line:

@@ -14,7 +14,7 @@ from crow_core.acp.schema import ContentBlock, ImageBlock, ResourceLinkBlock, Te
 from crow_terminal.blocks import CommandOutput
 from crow_terminal.state import Abilities
 
-MENTION = re.compile(r"(?:^|(?<=\s))@(\S+)")
+MENTION = re.compile(r"""(?:^|(?<=\s))@(?:"([^"\n]+)"|'([^'\n]+)'|(\S+))""")
 PATH = re.compile(
     r"(?:^|(?<=\s))(@|file://(?:localhost)?)?('[^']+'|\"[^\"]+\"|(?:\\.|\S)+\.(?:png|jpe?g|gif|webp))(?=\s|$)", re.I
 )
@@ -34,7 +34,7 @@ def make_prompt(
         blocks += images
         blocks += [image for path in find_images(text, cwd) if (image := read_image(path))]
     if abilities.name.lower() != "crow":  # which reads what a prompt mentions itself
-        for name in dict.fromkeys(MENTION.findall(text)):
+        for name in dict.fromkeys("".join(groups) for groups in MENTION.findall(text)):
             path = Path(cwd, name)
             if path.exists():
                 blocks.append(ResourceLinkBlock(name=name, uri=path.resolve().as_uri()))

@@ -20,7 +20,7 @@ from rich.text import Text
 from rich.theme import Theme as RichTheme
 
 from crow_terminal.markdown import CodeLines, Prose
-from crow_terminal.printable_text import escape
+from crow_terminal.printable_text import escape, find_breaks, hang
 from crow_terminal.theme import Theme
 
 PARSER = (
@@ -142,10 +142,11 @@ class Renderer:
         )
 
     def render(self, block: Prose | CodeLines, width: int) -> list[str]:
-        """Render a block at a width; lines of code may be wider."""
+        """Render a block at a width."""
         indent = " " * min(block.indent, width // 2)
         if isinstance(block, CodeLines):
-            lines = [f"{indent}{' ' * CODE_INDENT}{line}" for line in self._highlight(block)]
+            margin = indent + " " * CODE_INDENT
+            lines = [margin + line for line in self._highlight(block, width - len(margin))]
         else:
             style = Style(dim=True, italic=True) if block.thought else None
             markdown = AnswerMarkdown(escape(block.text))
@@ -166,20 +167,31 @@ class Renderer:
             style.render(text, color_system=system) if style and self.theme.code else text for text, style, _ in row
         )
 
-    def _highlight(self, block: CodeLines) -> list[str]:
-        """Return the lines of a code block in colours, which depend on the lines before."""
+    def _highlight(self, block: CodeLines, width: int) -> list[str]:
+        """Return the rows of a code block in colours, which depend on the lines before."""
         lines = [escape(line) for line in block.lines]
         if block.thought or not self.theme.code or not block.language or not has_lexer(block.language):
-            return [self.theme.style("thought", line) for line in lines] if block.thought else lines
+            rows = [row for line in lines for row in hang(line, width)]
+            return [self.theme.style("thought", row) for row in rows] if block.thought else rows
         if max(map(len, lines)) > MAX_HIGHLIGHTED:
-            return lines
+            return [row for line in lines for row in hang(line, width)]
         before = [escape(line) for line in block.before]
         syntax = Syntax("", block.language, theme=self.theme.code)
         text = syntax.highlight("\n".join([*before, *lines]))
         coloured = text.split("\n", allow_blank=True)[len(before) : len(before) + len(lines)]
         if [line.plain for line in coloured] != lines:
-            return lines
-        return [self._to_ansi(line.render(self._console)) for line in coloured]
+            return [row for line in lines for row in hang(line, width)]
+        return [self._to_ansi(row.render(self._console)) for line in coloured for row in hang_text(line, width)]
+
+
+def hang_text(line: Text, width: int) -> list[Text]:
+    """Break a line of code in colours like `hang`."""
+    plain = line.plain
+    indent = min(len(plain) - len(plain.lstrip(" ")), width // 2)
+    if not (breaks := find_breaks(plain, width, width - indent)):
+        return [line]
+    first, *others = line.divide(breaks)
+    return [first, *(Text(" " * indent) + piece for piece in others)]
 
 
 def is_blank(row: list[Segment]) -> bool:

@@ -1,5 +1,6 @@
 """The settings of a session that the agent offers: its modes and its config options."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -8,6 +9,9 @@ from crow_core.acp.schema import SelectConfigOption, SelectEntry, SessionConfigO
 from crow_terminal.dialogs import Row
 from crow_terminal.effects import SetOption
 from crow_terminal.printable_text import escape_line
+
+UNASKED = re.compile(r"yolo|bypass|full.?access|unrestricted|dangerous|auto.?approve|don.?t.?ask", re.I)
+"""The names of modes in which tools run without a question."""
 
 
 @dataclass
@@ -42,16 +46,34 @@ class OfferedOptions:
         return escape_line(entry.name if entry else option.current_value)
 
     def next_mode(self) -> list[SetOption]:
-        """Choose the mode after the current one."""
+        """Choose the mode after the current one, but none that asks nothing: the user names such a mode."""
+        option = self.find("mode")
         if self.modes and self.modes.available_modes:
-            ids = [mode.id for mode in self.modes.available_modes]
-            at = ids.index(self.modes.current_mode_id) if self.modes.current_mode_id in ids else -1
-            return [SetOption("", ids[(at + 1) % len(ids)])]
-        if option := self.find("mode"):
-            values = [str(one.value) for one in list_entries(option)]
-            at = values.index(option.current_value) if option.current_value in values else -1
-            return [SetOption(option.id, values[(at + 1) % len(values)])]
-        return []
+            id, current = "", self.modes.current_mode_id
+            names = {mode.id: mode.name for mode in self.modes.available_modes}
+        elif option:
+            id, current = option.id, option.current_value
+            names = {str(one.value): one.name for one in list_entries(option)}
+        else:
+            return []
+        values = [*names]
+        at = values.index(current) if current in values else -1
+        later = [*values[at + 1 :], *values[: at + 1]]
+        found = [value for value in later if not UNASKED.search(f"{value} {names[value]}")]
+        return [SetOption(id, found[0])] if found and found[0] != current else []
+
+
+def find_changes(wanted: OfferedOptions, offered: OfferedOptions) -> list[SetOption]:
+    """Return what gives a new session the model, thinking and mode of another one, as far as it offers them."""
+    changes: list[SetOption] = []
+    for category in ("model", "thought_level", "mode"):  # what a model offers follows from it
+        before, now = wanted.find(category), offered.find(category)
+        if before and now and before.current_value != now.current_value:
+            values = [one.value for one in list_entries(now)]
+            changes += [SetOption(now.id, before.current_value)] if before.current_value in values else []
+    if wanted.modes and offered.modes and (mode := wanted.modes.current_mode_id) != offered.modes.current_mode_id:
+        changes += [SetOption("", mode)] if mode in [one.id for one in offered.modes.available_modes] else []
+    return changes
 
 
 def list_entries(option: SelectConfigOption) -> list[SelectEntry]:

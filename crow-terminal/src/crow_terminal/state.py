@@ -52,12 +52,16 @@ from crow_terminal.session_options import OfferedOptions
 
 LEAVE_WITHIN = 2.0
 """Seconds between two Ctrl-C that leave."""
+LEAVE_HINT = "Ctrl-C again leaves."
+NEVER = float("-inf")
 GRACE = 0.4
 """Seconds after a question appears in which keys are ignored, as they were meant for something else."""
 HINT_SECONDS = 4.0
 """Seconds that a hint stays."""
 NOTIFY_AFTER = 10.0
 """Seconds that a turn takes before its end is announced by a bell."""
+RING_GAP = 5.0
+"""Seconds between two bells, however often an agent asks."""
 UNFOLDABLE = 50
 """Folded blocks that are remembered, to be shown whole."""
 
@@ -104,6 +108,10 @@ class State:
     """The lines of its output before `command_lines`."""
     since: float = 0.0
     """The time at which the turn, or the command, began."""
+    step_since: float = 0.0
+    """The time since which the turn waits for the model: it was asked, or the last tool call ended."""
+    rung: float = NEVER
+    """The time of the last bell."""
     cancelled: bool = False
     """Whether the running turn was cancelled."""
     dialog: Dialog | None = None
@@ -124,8 +132,8 @@ class State:
     title: str = ""
     hint: str = ""
     hint_until: float = 0.0
-    interrupted: float = -LEAVE_WITHIN
-    """The time of the last Ctrl-C."""
+    interrupted: float = NEVER
+    """The time of the last Ctrl-C, if no other key followed it."""
     folded: list[Block] = field(default_factory=list[Block])
     """The blocks that were not printed whole, oldest first."""
     sandbox: str = ""
@@ -156,8 +164,8 @@ class State:
         self.options = OfferedOptions(modes, options)
         return [*self._show(self.transcript.end_turn(now)), *self._send_next(now)]
 
-    def leave_session(self, *, again: bool = False) -> list[Effect]:
-        """The session is closed, as another one is opened, or the same one `again`."""
+    def leave_session(self, name: str = "New session", *, again: bool = False) -> list[Effect]:
+        """The session is closed, as another one of this `name` is opened, or the same one `again`."""
         effects = self._drop_questions()
         self.queue.leave_steers()
         self.phase, self.commands = "starting", []
@@ -166,6 +174,7 @@ class State:
             self.transcript, self.usage, self.cached, self.title = BlockRecord(), None, None, ""
             self.sandbox = ""
             self.turns, self.folded = [], []
+            effects += self.remark(name, "rule")
         return effects
 
     def receive(self, update: SessionUpdate, now: float) -> list[Effect]:
@@ -186,7 +195,11 @@ class State:
             case _ if self.muted:
                 pass
             case _:
-                return self._show(self.transcript.add(update, now))
+                running = bool(self.transcript.running)
+                effects = self._show(self.transcript.add(update, now))
+                if running and not self.transcript.running:
+                    self.step_since = now
+                return effects
         return []
 
     def end_turn(self, response: PromptResponse, now: float) -> list[Effect]:
@@ -384,7 +397,8 @@ class State:
         return [Open(again=True)]
 
     def _send(self, text: str, now: float) -> list[Effect]:
-        self.phase, self.since, self.cancelled = "working", now, False
+        self.phase, self.cancelled = "working", False
+        self.since = self.step_since = now
         return [*self._show([*self.transcript.end_text(), UserPrompt(text)]), Send(text, self.queue.take_outputs())]
 
     def _send_next(self, now: float) -> list[Effect]:
@@ -447,8 +461,14 @@ class State:
         effects: list[Effect] = [Edit("")] if text else []
         if self.busy or self.dialog:
             effects = self.stop(now)
-        self.show_hint("Ctrl-C again leaves.", now, LEAVE_WITHIN)
+        self.show_hint(LEAVE_HINT, now, LEAVE_WITHIN)
         return effects
+
+    def disarm(self) -> None:
+        """The user has pressed another key than Ctrl-C: the next Ctrl-C does not leave."""
+        if self.interrupted != NEVER:
+            self.interrupted = NEVER
+            self.hint = "" if self.hint == LEAVE_HINT else self.hint
 
     def show_hint(self, text: str, now: float, seconds: float = HINT_SECONDS) -> None:
         """Show a sentence at the bottom for some seconds."""
@@ -516,7 +536,10 @@ class State:
 
     def _ring(self, sentence: str, now: float) -> list[Effect]:
         """Tell the user, if the turn has taken so long that they may look elsewhere."""
-        return [Ring(sentence)] if now - self.since >= NOTIFY_AFTER else []
+        if now - self.since < NOTIFY_AFTER or now - self.rung < RING_GAP:
+            return []
+        self.rung = now
+        return [Ring(sentence)]
 
     def _show(self, blocks: Sequence[Block]) -> list[Effect]:
         for block in blocks:

@@ -36,15 +36,20 @@ from prompt_toolkit.layout import (
     Layout,
     Window,
 )
-from prompt_toolkit.layout.processors import BeforeInput, Processor, Transformation, TransformationInput
+from prompt_toolkit.layout.processors import Processor, Transformation, TransformationInput
 from prompt_toolkit.layout.utils import explode_text_fragments
 from prompt_toolkit.output import ColorDepth
 from prompt_toolkit.output.vt100 import Vt100_Output
 
-from crow_terminal.printable_text import escape_line
+from crow_terminal.guard import Guard
+from crow_terminal.printable_text import clip, escape_line
 
 FRAME = 0.09
 """Seconds between two frames."""
+KEEP_TITLE = "\x1b[22;2t"
+RESTORE_TITLE = "\x1b[23;2t"
+TITLE_WIDTH = 60
+"""Columns of the window's title."""
 EDITOR_ROWS = 10
 """Rows that the editor may take."""
 
@@ -107,6 +112,7 @@ class InlineApplication(Application[None]):
     compose: Callable[[], None]
     """Called before each frame."""
     is_moving: Callable[[], bool]
+    guard: Guard
 
     def _redraw(self, render_as_done: bool = False) -> None:
         with self.output.hold():
@@ -116,6 +122,8 @@ class InlineApplication(Application[None]):
             super()._redraw(render_as_done)
             if self.output.hides_cursor and not render_as_done:
                 self._park_cursor()
+        if not render_as_done and (screen := self.renderer.last_rendered_screen):
+            self.guard.tell(max(screen.height - 1 - self.renderer._cursor_pos.y, 0))
 
     def _park_cursor(self) -> None:
         """Move the cursor to the first row. A terminal that is resized keeps it there, so that no row is miscounted.
@@ -204,17 +212,19 @@ class Terminal:
         completer: Completer | None = None,
         history: Callable[[], str | None] | None = None,
         no_color: bool = False,
+        end_key: Callable[[], None] = lambda: None,
         output: TextIO | None = None,
     ) -> None:
         """`above` returns the rows above the editor at a width and a height, `below` those below it at a width.
 
         `take` returns the next lines to print at a width; it is asked again while it returns some. `is_moving` says
-        whether the rows change with time.
+        whether the rows change with time. `end_key` is called after each key.
         """
         self._take, self._is_moving = take, is_moving
         self._timer: asyncio.TimerHandle | None = None
         self._last_frame = 0.0
         self._rows_drawn = 0
+        self._title = ""
         past: History = ThreadedHistory(SafeHistory(history)) if history else InMemoryHistory()
         self.editor = Buffer(
             multiline=True,
@@ -227,9 +237,11 @@ class Terminal:
         depth = ColorDepth.MONOCHROME if no_color else None
         made = FrameOutput.from_pty(output or sys.stdout, term=os.environ.get("TERM"), default_color_depth=depth)
         self.output = cast(FrameOutput, made)
-        control = BufferControl(
-            self.editor, input_processors=[CursorMark(lambda: self.output.hides_cursor), BeforeInput(label)]
-        )
+        control = BufferControl(self.editor, input_processors=[CursorMark(lambda: self.output.hides_cursor)])
+
+        def prefix(line: int, piece: int) -> str:
+            """Return what stands before a row of the editor: the label, or as many blanks."""
+            return label() if line == piece == 0 else " " * len(label())
 
         def rows(make: Callable[[], list[str]]) -> Window:
             return Window(FormattedTextControl(lambda: to_fragments(make())), dont_extend_height=True, wrap_lines=False)
@@ -250,7 +262,13 @@ class Terminal:
                 ConditionalContainer(rows(lambda: self._lines_above), Condition(lambda: bool(self._lines_above))),
                 ConditionalContainer(rows(rule), shown),
                 ConditionalContainer(
-                    Window(control, wrap_lines=True, height=Dimension(min=1, max=EDITOR_ROWS), dont_extend_height=True),
+                    Window(
+                        control,
+                        wrap_lines=True,
+                        get_line_prefix=prefix,
+                        height=Dimension(min=1, max=EDITOR_ROWS),
+                        dont_extend_height=True,
+                    ),
                     shown,
                 ),
                 ConditionalContainer(rows(rule), shown),
@@ -267,7 +285,13 @@ class Terminal:
             enable_page_navigation_bindings=False,
             mouse_support=False,
         )
+
+        def note_key(sender: object) -> None:
+            end_key()
+
+        self.application.key_processor.after_key_press += note_key
         self.application.compose, self.application.is_moving = compose, is_moving
+        self.application.guard = self._guard = Guard()
         self.application.ttimeoutlen = 0.05
         self.application.timeoutlen = 0.15
 
@@ -281,12 +305,20 @@ class Terminal:
 
         def schedule() -> None:
             asyncio.get_running_loop().call_soon(started)
+            asyncio.get_running_loop().call_soon(self._start_guard)
 
         try:
             await self.application.run_async(pre_run=schedule, handle_sigint=False)
         finally:
             if self._timer:
                 self._timer.cancel()
+            self._guard.end()
+            if self._title:
+                self.write(RESTORE_TITLE)
+
+    def _start_guard(self) -> None:
+        with suppress(OSError, ValueError):  # the output is no file
+            self._guard.start(self.output.fileno())
 
     def exit(self) -> None:
         """End `run`, after what is left has been printed."""
@@ -314,6 +346,13 @@ class Terminal:
     def copy(self, text: str) -> None:
         """Copy a text to the clipboard of the terminal (OSC 52)."""
         self.write(f"\x1b]52;c;{base64.b64encode(text.encode(errors='replace')).decode()}\x07")
+
+    def set_title(self, title: str) -> None:
+        """Set the title of the window (OSC 2). The first time, the terminal keeps the former one."""
+        if title != self._title and self.application.is_running:
+            shown = clip(escape_line(title), TITLE_WIDTH)
+            self.write(f"{'' if self._title else KEEP_TITLE}\x1b]2;{shown}\x07")
+            self._title = title
 
     def write(self, sequence: str) -> None:
         """Write an escape sequence that shows nothing."""

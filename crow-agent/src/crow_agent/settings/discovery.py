@@ -10,9 +10,10 @@ from crow_core.models.chat_model import ChatModel
 from crow_core.models.listing import find_first_model, list_models
 from crow_core.models.model_call import Model
 from crow_core.models.quirks import find_quirks
+from crow_core.models.window import is_on_private_network
 
 from crow_agent.settings.keys import read_key
-from crow_agent.settings.structs import Config, ModelSettings
+from crow_agent.settings.structs import Config, ModelSettings, UnusableModel
 
 LOCAL_SERVERS = {
     "Ollama": "http://127.0.0.1:11434/v1",
@@ -61,10 +62,15 @@ async def search_models(config: Config, env: Mapping[str, str], wanted: str = ""
     Raises ModelError, which names the settings to make, if there is none, and ConfigError for a key that cannot be
     read.
     """
-    models: dict[str, Model] = {name: to_chat_model(name, settings) for name, settings in config.models.items()}
+    unusable = {name: one.error for name, one in config.models.items() if isinstance(one, UnusableModel)}
+    models: dict[str, Model] = {
+        name: to_chat_model(name, settings) for name, settings in config.models.items() if name not in unusable
+    }
     name = wanted or env.get("CROW_MODEL", "") or config.model
     source = "-m" if wanted else "CROW_MODEL" if env.get("CROW_MODEL") else "model in config.toml"
-    base_url, key = env.get("OPENAI_BASE_URL", ""), env.get("OPENAI_API_KEY", "")
+    base_url, key = add_scheme(env.get("OPENAI_BASE_URL", "")), env.get("OPENAI_API_KEY", "")
+    if name in unusable:
+        raise ConfigError(unusable[name])
     if name in models:
         return await load_keys(FoundModels({name: models[name], **models}, f"{source} names it"))
     if base_url:
@@ -87,10 +93,12 @@ async def search_models(config: Config, env: Mapping[str, str], wanted: str = ""
             return await load_keys(FoundModels({name: create_model(name, url), **models}, reason, guessed=True))
         reason = f"{source} names it, OPENAI_API_KEY makes OpenAI the endpoint"
         return await load_keys(FoundModels({name: create_model(name, OPENAI_URL, key), **models}, reason))
+    if unusable and not name and (first := next(iter(config.models))) in unusable:
+        raise ConfigError(unusable[first])
     if models and not name:
         return await load_keys(FoundModels(models, "the first of [models] in config.toml"))
-    if models:
-        raise ModelError(f"There is no model {name!r}. Configured are: {', '.join(models)}.")
+    if config.models:
+        raise ModelError(f"There is no model {name!r}. Configured are: {', '.join(config.models)}.")
     if key:
         raise ModelError("OPENAI_API_KEY is set, but no model is named. Set CROW_MODEL, pass -m, or run `crow setup`.")
     return await find_local_models(name, source)
@@ -111,15 +119,23 @@ def takes_audio(config: Config, env: Mapping[str, str], wanted: str = "") -> boo
     return any(quirks.audio for quirks in (*settings, find_quirks(env.get("OPENAI_BASE_URL", ""), name)))
 
 
+def add_scheme(url: str) -> str:
+    """Begin an address that has no scheme with `http://` on a private network and this machine, else `https://`."""
+    if not url or "://" in url:
+        return url
+    return f"{'http' if is_on_private_network(f'//{url}') else 'https'}://{url}"
+
+
 def to_chat_model(name: str, settings: ModelSettings) -> ChatModel:
     """Make a model from its settings. Raises ConfigError."""
+    base_url = add_scheme(settings.base_url)
     try:
-        quirks = find_quirks(settings.base_url, settings.model, settings.quirks)
+        quirks = find_quirks(base_url, settings.model, settings.quirks)
     except msgspec.ValidationError as error:
         raise ConfigError(f"config.toml, [models.{name}.quirks]: {error}.") from error
     return ChatModel(
         name=settings.model,
-        base_url=settings.base_url,
+        base_url=base_url,
         api_key=settings.api_key,
         headers=settings.headers,
         parameters=settings.parameters,

@@ -12,7 +12,7 @@ from crow_core.errors import ConfigError
 from crow_system.files import is_inside
 
 from crow_agent.settings.faults import blank_comments, describe_line, find_fault, to_config_error, to_read_error
-from crow_agent.settings.structs import Config, McpFile, ProjectConfig, ServerSettings, UnusableServer
+from crow_agent.settings.structs import Config, McpFile, ProjectConfig, ServerSettings, UnusableModel, UnusableServer
 
 T = TypeVar("T", bound="Config | ProjectConfig | McpFile")
 
@@ -114,12 +114,13 @@ def parse_file(
 ) -> T:
     """Parse the text of a file as settings of a kind. Raises ConfigError.
 
-    A variable that is not set makes only the server unusable whose settings use it.
+    A variable that is not set makes only the model or the server unusable whose settings use it.
     """
     try:
         data = parse(text)
-        servers = dict(find_servers(data))
-        find_servers(data).clear()  # their variables are expanded one server at a time, below
+        servers, models = dict(find_servers(data)), dict(find_models(data))
+        find_servers(data).clear()  # their variables are expanded one server and one model at a time, below
+        find_models(data).clear()
         data = expand_variables(data, env)
     except parse_error as error:
         raise ConfigError(f"{path} is not valid {path.suffix[1:].upper()}: {error}.") from error
@@ -132,9 +133,17 @@ def parse_file(
         except KeyError as error:
             unusable[name] = UnusableServer(error=describe_unset_variable(error.args[0], path, text))
             find_servers(data)[name] = {}
+    without: dict[str, UnusableModel] = {}
+    for name, model in models.items():
+        try:
+            find_models(data)[name] = expand_variables(model, env)
+        except KeyError as error:
+            without[name] = UnusableModel(error=describe_unset_variable(error.args[0], path, text))
     if fault := find_fault(data, kind):
         raise to_config_error(path, text, fault)
     settings = msgspec.convert(data, kind)
+    if isinstance(settings, Config):
+        settings.models = {name: without.get(name) or settings.models[name] for name in models}
     (settings.servers if isinstance(settings, McpFile) else settings.mcp.servers).update(unusable)
     return settings
 
@@ -146,6 +155,15 @@ def find_servers(data: Any) -> dict[str, Any]:
             return data["mcp"]["servers"]
         case {"mcpServers": dict()}:
             return data["mcpServers"]
+        case _:
+            return {}
+
+
+def find_models(data: Any) -> dict[str, Any]:
+    """Return the table of models in a file's data; an empty one if there is none."""
+    match data:
+        case {"models": dict()}:
+            return data["models"]
         case _:
             return {}
 

@@ -34,6 +34,15 @@ class ModelSettings(Struct, kw_only=True, forbid_unknown_fields=True):
     """Prices for a million tokens, for costs and budgets."""
 
 
+class UnusableModel(ModelSettings, kw_only=True):
+    """A model whose settings use a variable that is not set. It is made here, never read from a file."""
+
+    base_url: str = ""
+    model: str = ""
+    error: str
+    """The sentence that says what is wrong and what to do."""
+
+
 class OAuthSettings(Struct, kw_only=True):
     """The settings of a login: `oauth` of a server, for one to which clients cannot register themselves (RFC 6749).
 

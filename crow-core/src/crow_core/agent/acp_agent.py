@@ -26,6 +26,7 @@ from crow_core.acp.schema import (
     ClientCapabilities,
     CloseSessionRequest,
     CloseSessionResponse,
+    Cost,
     CurrentModeUpdate,
     DeleteSessionRequest,
     DeleteSessionResponse,
@@ -56,6 +57,7 @@ from crow_core.acp.schema import (
     SetSessionTitleResponse,
     UnarchiveSessionRequest,
     UnarchiveSessionResponse,
+    UsageUpdate,
 )
 from crow_core.acp.transports import Transport
 from crow_core.agent.agent_capabilities import TERMINAL_LOGIN, make_initialize_response
@@ -84,9 +86,9 @@ from crow_core.content import replay, to_user_message
 from crow_core.errors import ConfigError, ModelError, PromptError, SessionBusy, StoreError
 from crow_core.hooks import call_function
 from crow_core.messages.message import Message
-from crow_core.models.chat_model import ChatModel
+from crow_core.models.chat_model import ChatModel, get_window
 from crow_core.models.model_call import Model
-from crow_core.models.token_usage import TURN_TOTALS, TokenTotals, to_usage
+from crow_core.models.token_usage import ASSUMED_WINDOW, SESSION_TOTALS, TURN_TOTALS, TokenTotals, to_usage
 from crow_core.session.output import TURN_NOTES
 from crow_core.session.session import Session
 from crow_core.session.store import Page, SessionChange, to_session_info
@@ -302,7 +304,9 @@ class AcpAgent:
 
     async def load_session(self, params: LoadSessionRequest) -> LoadSessionResponse:
         session = await self.reopen_session(params)
-        for update in replay([*session.log, *session.journal.make_answers()], session.cwd):
+        shown = self.capabilities.session
+        log = [*session.log, *session.journal.make_answers()]
+        for update in replay(log, session.cwd, compactions=bool(shown and shown.compaction)):
             await session.update(update)
         return LoadSessionResponse(**self.describe_options(session))
 
@@ -407,7 +411,7 @@ class AcpAgent:
         task.add_done_callback(self._tasks.discard)
 
     async def announce(self, session: Session) -> None:
-        """Tell the client the commands and the title of a session, what could not be restored, and its mode."""
+        """Tell the client the commands, title, usage and mode of a session, and what could not be restored."""
         session.turns.id_known.set()
         with suppress(ConnectionClosed):
             await session.announce_commands()
@@ -415,6 +419,11 @@ class AcpAgent:
                 await session.update(SessionInfoUpdate(title=session.log.title))
             if session.log.damage:
                 await session.notice(session.log.damage, "warning")
+            totals = session.state[SESSION_TOTALS]
+            if totals.used:
+                size = get_window(session.model) or ASSUMED_WINDOW
+                cost = Cost(amount=totals.cost, currency=totals.currency) if totals.currency else UNSET
+                await session.update(UsageUpdate(used=totals.used, size=size, cost=cost))
             for remark in session.options.remarks:
                 await session.notice(remark)
 

@@ -13,6 +13,8 @@ from crow_core.models.model_call import Model
 from crow_core.models.quirks import find_quirks
 
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
+LISTING_TIMEOUT = 10.0
+"""Seconds that an endpoint may take to list its models."""
 
 
 class ListedModel(Struct):
@@ -51,8 +53,19 @@ async def discover_models(
     return {n: ChatModel(name=n, base_url=base_url, headers=headers, quirks=find_quirks(base_url, n)) for n in names}
 
 
+async def asks_for_key(base_url: str) -> bool:
+    """Return whether an endpoint refuses to list its models without a key."""
+    import httpx2  # see endpoint.py
+
+    try:
+        async with create_http_client(base_url, "", LISTING_TIMEOUT, NO_HEADERS) as http:
+            return (await http.get(join_url(base_url, "models"))).status_code in (401, 403)
+    except (httpx2.HTTPError, httpx2.InvalidURL):
+        return False
+
+
 async def list_models(
-    base_url: str, key: str = "", timeout: float = 10.0, headers: Mapping[str, str] = NO_HEADERS
+    base_url: str, key: str = "", timeout: float = LISTING_TIMEOUT, headers: Mapping[str, str] = NO_HEADERS
 ) -> list[str]:
     """Return the names of the models that an endpoint lists; none if it does not answer or answers something else."""
     import httpx2  # see endpoint.py

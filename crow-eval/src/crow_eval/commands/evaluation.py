@@ -395,7 +395,7 @@ def list_(limit: int, as_json: bool) -> None:
     from crow_eval.cells import EvaluationSettings
     from crow_eval.evaluation_store import list_stored
 
-    rows = read(lambda database: list_stored(database, limit))
+    rows = read(lambda database: list_stored(database, limit), lists=True, as_json=as_json)
     if as_json:
         names = ("id", "dataset", "created", "ended", "passed", "failed", "error")
         print_json([{name: getattr(row, name) for name in names} for row in rows])
@@ -528,11 +528,16 @@ def diff(first: str, second: str, fail_below: float | None, as_json: bool) -> No
         sys.exit(1)
 
 
-def read(function: "Callable[[Database], Any]") -> Any:
-    """Read from the database; print an error as a message and exit with code 2."""
-    from crow_cli.storage import open_database
+def read(function: "Callable[[Database], Any]", *, lists: bool = False, as_json: bool = False) -> Any:
+    """Read from the database; print an error as a message and exit with code 2.
+
+    A command that `lists` exits with code 0 if nothing is stored yet: its list is empty, also `as_json`.
+    """
+    from crow_cli.storage import NothingStored, end_with_empty_list, open_database
 
     try:
         return function(open_database(os.environ))
     except StoreError as error:
+        if lists and isinstance(error, NothingStored):
+            end_with_empty_list(str(error), as_json=as_json)
         fail(escape_controls(str(error)))

@@ -1,0 +1,37 @@
+"""The card that a person sees the first time, once for each home."""
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+
+from crow_terminal.session_options import OfferedOptions
+
+CARD = """\
+- Type what you want done; `@` names a file, `/` a command, and `!` runs one of yours
+- Esc stops crow; Ctrl-C twice leaves, and `crow -c` goes on where you were
+- `/undo` takes back the last turn with its files, `/rewind` goes back further
+- {mode}; Shift-Tab changes that
+- `/model`, or Alt-M, chooses the model; `/help` shows the rest"""
+
+MODES = {
+    "ask": "crow asks before it edits or runs something",
+    "accept-edits": "crow edits here, and asks before it runs something",
+    "plan": "crow only reads: it edits nothing and runs nothing",
+    "yolo": "crow edits and runs without asking",
+}
+
+
+def is_first_run(find_history: Callable[[], str | None]) -> bool:
+    """Return whether this home has no file of earlier prompts. Makes it, so that the next run is not the first."""
+    with suppress(OSError, ValueError):
+        if file := find_history():
+            os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+            return True
+    return False
+
+
+def make_card(options: OfferedOptions) -> str:
+    """Make the five lines, as Markdown."""
+    option = options.find("mode")
+    mode = options.modes.current_mode_id if options.modes else option.current_value if option else "ask"
+    return CARD.format(mode=MODES.get(mode, MODES["ask"]))
