@@ -500,7 +500,7 @@ class Chat:
     def wake(self) -> None:
         """Answer by the letter that was typed alone, which leaves the prompt; else look again whether keys answer."""
         now, editor = get_time(), self.terminal.editor
-        letter = self.state.pause.take_letter(now)
+        letter = self.state.take_letter(now)
         if letter and editor.document.char_before_cursor == letter:
             editor.delete_before_cursor()
             self.perform(self.state.answer(letter, now))

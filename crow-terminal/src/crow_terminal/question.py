@@ -15,7 +15,7 @@ from crow_terminal.blocks import AnsweredQuestion, StyledLine, find_diffs, find_
 from crow_terminal.dialogs import Effects, Row
 from crow_terminal.paint import compare
 from crow_terminal.permission import Answer, clean, list_answers
-from crow_terminal.printable_text import escape_output
+from crow_terminal.printable_text import escape
 
 VERBS = {"edit": "Edit", "delete": "Delete", "move": "Move", "read": "Read", "search": "Search", "fetch": "Fetch"}
 """The verb of the title by the kind of the tool call."""
@@ -85,7 +85,7 @@ class Question(Struct):
 
     def record(self, answer: str, text: str = "") -> AnsweredQuestion:
         """Make the block that is printed when it is answered; `text` is what the user wrote."""
-        return AnsweredQuestion(self.title, tuple(self.lines), answer, escape_output(text))
+        return AnsweredQuestion(self.title, tuple(self.lines), answer, escape(text))
 
 
 def make_question(
@@ -160,7 +160,7 @@ def show_path(path: str, folder: str) -> str:
 
 
 def split(text: str, style: str = "plain") -> list[StyledLine]:
-    return [StyledLine(line, style) for line in show_invisible(escape_output(text)).split("\n")]
+    return [StyledLine(line, style) for line in show_invisible(escape(text)).split("\n")]
 
 
 def list_remarks(text: str) -> list[StyledLine]:
@@ -202,7 +202,7 @@ def list_changes(call: ToolCall, folder: str) -> list[StyledLine]:
         digits = len(str(max((number for _, number, _ in changes), default=0)))
         for mark, number, text in changes:
             style = {"+": "added", "-": "removed"}.get(mark, "dim")
-            shown = show_invisible(escape_output(text))
+            shown = show_invisible(escape(text))
             lines.append(StyledLine(f"{str(number) if number else '':>{digits}} {mark} {shown}".rstrip(), style))
         if not changes:
             lines.append(StyledLine("only the line ends changed", "dim"))

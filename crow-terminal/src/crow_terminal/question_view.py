@@ -36,7 +36,7 @@ def compose_question(
     edge = theme.style("bad" if question.danger else "warning", "│")
     answers = list_answer_rows(question, width - 2, theme, letter)
     if height < SMALL or len(answers) > height - 4:
-        answers = squeeze_answers(question, width - 2, max(1, height - 4), theme)
+        answers = squeeze_answers(question, width - 2, theme)
     hint = [] if height < 4 else [compose_hint(question, width, theme, ready=ready)]
     room = height - 1 - len(hint) - len(answers)
     about = compose_about(question, width - 2, room, theme) if room > 0 else []
@@ -99,7 +99,7 @@ def list_answer_rows(question: Question, width: int, theme: Theme, letter: str) 
 
 def compose_answer(row: Row, width: int, theme: Theme, *, chosen: bool, danger: str) -> str:
     text = clip(f"{'❯' if chosen else ' '} {row.letter or ' '}  {row.label}", width)
-    allows = row.value is None or row.value.allows
+    allows = row.value is None or (row.value.allows and not row.value.wants)
     lasts = row.value is None or row.value.rule
     style = "bad" if danger and allows else "warning" if lasts and allows else ""
     if chosen:
@@ -109,13 +109,14 @@ def compose_answer(row: Row, width: int, theme: Theme, *, chosen: bool, danger: 
     return shown + (theme.style("dim", f"  {row.detail}") if row.detail and len(row.detail) <= room - 2 else "")
 
 
-def squeeze_answers(question: Question, width: int, room: int, theme: Theme) -> list[str]:
+def squeeze_answers(question: Question, width: int, theme: Theme) -> list[str]:
     """Compose the answers for a low screen: by their first words, in one row; in the second step the marked one."""
     if question.is_about_lasting:
         row = question.shown_rows[question.selected]
         return [theme.style("prompt", clip(f"❯ {row.letter}  {row.label}: {row.value.rule}", width))]
-    words = [f"{row.letter} {row.label.split(',')[0] if row.value else 'Always …'}" for row in question.shown_rows]
-    return [clip("  ".join(words), width)][:room]
+    words = [f"{row.letter} {row.label.split()[0].rstrip(',') if row.value else 'Always'}" for row in question.rows]
+    line = "  ".join(words)
+    return [clip(line if measure(line) <= width else " ".join(words), width)]
 
 
 def shorten_rule(rule: str, width: int) -> list[str]:
@@ -128,8 +129,8 @@ def compose_hint(question: Question, width: int, theme: Theme, *, ready: bool) -
     if not ready:
         text = "stop typing to answer"
     elif question.is_about_lasting:
-        text = "a number, or ↑↓ Enter · Esc goes back"
+        text = "number, or ↑↓ Enter · Esc goes back"
     else:
-        text = "a letter, or ↑↓ Enter · Esc stops the turn"
+        text = "letter, or ↑↓ Enter · Esc stops all"
     style = "bad" if question.danger else "warning"
     return theme.style(style, "╰ ") + theme.style("dim", clip(text, width - 2))

@@ -495,6 +495,10 @@ class State:
         self.is_open = True
         return [Edit(self.dialog.text)] if isinstance(self.dialog, TextDialog) else []
 
+    def take_letter(self, now: float) -> str:
+        """Take the letter that was typed alone and answers the question; empty if there is none."""
+        return self.pause.take_letter(now) if isinstance(self.dialog, Question) else ""
+
     def answer(self, letter: str, now: float) -> list[Effect]:
         """The user has answered the question for permission by a letter."""
         row = self.dialog.find(letter) if isinstance(self.dialog, Question) else None
