@@ -179,6 +179,7 @@ GAPS = st.floats(1 / 15, 1 / 3)
 WORDS = st.sampled_from(
     ["yes", "you", "a", "n", "e", "y", "1", "2", "no", "an", "3 eggs", "and", "never", "always", "2024", "N", "4"]
 )
+BEGINNINGS = st.sampled_from(["ye", "an", "no", "ea", "12", "Na"])
 PASTES = st.sampled_from(["y", "a\r1\r", "1\n", "yes\n", "n"])
 
 
@@ -235,20 +236,20 @@ def test_nobody_answers_a_question_in_a_thousand_sessions(keys: list[tuple[float
 
 @settings(max_examples=100, **LONG)
 @given(
-    st.lists(st.tuples(st.floats(0.5, 5), typing(moves=False)), min_size=1, max_size=3),
+    st.lists(st.tuples(st.floats(0.5, 5), BEGINNINGS, typing(moves=False)), min_size=1, max_size=3),
     st.lists(st.floats(0, 12), min_size=1, max_size=3),
 )
 def test_nobody_answers_by_typing_on_after_a_rest_and_no_letter_is_lost(
-    bursts: list[tuple[float, list[tuple[float, str, str]]]], times: list[float]
+    bursts: list[tuple[float, str, list[tuple[float, str, str]]]], times: list[float]
 ):
     """After a rest the first key is a letter of a word, or a paste: Enter alone is how one answers."""
 
     async def type_on() -> None:
         person, expected = Person(), ""
         make_questions(times, person)
-        for rest, keys in bursts:
+        for rest, beginning, keys in bursts:
             await asyncio.sleep(rest)
-            for gap, key, text in [(0.1, "w", "w"), (0.1, "o", "o"), *keys, (0.1, ".", ".")]:
+            for gap, key, text in [*((0.3, letter, letter) for letter in beginning), *keys, (0.1, ".", ".")]:
                 await asyncio.sleep(gap)
                 person.press(key, text or None)
                 expected += text
@@ -309,6 +310,17 @@ def test_enter_right_after_a_letter_answers_at_once():
         person.press(ENTER)
         assert person.list_chosen() == ["allow_once"]
         assert person.prompt == ""
+
+    run(answer())
+
+
+def test_a_letter_that_came_too_early_is_not_left_behind():
+    async def answer() -> None:
+        person = Person()
+        person.ask()
+        await person.write("y", gap=0.2)
+        await person.press_after(0.7, "y")
+        assert (person.list_chosen(), person.prompt) == (["allow_once"], "")
 
     run(answer())
 

@@ -502,7 +502,7 @@ class Chat:
         now, editor = get_time(), self.terminal.editor
         letter = self.state.take_letter(now)
         if letter and editor.document.char_before_cursor == letter:
-            editor.delete_before_cursor()
+            editor.delete_before_cursor(len(editor.text) if editor.text.strip(letter) == "" else 1)  # it came too early
             self.perform(self.state.answer(letter, now))
         self.perform(self.state.wake(now))
 
@@ -513,7 +513,7 @@ class Chat:
 
     def confirm(self) -> None:
         letter, text = self.state.pause.followed, self.terminal.editor.text
-        if letter and text == letter:
+        if letter and text.strip(letter) == "":
             self.terminal.set_text("")
             self.perform(self.state.answer(letter, get_time()))
         elif self.is_answering():
