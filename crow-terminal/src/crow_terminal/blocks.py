@@ -58,6 +58,8 @@ class StyledLine(Struct, frozen=True):
 
     text: str
     style: str = "plain"
+    indent: int = 0
+    """The columns by which what does not fit in a row is indented in the rows below."""
 
 
 class AnsweredQuestion(Struct, frozen=True):

@@ -1,5 +1,6 @@
 """The answers to a question for permission: what the agent offers, as rows, and the response that is sent. Pure."""
 
+import os
 from collections.abc import Collection, Sequence
 from itertools import chain
 from typing import Any
@@ -37,7 +38,9 @@ class Answer(Struct, frozen=True):
     """What it covers, if it lasts and the agent says so."""
 
 
-def list_answers(request: RequestPermissionRequest, takes: Collection[str] = ()) -> tuple[list[Row], list[Row]]:
+def list_answers(
+    request: RequestPermissionRequest, folder: str, takes: Collection[str] = ()
+) -> tuple[list[Row], list[Row]]:
     """List the rows of a question, and those of its second step: the answers for longer than once.
 
     `takes` may hold `reason`, a text with a rejection, and `command`, another command to run instead. A row whose value
@@ -49,7 +52,9 @@ def list_answers(request: RequestPermissionRequest, takes: Collection[str] = ())
     allowing, rejecting = by_kind.get("allow_once", []), by_kind.get("reject_once", [])
     yes, no = (options[0] if options else None for options in (allowing, rejecting))
     yes_name, no_name = name_answer(yes, YES, "Yes"), name_answer(no, NO, "No")
-    lasting = list_lasting([*by_kind.get("allow_always", []), *by_kind.get("reject_always", [])], yes_name, no_name)
+    lasting = list_lasting(
+        [*by_kind.get("allow_always", []), *by_kind.get("reject_always", [])], folder, yes_name, no_name
+    )
     digits = chain("123456789", [""] * len(request.options))
     rows = [Row(yes_name, value=Answer(yes.option_id, yes_name, True), letter="y")] if yes else []
     rows += [make_row(one, next(digits)) for one in allowing[1:]]
@@ -83,12 +88,12 @@ def make_row(option: PermissionOption, letter: str) -> Row:
     return Row(name, value=Answer(option.option_id, name, option.kind.startswith("allow")), letter=letter)
 
 
-def list_lasting(options: Sequence[PermissionOption], yes: str, no: str) -> list[Row]:
+def list_lasting(options: Sequence[PermissionOption], folder: str, yes: str, no: str) -> list[Row]:
     """List the answers for longer than once; those for one rule stand together."""
     answers: list[Answer] = []
     for option in options:
         allows = option.kind == "allow_always"
-        scope, rule = find_rule(option)
+        scope, rule = find_rule(option, folder)
         name = f"{yes if allows else no}, {PLACES[scope]}" if scope in PLACES and rule else clean(option.name)
         answers.append(Answer(option.option_id, name, allows, rule=rule if scope in PLACES else ""))
     rules = [*dict.fromkeys(answer.rule for answer in answers)]
@@ -96,10 +101,12 @@ def list_lasting(options: Sequence[PermissionOption], yes: str, no: str) -> list
     return [Row(one.name, value=one, letter=f"{n}" if n < 10 else "") for n, one in enumerate(sorted_answers, 1)]
 
 
-def find_rule(option: PermissionOption) -> tuple[str, str]:
+def find_rule(option: PermissionOption, folder: str) -> tuple[str, str]:
     """Find the scope and the rule of an option of crow; empty for another agent."""
     meta: Any = option.meta
     match meta:
+        case {"crow": {"answer": {"scope": str(scope), "rule": {"kind": "path", "value": str(path)}}}}:
+            return scope, f"changes to {show_path(path, folder)}"
         case {"crow": {"answer": {"scope": str(scope), "text": str(rule)}}}:
             return scope, clean(rule)
         case _:
@@ -122,3 +129,12 @@ def make_answer(answer: Answer, text: str) -> RequestPermissionResponse:
 def clean(text: str) -> str:
     """Return a text of the agent on one line, in which all characters are seen."""
     return show_invisible(escape_line(text))
+
+
+def show_path(path: str, folder: str) -> str:
+    """Return a path from the folder of the session, or with `~` for the home folder."""
+    home = os.path.expanduser("~")
+    for start, short in ((folder, ""), (home, "~/")):
+        if start and path.startswith(f"{start.rstrip('/')}/"):
+            return clean(short + path[len(start.rstrip("/")) + 1 :])
+    return clean(path)

@@ -1,6 +1,5 @@
 """A question for permission: what it is about in words, its answers, and what of it is shown. Pure."""
 
-import os
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,7 +13,7 @@ from msgspec.structs import replace
 from crow_terminal.blocks import AnsweredQuestion, StyledLine, find_diffs, find_output
 from crow_terminal.dialogs import Effects, Row
 from crow_terminal.paint import compare
-from crow_terminal.permission import Answer, clean, list_answers
+from crow_terminal.permission import Answer, clean, list_answers, show_path
 from crow_terminal.printable_text import escape
 
 VERBS = {"edit": "Edit", "delete": "Delete", "move": "Move", "read": "Read", "search": "Search", "fetch": "Fetch"}
@@ -96,7 +95,7 @@ def make_question(
     choose: Callable[[Row, float], Effects],
 ) -> Question:
     """Make the question for a request, which is about a tool call that is known from its updates as well."""
-    rows, lasting = list_answers(request, takes)
+    rows, lasting = list_answers(request, folder, takes)
     text = find_output(replace(call, content=request.tool_call.content or []))  # not what it has printed so far
     title = describe_call(call, request, folder)
     lines = [*list_remarks(text), *list_input(call, title), *list_changes(call, folder)]
@@ -150,15 +149,6 @@ def list_paths(call: ToolCall, folder: str) -> list[str]:
     return [*dict.fromkeys(show_path(path, folder) for path in paths)]
 
 
-def show_path(path: str, folder: str) -> str:
-    """Return a path from the folder of the session, or with `~` for the home folder."""
-    home = os.path.expanduser("~")
-    for start, short in ((folder, ""), (home, "~/")):
-        if start and path.startswith(f"{start.rstrip('/')}/"):
-            return clean(short + path[len(start.rstrip("/")) + 1 :])
-    return clean(path)
-
-
 def split(text: str, style: str = "plain") -> list[StyledLine]:
     return [StyledLine(line, style) for line in show_invisible(escape(text)).split("\n")]
 
@@ -203,7 +193,8 @@ def list_changes(call: ToolCall, folder: str) -> list[StyledLine]:
         for mark, number, text in changes:
             style = {"+": "added", "-": "removed"}.get(mark, "dim")
             shown = show_invisible(escape(text))
-            lines.append(StyledLine(f"{str(number) if number else '':>{digits}} {mark} {shown}".rstrip(), style))
+            label = f"{str(number) if number else '':>{digits}} {mark} "
+            lines.append(StyledLine(f"{label}{shown}".rstrip(), style, len(label)))
         if not changes:
             lines.append(StyledLine("only the line ends changed", "dim"))
     return lines

@@ -78,9 +78,16 @@ def fold_lines(question: Question, width: int) -> Sequence[tuple[int, StyledLine
         question.folded = [
             (number, StyledLine(clip(piece, width), line.style))
             for number, line in enumerate(question.lines, 1)
-            for piece in fold(line.text, width)
+            for piece in fold_line(line, width)
         ]
     return question.folded
+
+
+def fold_line(line: StyledLine, width: int) -> list[str]:
+    first, *rest = fold(line.text, width)
+    if not rest or line.indent > width // 2:
+        return [first, *rest]
+    return [first, *(f"{' ' * line.indent}{piece}" for piece in fold(line.text[len(first) :], width - line.indent))]
 
 
 def list_answer_rows(question: Question, width: int, theme: Theme, letter: str) -> list[str]:
