@@ -16,6 +16,8 @@ from crow_terminal.paint import compare
 from crow_terminal.permission import Answer, clean, list_answers, show_path
 from crow_terminal.printable_text import escape
 
+SHORT = 3
+"""Lines of a remark that comes first, as a warning; a longer one follows the command."""
 VERBS = {"edit": "Edit", "delete": "Delete", "move": "Move", "read": "Read", "search": "Search", "fetch": "Fetch"}
 """The verb of the title by the kind of the tool call."""
 DELETES = re.compile(
@@ -98,7 +100,11 @@ def make_question(
     rows, lasting = list_answers(request, folder, takes)
     text = find_output(replace(call, content=request.tool_call.content or []))  # not what it has printed so far
     title = describe_call(call, request, folder)
-    lines = [*list_remarks(text), *list_input(call, title), *list_changes(call, folder)]
+    parts = [list_remarks(text), list_input(call, title)]
+    parts = parts[::-1] if len(parts[0]) > SHORT else parts
+    lines: list[StyledLine] = []
+    for part in (*parts, list_changes(call, folder)):
+        lines += [StyledLine(""), *part] if lines and part else part
     return Question(title, lines, rows, lasting, choose, find_danger(call, text))
 
 
@@ -156,7 +162,7 @@ def split(text: str, style: str = "plain") -> list[StyledLine]:
 def list_remarks(text: str) -> list[StyledLine]:
     """List what the agent says about the question; a short one is a warning."""
     lines = split(text.strip("\n")) if text.strip() else []
-    return [StyledLine(line.text, "warning") for line in lines] if len(lines) <= 3 else lines
+    return [StyledLine(line.text, "warning") for line in lines] if len(lines) <= SHORT else lines
 
 
 def list_input(call: ToolCall, title: str) -> list[StyledLine]:
@@ -169,7 +175,8 @@ def list_input(call: ToolCall, title: str) -> list[StyledLine]:
         case {"command": [*words]} if call.kind == "execute":
             return split(" ".join(map(str, words)))
         case {**named} if named and not find_diffs(call):
-            lines = split(name) if clean(name) != title else []
+            is_said = clean(name) == title or any(isinstance(value, str) and value in name for value in named.values())
+            lines = [] if is_said else split(name)
             for key, value in named.items():
                 first, *rest = split(value if isinstance(value, str) else repr(value))
                 lines += [

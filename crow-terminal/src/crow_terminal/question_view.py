@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from crow_terminal.blocks import StyledLine
 from crow_terminal.dialogs import Row
+from crow_terminal.paint import wrap
 from crow_terminal.permission import Answer
 from crow_terminal.printable_text import clip, fold, measure
 from crow_terminal.question import Question
@@ -84,6 +85,8 @@ def fold_lines(question: Question, width: int) -> Sequence[tuple[int, StyledLine
 
 
 def fold_line(line: StyledLine, width: int) -> list[str]:
+    if line.style == "warning":  # it is in words
+        return [piece for part in wrap(line.text, width) for piece in fold(part, width)]
     first, *rest = fold(line.text, width)
     if not rest or line.indent > width // 2:
         return [first, *rest]
