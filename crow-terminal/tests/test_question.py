@@ -5,6 +5,7 @@ import selectors
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from time import perf_counter
 from typing import Any
 
 import pytest
@@ -450,6 +451,19 @@ def test_a_title_says_in_words_what_happens(fields: dict[str, Any], title: str, 
         person.ask(make_request(**fields))
         assert (person.question.title, person.question.danger) == (title, danger)
         assert danger in person.look()[0] + person.look()[1]
+
+    run(look())
+
+
+@pytest.mark.parametrize("text", ["git reset a ", "find / ", "git push x ", "\n", " ", "a/", "sudo ", "{", "値 "])
+def test_a_huge_command_is_asked_about_without_a_wait(text: str):
+    async def look() -> None:
+        person = Person()
+        command = text * (300_000 // len(text))
+        start = perf_counter()
+        person.ask(make_request(raw_input={"command": f"echo {command} x"}))
+        assert len(person.look()) <= 18
+        assert perf_counter() - start < 10  # else some part takes the square of the length
 
     run(look())
 

@@ -20,15 +20,12 @@ SHORT = 3
 """Lines of a remark that comes first, as a warning; a longer one follows the command."""
 VERBS = {"edit": "Edit", "delete": "Delete", "move": "Move", "read": "Read", "search": "Search", "fetch": "Fetch"}
 """The verb of the title by the kind of the tool call."""
-DELETES = re.compile(
-    r"""(?x) (?: ^ | [;&|({`\n] | \b(?:sudo|xargs|env|time|nohup|then|do|exec) ) \s* (?: [\w./-]*/ )?
-    (?: (?:rm|rmdir|unlink|shred|dd|wipefs|truncate|mkfs[\w.]*) (?=\s|$)
-      | git \s+ (?: clean | restore | checkout \s+ -- | reset \s+ (?:\S+\s+)* --hard
-                  | push \s+ .*? (?:--force|-f\b|--delete) | branch \s+ -D ) )
-    | \b find \s [^;|&\n]* \s -delete \b""",
-    re.MULTILINE,
-)
-"""Finds commands that delete, to mark the question. Nothing else depends on it."""
+DELETES = r"""(?mx) (?: ^ | [;&|({`] | \b(?:sudo|xargs|env|time|nohup|then|do|exec) ) [ \t]{0,20} (?: [\w./-]{0,200}/ )?
+    (?: (?:rm|rmdir|unlink|shred|dd|wipefs|truncate|mkfs[\w.]{0,9}) (?=\s|$)
+      | git [ \t]{1,20} (?: clean | restore | checkout [ \t]{1,20} -- | reset [ \t] (?:\S{1,99}[ \t]{1,9}){0,9} --hard
+                          | push [ \t] [^\n]{0,200}? (?:--force|-f\b|--delete) | branch [ \t]{1,9} -D ) )
+    | \b find [ \t] [^;|&\n]{0,300} [ \t] -delete \b"""
+"""Finds commands that delete, to mark the question, in linear time. Nothing else depends on it."""
 
 
 class Question(Struct):
@@ -210,7 +207,7 @@ def list_changes(call: ToolCall, folder: str) -> list[StyledLine]:
 def find_danger(call: ToolCall, remark: str) -> str:
     """Find why a question deserves a second look; empty for no reason."""
     match call.raw_input:
-        case {"command": str(command)} if call.kind == "execute" and DELETES.search(command):
+        case {"command": str(command)} if call.kind == "execute" and re.search(DELETES, command):
             return "deletes"
         case _ if call.kind == "delete":
             return "deletes"
