@@ -197,14 +197,10 @@ class Recorder:
         os.write(self._main, keys.encode())
 
     async def answer(self, keys: str, step: float = 0.0) -> None:
-        """Press keys until the question is gone: those right after it appeared are ignored."""
-        while "↑↓ " in self.text:
-            self.press(keys)
-            try:
-                async with asyncio.timeout(0.6):
-                    await self.until(lambda shown: "↑↓ " not in shown, step=step)
-            except TimeoutError:
-                continue
+        """Press keys once the question that is shown takes them, and wait until it is answered."""
+        await self.until(" or ↑↓ Enter", step=step)
+        self.press(keys)
+        await self.until(lambda shown: " or ↑↓ Enter" not in shown, step=step)
 
     def close(self) -> None:
         asyncio.get_running_loop().remove_reader(self._main)
@@ -386,15 +382,11 @@ async def fix_the_bug(shell: Recorder) -> None:
     await shell.until("scripted ·", hold=1.0)
     await shell.type(TASK)
     shell.press("\r")
-    await shell.until("❯ 1 ", step=0.1, hold=1.5)
-    for n in (2, 3):
-        shell.press("\x1b[B")
-        await shell.until(f"❯ {n} ", hold=0.6)
-    shell.keep(1.0)
-    write("permission", draw_still(shell.frames[-1], "crow asks before it runs a command", DARK))
-    await shell.answer("\r", step=0.1)
-    await shell.until("? ", step=0.1, hold=2.5)
+    await shell.until("letter, or", step=0.1, hold=1.5)
     write("diff", draw_still(shell.frames[-1], "crow shows a change and asks about it", DARK))
+    shell.press("a")
+    await shell.until("number, or", step=0.1, hold=2.5)
+    write("permission", draw_still(shell.frames[-1], "crow asks for how long an answer holds", DARK))
     await shell.answer("\r", step=0.1)
     await shell.until(lambda text: "all 4 pass" in text and "Working" not in text, step=0.1, hold=5.0)
 

@@ -59,13 +59,13 @@ async def test_list_shows_decisions_with_their_reasons(decided: "Machine"):
     listed = await decided.crow("audit", "list")
     assert listed.code == 0, listed.err
     heads, *lines = listed.out.splitlines()
-    assert heads.split() == ["#", "WHEN", "SESSION", "WHAT", "TOOL", "BY"]
+    assert heads.split() == ["#", "WHEN", "SESSION", "WHAT", "TOOL", "ABOUT", "BY"]
     told = [re.sub(r"^(\d) +\S+ \S+ +[0-9a-f]{8} +", r"\1 ", " ".join(line.split())) for line in lines]
     assert told == [
-        "4 failed file_editor",
-        "3 deny file_editor it needs a permission, and nobody is there to give it (once)",
-        "2 completed terminal",
-        "1 allow terminal the rule 'terminal:true' (once)",
+        "4 failed file_editor a.txt",
+        "3 deny file_editor a.txt it needs a permission, and nobody is there to give it (once)",
+        "2 completed terminal true",
+        "1 allow terminal true the rule 'terminal:true' (once)",
     ]
 
 

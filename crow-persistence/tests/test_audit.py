@@ -19,6 +19,7 @@ from crow_core.testing import Reply, ScriptedCall, ScriptedModel, connect
 from crow_permissions.extension import permissions
 from crow_persistence import audit
 from crow_persistence.audit import anchor, announce, append_rows, list_decisions, make_rows, record_decision, verify
+from crow_persistence.audited_calls import describe_arguments, describe_calls
 from crow_persistence.database import Database
 from crow_persistence.extension import persistence
 from crow_persistence.heads import AnchoredHead
@@ -376,6 +377,19 @@ def test_list_is_newest_first_and_filtered_by_session(database: Database):
         assert list_decisions(connection, "%") == list_decisions(connection, "1session") == []
 
 
+@pytest.mark.parametrize(
+    ("arguments", "about"),
+    [
+        ('{"command": "make\\n -j"}', "make -j"),
+        ('{"command": "create", "path": "a b.txt"}', "a b.txt"),
+        ('{"url": "https://example.org:81/a?b"}', "example.org:81"),
+        *((text, "") for text in ("", "{", "[1]", '{"command": 1}', '{"url": "http://["}', '{"query": "x"}')),
+    ],
+)
+def test_list_tells_the_command_the_path_or_the_host(arguments: str, about: str):
+    assert describe_arguments(arguments) == about
+
+
 @pytest.mark.anyio
 async def test_edit_is_recorded_with_its_decision_and_file_digests(database: Database, tmp_path: Path):
     file = tmp_path / "project" / "a.txt"
@@ -398,6 +412,11 @@ async def test_edit_is_recorded_with_its_decision_and_file_digests(database: Dat
         await editor.prompt(session.session_id, "go")
     assert verify(database) == []
     written = rows(database)
+    with database.begin_read() as connection:
+        abouts = {row["tool"]: about for row, about in zip(written, describe_calls(connection, written), strict=True)}
+        changed = [{**row, "arguments": "0" * 64} for row in written]
+        assert describe_calls(connection, changed) == [""] * 4
+    assert abouts == {"file_editor": "a.txt", "terminal": "true"}
     assert {row["session"] for row in written} == {session.session_id}
     told = [(row["tool"], row["kind"], row["verdict"], row["by"]) for row in written]
     assert sorted(told) == [

@@ -161,6 +161,7 @@ async def test_audit_lists_decisions(database: Database):
         await editor.prompt(session.session_id, "go")
         listed = await ask(editor, session.session_id, "/audit")
         assert "not understood" in await ask(editor, session.session_id, "/audit nosuch")
+    assert "| # | when | what | tool | about | by |" in listed
     assert "| allow | demo\\_echo |" in listed
     assert "| completed | demo\\_echo |" in listed
 

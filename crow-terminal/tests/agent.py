@@ -47,6 +47,8 @@ from crow_core.acp.schema import (
 )
 from crow_core.acp.transports import stdio
 
+FOLDER = os.getcwd()
+
 
 class Agent:
     def __init__(self, transport: Any) -> None:
@@ -114,6 +116,15 @@ class Agent:
                 return PromptResponse(stop_reason="cancelled")
             case "ask":
                 await self.ask(rest or "rm -rf build")
+            case "edit":
+                await self.edit(rest or "pancakes.py")
+            case "flood":
+                await asyncio.gather(*(self.ask(f"rm number-{n}", str(n)) for n in range(int(rest))))
+            case "late":
+                asking = asyncio.ensure_future(self.ask("rm late"))
+                await asyncio.sleep(0.1)
+                asking.cancel()
+                await self.say("The turn is over.")
             case "form":
                 await self.form()
             case "die":
@@ -143,8 +154,8 @@ class Agent:
         await self.send(UserMessageChunk(content=TextBlock(text=text), message_id=text))
         return {"taken": True}
 
-    async def ask(self, command: str) -> None:
-        call: Any = {"tool_call_id": "1", "title": command, "kind": "execute"}
+    async def ask(self, command: str, id: str = "1") -> None:
+        call: Any = {"tool_call_id": id, "title": command, "kind": "execute"}
         call["raw_input"] = {"command": command}
         await self.send(ToolCall(**call, status="pending"))
         options = [
@@ -159,8 +170,26 @@ class Agent:
             BlockContent(content=TextBlock(text="\n".join(f"out {n}" for n in range(20)))),
             DiffContent(path="a.py", old_text="a\n", new_text="b\n"),
         ]
-        await self.send(ToolCallUpdate(tool_call_id="1", status="completed", content=result[:1]))
-        await self.say(f"Answer: {chosen} {answer.meta or ''}")
+        await self.send(ToolCallUpdate(tool_call_id=id, status="completed", content=result[:1]))
+        await self.say(f"Answer: {chosen} {answer.meta or ''}\n\n")
+
+    async def edit(self, path: str) -> None:
+        """Ask about a change as crow does, with answers that last."""
+        old = [f"line {n}" for n in range(1, 41)]
+        new = [f"other {n}" if n in (3, 20, 21, 38) else line for n, line in enumerate(old, 1)]
+        diff = DiffContent(path=f"{FOLDER}/{path}", old_text="\n".join(old) + "\n", new_text="\n".join(new) + "\n")
+        call: Any = {"tool_call_id": "2", "title": f"str_replace {path}", "kind": "edit", "content": [diff]}
+        await self.send(ToolCall(**call, status="pending"))
+        options = [PermissionOption(option_id="yes", name="Allow", kind="allow_once")]
+        for scope, rule in (("session", "changes to files here"), ("folder", f"changes to {path}")):
+            own: Any = {"crow": {"answer": {"scope": scope, "text": rule}}}
+            name = f"Allow for this {scope}: {rule}"
+            options.append(PermissionOption(option_id=scope, name=name, kind="allow_always", meta=own))
+        options.append(PermissionOption(option_id="no", name="Reject", kind="reject_once"))
+        request = RequestPermissionRequest(session_id="s", tool_call=ToolCallFields(**call), options=options)
+        answer = await self.connection.request("session/request_permission", request)
+        await self.send(ToolCallUpdate(tool_call_id="2", status="completed"))
+        await self.say(f"Answer: {getattr(answer.outcome, 'option_id', 'cancelled')}")
 
     async def form(self) -> None:
         colour = StringPropertySchema(title="Colour", enum=["red", "blue"])

@@ -81,14 +81,15 @@ class Screen:
     def type(self, text: str) -> None:
         os.write(self.main, text.encode())
 
-    def answer(self, text: str) -> None:
-        """Type again and again until the question that is shown is gone: keys right after it appeared are ignored."""
-        self.until("↑↓ ")
+    def answer(self, text: str, mark: str = "╰ ") -> None:
+        """Type again and again until the question that is shown is gone: it takes keys after a pause."""
+        self.until(mark)
         end = time.monotonic() + PATIENCE
-        while "↑↓ " in self.text:
+        while mark in self.text:
+            self.until(lambda: "stop typing" not in self.text)
             self.type(text)
-            again = time.monotonic() + 0.5
-            while time.monotonic() < again and "↑↓ " in self.text:
+            again = time.monotonic() + 1.0
+            while time.monotonic() < again and mark in self.text:
                 self.read(0.1)
             self.settle()
             assert time.monotonic() < end, self.text

@@ -139,15 +139,25 @@ def test_a_permission_is_answered_by_arrows(start: "Start"):
     screen = start()
     screen.until("small")
     screen.type("ask\r")
-    screen.until("? rm -rf build")
-    rows = [line.strip("❯ ") for line in screen.text.split("\n") if re.match(r"[❯ ] \d ", line)]
-    assert rows == [
-        *("1 Allow", "2 Allow always: rm *", "3 Reject", "4 Reject, and say why", "5 Edit the command, then run it")
+    screen.until("letter, or ↑↓ Enter")
+    lines = screen.text.split("\n")
+    at = next(n for n, line in enumerate(lines) if line.startswith("╭"))
+    assert lines[at].startswith("╭ Run a command  ! deletes ──")
+    assert [line.strip("│❯ ") for line in lines[at + 1 : at + 7]] == [
+        "rm -rf build",
+        "",
+        "y  Yes",
+        "a  Allow always: rm *",
+        "n  No, and say why  Shift-N: without a word",
+        "e  Edit first",
     ]
     screen.type("\x1b[B")
-    screen.until("❯ 2 Allow always")
+    screen.until("❯ a  Allow always")
+    screen.answer("\r", mark="e  Edit first")
+    screen.until("❯ 1  Allow always: rm *")
     screen.answer("\r")
     screen.until("Answer: ever")
+    assert "? Run a command · Allow always: rm *\n  rm -rf build\n" in screen.text
     screen.type("\x0f")
     screen.until(lambda: any("└ out 0" in line for line in screen.everything))
 
@@ -158,22 +168,53 @@ def test_a_rejection_has_a_reason_and_a_command_is_edited(start: "Start"):
     screen.type("a draft stays")
     screen.until("a draft stays")
     screen.type("\x15ask\r")
-    screen.answer("4")
-    screen.until("Tell the agent why")
+    screen.answer("n")
+    screen.until("Why, or what to do instead")
     screen.type("use git clean\r")
     screen.until("Answer: no {'crow': {'reason': 'use git clean'}}")
     screen.type("ask\r")
-    screen.answer("5")
+    screen.answer("e")
     screen.until("❯ rm -rf build")
     screen.type(" -v\r")
     screen.until("Answer: yes {'crow': {'command': 'rm -rf build -v'}}")
+
+
+def test_what_is_typed_while_a_question_appears_stays_in_the_prompt(start: "Start"):
+    screen = start()
+    screen.until("small")
+    screen.type("ask\r")
+    for letter in "1 a y and 2 eggs":
+        screen.type(letter)
+        screen.read(0.05)
+    screen.until("❯ 1 a y and 2 eggs")
+    screen.type("\x1b[200~y\x1b[201~")
+    screen.until("❯ 1 a y and 2 eggsy")
+    screen.until(lambda: "stop typing to answer" not in screen.text)
+    assert "Answer:" not in screen.text
+    screen.type("y")
+    screen.until("Answer: yes")
+    screen.until("❯ 1 a y and 2 eggsy")
+
+
+def test_a_question_that_is_withdrawn_takes_no_answer(start: "Start"):
+    screen = start()
+    screen.until("small")
+    screen.type("late\r")
+    screen.until("The turn is over.")
+    screen.until(lambda: "rm late" not in screen.text.replace("❯ ask rm late", "") or "╭" not in screen.text)
+    screen.type("y")
+    screen.until("❯ y")
 
 
 def test_a_form_is_filled_in(start: "Start"):
     screen = start()
     screen.until("small")
     screen.type("form\r")
-    screen.answer("2")
+    screen.until("❯ 1 red")
+    screen.until(lambda: "stop typing to answer" not in screen.text)
+    screen.type("2")
+    screen.until("❯ 2 blue")
+    screen.type("\r")
     screen.until("How many:")
     screen.type("many\r")
     screen.until("This field takes a number.")
@@ -302,7 +343,7 @@ def test_narrow_and_wide_terminals(start: "Start", columns: int):
     screen = start(columns, 24)
     screen.until("small")
     screen.type("ask\r")
-    screen.answer("1")
+    screen.answer("y")
     screen.until("Answer: yes")
     screen.type("/help\r")
     screen.until(lambda: any("Screen" in line for line in screen.everything))
@@ -312,7 +353,7 @@ def test_no_color(start: "Start"):
     screen = start(NO_COLOR="1")
     screen.until("small")
     screen.type("ask\r")
-    screen.answer("1")
+    screen.answer("y")
     screen.until("Answer: yes")
     colours = re.findall(rb"\x1b\[([0-9;]*)m", screen.written)
     assert {code for each in colours for code in each.split(b";")} <= {b"", b"0", b"1", b"2", b"3", b"4", b"7"}
@@ -367,19 +408,23 @@ def test_a_flood_is_printed_whole_while_keys_are_heard(start: "Start"):
 
 def test_characters_that_are_not_seen_are_shown_in_a_question(program: list[str]):
     command = [*program[:3], "plain", *program[4:]]
-    prompt = "ask rm a\u200bb \u202ec\n3\n"
+    prompt = "ask rm a\u200bb \u202ec\nn\n"
     done = subprocess.run(command, input=prompt, capture_output=True, text=True, timeout=20, check=False)
     assert done.returncode == 0, done.stderr
-    assert "? rm a\\u200bb \\u202ec" in done.stdout
+    assert "  | rm a\\u200bb \\u202ec\n" in done.stdout
 
 
 def test_plain_lines_for_pipes_and_screen_readers(program: list[str]):
     command = [*program[:3], "plain", *program[4:]]
-    done = subprocess.run(command, input="ask\n2\nhi\n", capture_output=True, text=True, timeout=20, check=False)
+    typed = "ask\n2\nyou\na\n1\nask\nno use git\nask\ne rm -v\nhi\n"
+    done = subprocess.run(command, input=typed, capture_output=True, text=True, timeout=20, check=False)
     assert done.returncode == 0, done.stderr
     assert "\x1b" not in done.stdout
-    assert "  2 Allow always: rm *" in done.stdout
+    assert "? Run a command (deletes)\n  | rm -rf build\n  y  Yes\n  a  Allow always: rm *\n" in done.stdout
+    assert done.stdout.count("Type a letter: y, a, n, e.") == 2
     assert "Answer: ever" in done.stdout
+    assert "Answer: no {'crow': {'reason': 'use git'}}" in done.stdout
+    assert "Answer: yes {'crow': {'command': 'rm -v'}}" in done.stdout
     assert "You said: hi" in done.stdout
 
 

@@ -1,6 +1,7 @@
 """Blocks as lines: at every width, without anything that a terminal obeys, and whole."""
 
 import re
+from typing import Any
 
 import pytest
 from crow_core.acp.schema import (
@@ -8,8 +9,10 @@ from crow_core.acp.schema import (
     AgentThoughtChunk,
     BlockContent,
     DiffContent,
+    PermissionOption,
     PlanEntry,
     PlanUpdate,
+    RequestPermissionRequest,
     SessionUpdate,
     TextBlock,
     ToolCall,
@@ -17,10 +20,12 @@ from crow_core.acp.schema import (
     ToolCallUpdate,
     UserMessageChunk,
 )
-from crow_terminal.blocks import BlockRecord, Call, CommandOutput, Note, Plan, Proposal, UserPrompt, strip_fence
+from crow_terminal.blocks import BlockRecord, Call, CommandOutput, Note, Plan, UserPrompt, strip_fence
 from crow_terminal.markdown import CodeLines, MarkdownSplitter, Prose
 from crow_terminal.paint import Painter, compare, format_seconds
 from crow_terminal.printable_text import ESCAPES, clip, clip_start, escape, escape_output, hang, measure
+from crow_terminal.question import make_question
+from crow_terminal.question_view import compose_question
 from crow_terminal.theme import THEMES, choose_theme
 from hypothesis import given
 from hypothesis import strategies as st
@@ -124,7 +129,15 @@ def test_no_block_lets_a_control_character_through(text: str, theme: str):
     for status in ("completed", "failed", "pending"):
         call = ToolCall(**fields, status=status)
         plain(painter.paint(Call(call, 3.0), 50))
-        plain(painter.paint(Proposal(call), 50))
+        call_fields: dict[str, Any] = {**fields, "raw_input": {"command": text, text: text}, "kind": "execute"}
+        for kind in ("execute", "edit", "other"):
+            asked = ToolCallFields(**{**call_fields, "kind": kind})
+            request = RequestPermissionRequest(session_id="s", tool_call=asked, options=[
+                PermissionOption(option_id="1", name=text, kind=one) for one in ("allow_once", "allow_always")
+            ])  # fmt: skip
+            question = make_question(request, call, text, (), lambda row, now: [])
+            plain(compose_question(question, 50, 20, painter.theme, ready=True))
+            plain(painter.paint(question.record("Yes", text), 50))
     entry = PlanEntry(content=text, priority="high", status="pending")
     for block in (UserPrompt(text), Note(text, "error"), Plan((entry,)), CommandOutput(text, text, 1)):
         plain(painter.paint(block, 50))
@@ -216,13 +229,13 @@ def test_a_tool_call_that_never_ends_is_shown_at_the_end_of_the_turn():
     assert plain(Painter(THEMES["dark"]).paint(call, 60)) == ["○ sleep  did not end · 3.0s"]
 
 
-def test_changes_are_shown_once_before_the_question():
+def test_changes_are_printed_once_with_the_answer_to_the_question():
     transcript = BlockRecord()
     fields = ToolCallFields(
         tool_call_id="1", title="Edit a", status="pending", content=[DiffContent(path="a", old_text="x", new_text="y")]
     )
-    assert [type(block) for block in transcript.propose(fields, 1.0)] == [Proposal]
     assert transcript.propose(fields, 1.0) == []
+    transcript.note_shown("1")
     (call,) = transcript.add(ToolCallUpdate(tool_call_id="1", status="completed"), 1.5)
     assert plain(Painter(THEMES["dark"]).paint(call, 60)) == ["● Edit a  +1 −1"]
     assert len(transcript.diffs) == 1

@@ -49,6 +49,7 @@ from crow_terminal.effects import (
     Show,
     Steer,
     TakeBack,
+    Wait,
     Withdraw,
 )
 from crow_terminal.export import to_markdown
@@ -60,9 +61,11 @@ from crow_terminal.paint import Painter
 from crow_terminal.pickers import confirm_taking_back, offer_turns, pick_option, pick_session, pick_turn
 from crow_terminal.printable_text import measure
 from crow_terminal.prompt_content import find_images, make_prompt
+from crow_terminal.question import Question
 from crow_terminal.session_options import OfferedOptions, find_changes
 from crow_terminal.state import Abilities, State
 from crow_terminal.theme import THEMES
+from crow_terminal.typing_pause import PAUSE
 from msgspec import UNSET
 from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.document import Document
@@ -251,15 +254,33 @@ def test_end_of_the_agent_says_what_to_do_below_a_sentence_of_several_lines():
     assert effect.block.text == "No model.\n- Run `crow setup`.\nOr go on.\nEnter starts it again."
 
 
-def test_a_question_ignores_the_keys_that_were_typed_for_the_editor():
+def test_a_question_rings_when_it_comes_late_and_is_printed_with_its_answer():
     state = ready()
     state.submit("one", 0.0)
     assert any(isinstance(effect, Ring) for effect in ask(state, now=10.0))
-    assert state.choose(None, 10.1) == []
-    (answer,) = state.choose(2, 11.0)
+    assert state.answer("a", 11.0) == [Wait(PAUSE)]
+    printed, answer = state.answer("1", 12.0)
+    assert paint(printed) == ["? Run a command · always", "  rm x"]
     assert isinstance(answer, Respond)
     assert answer.response.outcome.option_id == "always"
     assert state.dialog is None
+
+
+def test_a_form_takes_no_keys_before_a_pause():
+    state = ready()
+    state.submit("one", 0.0)
+    schema = ElicitationSchema(properties={"a": StringPropertySchema(title="A", default="x")})
+    request = CreateElicitationRequest(message="Which?", mode="form", session_id="s", requested_schema=schema)
+    state.note_key(9.9)
+    assert state.ask(1, request, 10.0)[-1] == Wait(PAUSE)
+    state.note_key(10.2)
+    assert sent(state.submit("typed on", 10.3)) == []
+    assert state.queue.prompts == ["typed on"]
+    (again,) = state.wake(10.5)
+    assert isinstance(again, Wait)
+    assert not state.writes_answer
+    assert state.wake(10.8) == [Edit("x")]
+    assert state.submit("y", 10.9)[0].response.content == {"a": "y"}
 
 
 def test_questions_wait_for_each_other_and_can_be_withdrawn():
@@ -289,7 +310,9 @@ def test_esc_at_a_question_stops_the_turn():
     state = ready()
     state.submit("one", 0.0)
     ask(state)
-    assert state.stop(11.0) == [Cancel()]
+    printed, cancel = state.stop(11.0)
+    assert paint(printed)[0] == "? Run a command · not answered, as the turn was stopped"
+    assert cancel == Cancel()
 
 
 @pytest.mark.parametrize("at_a_question", [True, False])
@@ -333,8 +356,9 @@ def test_seconds_of_a_call_do_not_count_while_a_question_about_it_waits(answered
     assert [one.get_seconds(50.0) for one in state.transcript.running.values()] == [2.0, 3.0]
     for id in (1, 2):
         if answered and id == 1:
-            state.choose(1, 100.0)
+            state.answer("y", 100.0)
         elif answered:
+            state.wake(100.8)
             state.submit("x", 101.0)
         else:
             state.withdraw(3 - id, 99.0 + id)
@@ -368,22 +392,22 @@ def test_live_output_is_the_last_lines_and_the_number_of_those_before_like_the_f
     assert [line.strip() for line in finished] == ["… 395 lines before", "395", "396", "397", "398", "399"]
 
 
-@pytest.mark.parametrize(("row", "text", "meta"), [(4, "why", {"reason": "why"}), (5, "ls", {"command": "ls"})])
-def test_a_reason_and_another_command_go_only_to_agents_that_take_them(row: int, text: str, meta: dict[str, str]):
+@pytest.mark.parametrize(("letter", "text", "meta"), [("n", "why", {"reason": "why"}), ("e", "ls", {"command": "ls"})])
+def test_a_reason_and_another_command_go_only_to_agents_that_take_them(letter: str, text: str, meta: dict[str, str]):
     state = ready()
     state.submit("one", 0.0)
     ask(state, raw_input={"command": "rm x"})
-    assert isinstance(state.dialog, ListDialog)
+    assert isinstance(state.dialog, Question)
     assert len(state.dialog.rows) == 3
 
     state = ready(abilities=Abilities(answers=("reason", "command")))
     state.submit("one", 0.0)
     ask(state, raw_input={"command": "rm x"})
-    state.choose(row, 11.0)
+    state.answer(letter, 11.0)
     assert isinstance(state.dialog, TextDialog)
     assert state.stop(11.5) == [Edit("")]
-    assert isinstance(state.dialog, ListDialog)
-    state.choose(row, 12.0)
+    assert isinstance(state.dialog, Question)
+    state.answer(letter, 12.0)
     answers = [effect for effect in state.submit(text, 12.5) if isinstance(effect, Respond)]
     assert [answer.response.meta for answer in answers] == [{"crow": meta}]
 
@@ -399,6 +423,7 @@ def test_a_form_is_asked_field_by_field():
     schema = ElicitationSchema(properties=fields, required=["name", "sure", "tags"])
     request = CreateElicitationRequest(message="Please", mode="form", session_id="s", requested_schema=schema)
     state.ask(1, request, 10.0)
+    assert state.wake(10.6) == [Edit("")]
     assert state.submit("", 11.0) == []
     assert state.hint == "This field has to be filled in."
     state.submit("Ada", 11.0)

@@ -10,10 +10,13 @@ import click
 from crow_core.errors import StoreError
 from crow_core.text import escape_controls
 
-from crow_cli.console import AS_JSON, format_time, limit_option, print_json, print_note, print_table
+from crow_cli.console import AS_JSON, format_time, limit_option, print_json, print_note, print_table, shorten
 from crow_cli.menu import confirm
 from crow_cli.process import fail
 from crow_cli.storage import connect, open_database
+
+MAX_ABOUT = 60
+"""Characters of a command, path or host in the list; `--json` has it whole."""
 
 
 @click.group()
@@ -89,11 +92,14 @@ def repair(yes: bool) -> None:
 @limit_option(50)
 @AS_JSON
 def list_(session: str, limit: int, as_json: bool) -> None:
-    """List decisions and the results of the tool calls, the latest first."""
+    """List decisions and the results of the tool calls, the latest first, with the command, path or host of each."""
     from crow_persistence.audit import list_decisions
+    from crow_persistence.audited_calls import describe_calls
 
     with connect(lists=True, as_json=as_json) as connection:
         rows = list_decisions(connection, session, limit)
+        for row, about in zip(rows, describe_calls(connection, rows), strict=True):
+            row["about"] = about
     if as_json:
         for row in rows:
             with suppress(ValueError):  # the row may be damaged
@@ -103,11 +109,12 @@ def list_(session: str, limit: int, as_json: bool) -> None:
     if not rows:
         print_note("Nothing has been decided yet.")
         return
-    heads = ("#", "WHEN", "SESSION", "WHAT", "TOOL", "BY")
+    heads = ("#", "WHEN", "SESSION", "WHAT", "TOOL", "ABOUT", "BY")
     print_table(heads, [to_row(row) for row in rows])
 
 
 def to_row(row: dict[str, Any]) -> tuple[str, ...]:
     """Convert a record to a row of the table."""
     by = {"decision": f"{row['by']} ({row['scope']})", "repair": row["by"]}.get(row["kind"], "")
-    return (str(row["number"]), format_time(row["at"]), row["session"][:8], row["verdict"], row["tool"], by)
+    about = shorten(row["about"], MAX_ABOUT)
+    return (str(row["number"]), format_time(row["at"]), row["session"][:8], row["verdict"], row["tool"], about, by)

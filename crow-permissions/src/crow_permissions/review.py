@@ -441,6 +441,7 @@ async def ask_about_changes(
         locations=announcement.locations,
         raw_input=announcement.raw_input,
         content=[BlockContent(content=TextBlock(text=text)), *diffs],
+        meta={"crow": {"changed": count}},
     )
     rule, folder = get_answer_rule(session, tool_call), get_folder(session)
     offers = [Offer("allow-session", KeptAnswer(True, rule, "session", "", now()))]

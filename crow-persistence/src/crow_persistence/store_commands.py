@@ -203,6 +203,7 @@ def format_request(body: Any) -> str:
 def show_audit(connection: "Connection", session: Session, words: str) -> str:
     """List the decisions about permissions, of the session or of all."""
     from crow_persistence.audit import list_decisions
+    from crow_persistence.audited_calls import describe_calls
 
     if words not in ("", "all"):
         return (
@@ -217,11 +218,12 @@ def show_audit(connection: "Connection", session: Session, words: str) -> str:
             to_time(one["at"]),
             one["verdict"],
             one["tool"],
+            about,
             f"{one['by']} ({one['scope']})" if one["scope"] else one["by"],
         )
-        for one in found
+        for one, about in zip(found, describe_calls(connection, found), strict=True)
     ]
-    table = to_table(("#", "when", "what", "tool", "by"), rows)
+    table = to_table(("#", "when", "what", "tool", "about", "by"), rows)
     return f"{table}\n\n`crow audit verify`, in a terminal, checks that nobody has changed them."
 
 

@@ -53,10 +53,24 @@ class Call(Struct, frozen=True):
     """True if the tool did not run, because the turn ended before."""
 
 
-class Proposal(Struct, frozen=True):
-    """The changes of a tool call that waits for a permission."""
+class StyledLine(Struct, frozen=True):
+    """A line of what a question is about, with the name of its style."""
 
-    call: ToolCall
+    text: str
+    style: str = "plain"
+    indent: int = 0
+    """The columns by which what does not fit in a row is indented in the rows below."""
+
+
+class AnsweredQuestion(Struct, frozen=True):
+    """A question for permission with its answer."""
+
+    title: str
+    lines: tuple[StyledLine, ...]
+    """What it was about, whole."""
+    answer: str
+    written: str = ""
+    """What the user wrote: a reason, or another command."""
 
 
 class Plan(Struct, frozen=True):
@@ -81,7 +95,7 @@ class CommandOutput(Struct, frozen=True):
     code: int | None
 
 
-Block: TypeAlias = Prose | CodeLines | UserPrompt | Call | Proposal | Plan | Note | CommandOutput
+Block: TypeAlias = Prose | CodeLines | UserPrompt | Call | AnsweredQuestion | Plan | Note | CommandOutput
 
 
 class OpenCall(Struct):
@@ -122,7 +136,7 @@ class BlockRecord:
         self._answer: list[str] = []
         self._prompt: list[str] = []
         self._finished: dict[str, None] = {}
-        self._proposed: set[str] = set()
+        self._shown: set[str] = set()
         """The ids of the tool calls whose changes were printed before they ran."""
 
     @property
@@ -177,14 +191,14 @@ class BlockRecord:
         return done
 
     def propose(self, fields: ToolCallFields, now: float) -> list[Block]:
-        """Take in the tool call that a permission is asked for; return its changes, to be read before the answer."""
+        """Take in the tool call that a permission is asked for."""
         known = {key: value for key, value in asdict(fields).items() if value is not UNSET and value is not None}
-        done = self.add(ToolCallUpdate(**known), now)
-        running = self.running.get(fields.tool_call_id)
-        if running and find_diffs(running.call) and fields.tool_call_id not in self._proposed:
-            self._proposed.add(fields.tool_call_id)
-            done.append(Proposal(running.call))
-        return done
+        return self.add(ToolCallUpdate(**known), now)
+
+    def note_shown(self, id: str) -> None:
+        """Note that the changes of a tool call are printed with the answer to the question about it."""
+        if (running := self.running.get(id)) and find_diffs(running.call):
+            self._shown.add(id)
 
     def start_question(self, id: str, now: float) -> None:
         """Stop the clock of a tool call, as the user is asked about it."""
@@ -242,7 +256,7 @@ class BlockRecord:
             case _:
                 denied = not_run = False
         not_run |= running.is_left and running.call.status == "failed"
-        return [*done, Call(running.call, running.get_seconds(now), id in self._proposed, denied, not_run)]
+        return [*done, Call(running.call, running.get_seconds(now), id in self._shown, denied, not_run)]
 
 
 def find_diffs(call: ToolCall) -> list[DiffContent]:

@@ -29,9 +29,9 @@ from crow_terminal import effects
 from crow_terminal.agent_connections import AgentAddress, NoAgent, connect
 from crow_terminal.blocks import Block, CommandOutput
 from crow_terminal.branch import read_branch
-from crow_terminal.chat_client import ChatClient, Question
+from crow_terminal.chat_client import AgentQuestion, ChatClient
 from crow_terminal.completion import ChatCompleter
-from crow_terminal.dialogs import ListDialog, TextDialog
+from crow_terminal.dialogs import ListDialog
 from crow_terminal.effects import Effect
 from crow_terminal.first_run import is_first_run, make_card
 from crow_terminal.key_bindings import make_bindings
@@ -42,9 +42,10 @@ from crow_terminal.paint import Painter
 from crow_terminal.pickers import confirm_taking_back, offer_turns, pick_option, pick_prompt, pick_session
 from crow_terminal.printable_text import clip, clip_ansi, escape_line
 from crow_terminal.prompt_content import MAX_IMAGE_BYTES, find_large_images, find_pasted_image, make_prompt
+from crow_terminal.question import Question
 from crow_terminal.session_options import OfferedOptions, find_changes
 from crow_terminal.state import State
-from crow_terminal.terminal import Terminal, restore
+from crow_terminal.terminal import EDITOR_ROWS, Terminal, restore
 from crow_terminal.theme import choose_theme
 from crow_terminal.user_command import UserCommand
 
@@ -58,6 +59,8 @@ PASTE_LINES = 8
 """Lines of a paste above which only its size is shown in the editor."""
 PASTE_LENGTH = 2_000
 """The same in characters."""
+ROWS_AT_A_QUESTION = 2
+"""Rows of the editor below a question for permission."""
 MAX_PENDING_LINES = 400
 """Lines that are printed in one frame."""
 
@@ -119,7 +122,9 @@ class Chat:
             above=self.compose_above,
             below=self.compose_below,
             label=self.make_label,
-            shows_editor=lambda: not isinstance(self.state.dialog, ListDialog),
+            shows_editor=lambda: not self.state.chooses,
+            editor_rows=lambda: ROWS_AT_A_QUESTION if self.is_asking() else EDITOR_ROWS,
+            note_key=self.note_key,
             take=self.take_lines,
             is_moving=lambda: self.state.is_moving(time.monotonic()),
             keys=make_bindings(self),
@@ -177,7 +182,7 @@ class Chat:
     # What is shown
 
     def compose_above(self, width: int, height: int) -> list[str]:
-        return compose_above(self.state, time.monotonic(), width, height, self.painter.theme, self.paint_tail(width))
+        return compose_above(self.state, get_time(), width, height, self.painter.theme, self.paint_tail(width))
 
     def paint_tail(self, width: int) -> list[str]:
         """Paint the open text. While finished blocks wait for their frame, it stays as it was before."""
@@ -194,7 +199,7 @@ class Chat:
     def compose_below(self, width: int) -> list[str]:
         theme = self.painter.theme
         completions = self.terminal.editor.complete_state
-        if completions and completions.completions and not isinstance(self.state.dialog, ListDialog):
+        if completions and completions.completions and not self.state.chooses:
             items = [(each.display_text, each.display_meta_text) for each in completions.completions]
             return compose_menu(items, completions.complete_index, width, theme)
         return [compose_footer(self.state, time.monotonic(), width, theme)]
@@ -218,7 +223,7 @@ class Chat:
 
     def perform(self, wanted: Sequence[Effect]) -> None:
         """Carry out effects, and draw the state as it is now."""
-        is_entry = isinstance(self.state.dialog, TextDialog)
+        is_entry = self.state.writes_answer
         if is_entry and self._draft is None:
             self._draft = self.terminal.editor.text
         for effect in wanted:
@@ -252,6 +257,8 @@ class Chat:
             case effects.Respond(id=id, response=response):
                 if self.client:
                     self.client.answer(id, response)
+            case effects.Wait(seconds=seconds):
+                asyncio.get_running_loop().call_later(seconds, self.wake)
             case effects.Leave():
                 self.terminal.exit()
             case effects.Edit(text=text, keep=keep):
@@ -379,11 +386,11 @@ class Chat:
             if isinstance(notification.update, AvailableCommandsUpdate) and self.terminal.editor.text.startswith("/"):
                 self.terminal.editor.start_completion()  # of what was typed before they were known
 
-    def _ask(self, id: int, question: Question) -> None:
-        self.perform(self.state.ask(id, question, time.monotonic()))
+    def _ask(self, id: int, request: AgentQuestion) -> None:
+        self.perform(self.state.ask(id, request, get_time()))
 
     def _withdraw(self, id: int) -> None:
-        self.perform(self.state.withdraw(id, time.monotonic()))
+        self.perform(self.state.withdraw(id, get_time()))
 
     async def _prompt(self, text: str, outputs: Sequence[CommandOutput]) -> None:
         client = self.client
@@ -525,15 +532,52 @@ class Chat:
     # Keys
 
     def is_choosing(self) -> bool:
-        return isinstance(self.state.dialog, ListDialog)
+        return self.state.chooses
+
+    def is_asking(self) -> bool:
+        return isinstance(self.state.dialog, Question)
+
+    def is_answering(self) -> bool:
+        return self.is_asking() and not self.terminal.editor.text and self.state.pause.came_before()
+
+    def note_key(self) -> None:
+        if wanted := self.state.note_key(get_time()):
+            self.perform(wanted)
+
+    def wake(self) -> None:
+        """Answer by the letter that was typed alone, which leaves the prompt; else look again whether keys answer."""
+        now, editor = get_time(), self.terminal.editor
+        letter = self.state.take_letter(now)
+        if letter and editor.document.char_before_cursor == letter:
+            editor.delete_before_cursor(len(editor.text) if editor.text.strip(letter) == "" else 1)  # it came too early
+            self.perform(self.state.answer(letter, now))
+        self.perform(self.state.wake(now))
+
+    def type_letter(self, text: str) -> None:
+        if text.isprintable():
+            self.terminal.editor.insert_text(text)
+            self.perform(self.state.note_letter(text))
+
+    def confirm(self) -> None:
+        letter, text = self.state.pause.followed, self.terminal.editor.text
+        if letter and text.strip(letter) == "":
+            self.terminal.set_text("")
+            self.perform(self.state.answer(letter, get_time()))
+        elif self.is_answering():
+            self.choose(None)
+        elif text:
+            self.submit()
+
+    def scroll(self, pages: int) -> None:
+        self.perform(self.state.scroll(pages))
 
     def can_recall(self) -> bool:
         return bool(self.state.queue) and not self.terminal.editor.text and not self.is_choosing()
 
     def submit(self, *, later: bool = False) -> None:
         text = self.expand(self.terminal.editor.text)
-        now = time.monotonic()
-        if not isinstance(self.state.dialog, TextDialog):
+        now = get_time()
+        if not self.state.writes_answer:
             if text.strip():
                 self.terminal.editor.history.append_string(text)
             if found := find_command(self.state, text.strip()):
@@ -558,7 +602,7 @@ class Chat:
         self.perform(self.state.move(delta))
 
     def choose(self, number: int | None) -> None:
-        self.perform(self.state.choose(number, time.monotonic()))
+        self.perform(self.state.choose(number, get_time()))
 
     def type_in_list(self, text: str) -> None:
         """Handle a letter while a list is shown: part of a search, or the number of a row."""
@@ -573,6 +617,8 @@ class Chat:
         elif text.isdecimal() and 0 < int(text) <= len(dialog.rows):
             if dialog.marked is not None:
                 dialog.marked ^= {int(text) - 1}
+            elif self.state.asked:
+                dialog.selected = int(text) - 1  # Enter takes it
             else:
                 self.choose(int(text))
         self.terminal.update()
@@ -582,11 +628,11 @@ class Chat:
         if editor.complete_state:
             editor.cancel_completion()
         else:
-            self.perform(self.state.stop(time.monotonic()))
+            self.perform(self.state.stop(get_time()))
 
     def interrupt(self) -> None:
         self._is_interrupting = True
-        self.perform(self.state.interrupt(self.terminal.editor.text, time.monotonic()))
+        self.perform(self.state.interrupt(self.terminal.editor.text, get_time()))
 
     def end_input(self) -> None:
         self.perform([effects.Leave()])
@@ -621,7 +667,7 @@ class Chat:
         """Insert a paste; a long one, or the path of an image, as words that stand for it."""
         text = text.replace("\r\n", "\n").replace("\r", "\n")
         lines = text.count("\n") + 1
-        writes_prompt = not self.state.dialog
+        writes_prompt = not (self.state.writes_answer or self.state.chooses)
         if writes_prompt and not text:
             self.paste_image()  # terminals paste an image as nothing
         elif writes_prompt and self.state.abilities.images and (path := find_pasted_image(text, self.settings.cwd)):
@@ -634,7 +680,7 @@ class Chat:
 
     def paste_image(self) -> None:
         """Insert words that stand for the image in the clipboard."""
-        if self.state.dialog:
+        if self.state.writes_answer or self.state.chooses:
             return
         if self.state.abilities.images or self.state.phase == "starting":
             self._start(self._paste_image())
@@ -688,6 +734,11 @@ class Chat:
         if isinstance(text, str):
             self.terminal.set_text(text)
         self.terminal.update()
+
+
+def get_time() -> float:
+    """Return the time of the event loop, which is that of its timers, in seconds."""
+    return asyncio.get_running_loop().time()
 
 
 def run(settings: Settings) -> int:

@@ -32,7 +32,7 @@ from msgspec import UNSET
 
 from crow_terminal.state import Abilities
 
-Question: TypeAlias = RequestPermissionRequest | CreateElicitationRequest
+AgentQuestion: TypeAlias = RequestPermissionRequest | CreateElicitationRequest
 
 
 class ChatClient(AcpClient):
@@ -42,7 +42,7 @@ class ChatClient(AcpClient):
         self,
         transport: Transport,
         receive: Callable[[SessionNotification], None],
-        ask: Callable[[int, Question], None],
+        ask: Callable[[int, AgentQuestion], None],
         withdraw: Callable[[int], None],
     ) -> None:
         """`ask` is called with a number and a question, which `answer` answers; `withdraw` if nobody waits any more."""
@@ -86,7 +86,7 @@ class ChatClient(AcpClient):
     async def _on_update(self, notification: SessionNotification) -> None:
         self._receive(notification)
 
-    async def _on_question(self, request: Question) -> RequestPermissionResponse | CreateElicitationResponse:
+    async def _on_question(self, request: AgentQuestion) -> RequestPermissionResponse | CreateElicitationResponse:
         id = next(self._ids)
         self._answers[id] = future = asyncio.get_running_loop().create_future()
         self._ask(id, request)

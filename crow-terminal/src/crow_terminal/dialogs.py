@@ -21,6 +21,8 @@ class Row(Struct, frozen=True):
     value: Any = None
     current: bool = False
     """Whether it is the value that holds now."""
+    letter: str = ""
+    """The letter, or digit, that chooses it in a question for permission."""
 
 
 class ListDialog(Struct):
@@ -33,8 +35,6 @@ class ListDialog(Struct):
     dismiss: Callable[[float], Effects]
     about: Sequence[str] = ()
     """Lines to read before the choice."""
-    permission: bool = False
-    """Whether it asks for a permission, so that Esc stops the turn."""
     searchable: bool = False
     """Whether typed letters choose among the rows."""
     search: str = ""
@@ -66,8 +66,8 @@ class TextDialog(Struct):
     text: str
     submit: Callable[[str, float], Effects]
     """Called with the text and the time."""
-    back: ListDialog | None = None
-    """The list to return to."""
+    back: Struct | None = None
+    """The question to return to."""
     dismiss: Callable[[float], Effects] = ignore
     about: Sequence[str] = ()
 

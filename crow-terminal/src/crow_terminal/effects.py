@@ -45,6 +45,12 @@ class Respond(Struct, frozen=True):
     response: Any
 
 
+class Wait(Struct, frozen=True):
+    """Call `State.wake` after so many seconds."""
+
+    seconds: float
+
+
 class Leave(Struct, frozen=True):
     """End the terminal."""
 
@@ -131,6 +137,6 @@ class Fold(Struct, frozen=True):
 
 
 Effect: TypeAlias = (
-    Show | Send | Steer | Withdraw | Cancel | Respond | Leave | Ring | Edit | SetOption | Open | ListSessions | Run
-    | StopCommand | ListTurns | TakeBack | Copy | ExportSession | SetTheme | Fold
+    Show | Send | Steer | Withdraw | Cancel | Respond | Wait | Leave | Ring | Edit | SetOption | Open | ListSessions
+    | Run | StopCommand | ListTurns | TakeBack | Copy | ExportSession | SetTheme | Fold
 )  # fmt: skip

@@ -5,7 +5,17 @@ from pathlib import Path
 
 from crow_core.acp.schema import DiffContent
 
-from crow_terminal.blocks import Block, Call, CommandOutput, Note, Plan, Proposal, UserPrompt, find_diffs, find_output
+from crow_terminal.blocks import (
+    AnsweredQuestion,
+    Block,
+    Call,
+    CommandOutput,
+    Note,
+    Plan,
+    UserPrompt,
+    find_diffs,
+    find_output,
+)
 from crow_terminal.markdown import CodeLines, Prose
 from crow_terminal.paint import compare
 
@@ -42,8 +52,8 @@ def to_markdown(blocks: Sequence[Block], title: str) -> str:
                 parts.append(f"\n_{text}_\n")
             case CommandOutput(command=command, output=output):
                 parts.append(fence(f"$ {command}\n{output.rstrip()}", ""))
-            case Proposal():
-                pass
+            case AnsweredQuestion(written=written):
+                parts.append(f"\n_{block.title}: {block.answer}{f': {written}' if written else ''}_\n")
     return "".join(parts).lstrip("\n")
 
 

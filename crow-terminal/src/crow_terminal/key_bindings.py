@@ -1,6 +1,7 @@
 """The keys: each is passed on as an action."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from prompt_toolkit.application import get_app
@@ -13,7 +14,15 @@ class Actions(Protocol):
     """The actions of keys."""
 
     def is_choosing(self) -> bool:
-        """Whether a list is shown to choose from."""
+        """Whether a list is shown to choose from, in place of the editor."""
+        ...
+
+    def is_asking(self) -> bool:
+        """Whether a question for permission is shown, above the editor."""
+        ...
+
+    def is_answering(self) -> bool:
+        """Whether the arrows belong to it: after a pause, while the editor is empty."""
         ...
 
     def can_recall(self) -> bool:
@@ -24,6 +33,15 @@ class Actions(Protocol):
     def move(self, delta: int) -> None: ...
     def choose(self, number: int | None) -> None: ...
     def type_in_list(self, text: str) -> None: ...
+    def type_letter(self, text: str) -> None:
+        """Type a letter into the prompt, which may answer a question."""
+        ...
+
+    def confirm(self) -> None:
+        """Handle Enter while a question is shown."""
+        ...
+
+    def scroll(self, pages: int) -> None: ...
     def stop(self) -> None: ...
     def interrupt(self) -> None: ...
     def end_input(self) -> None: ...
@@ -46,6 +64,7 @@ def make_bindings(actions: Actions) -> KeyBindings:
     keys = KeyBindings()
     choosing = Condition(actions.is_choosing)
     writing = ~choosing
+    asking, answering = Condition(actions.is_asking), Condition(actions.is_answering)
     recalling = Condition(actions.can_recall)
 
     def bind(*names: str, act: Callable[[], object], filter: Filter | None = None, eager: bool = False) -> None:
@@ -75,15 +94,26 @@ def make_bindings(actions: Actions) -> KeyBindings:
     def new_line() -> None:
         get_app().current_buffer.insert_text("\n")
 
+    @keys.add(Keys.Any, filter=asking)
+    def _(event: KeyPressEvent) -> None:  # pyright: ignore[reportUnusedFunction]
+        actions.type_letter(event.data)
+
+    bind("enter", act=actions.confirm, filter=asking & ~has_completions)
+    for name, delta in (("up", -1), ("c-p", -1), ("s-tab", -1), ("down", 1), ("c-n", 1), ("tab", 1)):
+        bind(name, act=partial(actions.move, delta), filter=answering)
+    for name, pages in (("pageup", -1), ("pagedown", 1)):
+        bind(name, act=partial(actions.scroll, pages), filter=asking)
+    for name, pages in (("left", -1), ("right", 1)):
+        bind(name, act=partial(actions.scroll, pages), filter=answering)
     bind("escape", "enter", act=new_line, filter=writing)
     bind("c-j", act=new_line, filter=writing)
-    bind("up", act=actions.recall, filter=recalling)
+    bind("up", act=actions.recall, filter=recalling & ~answering)
     bind("escape", act=actions.stop)
     bind("c-c", act=actions.interrupt)
     bind("c-d", act=actions.end_input, filter=Condition(lambda: not get_app().current_buffer.text))
     bind("c-o", act=actions.unfold)
     bind("c-t", act=actions.fold_thoughts)
-    bind("s-tab", act=actions.next_mode, filter=writing & ~has_completions)
+    bind("s-tab", act=actions.next_mode, filter=writing & ~has_completions & ~asking)
     bind("escape", "q", act=lambda: actions.submit(later=True), filter=writing)
     bind("escape", "m", act=actions.pick_model, filter=writing)
     bind("c-r", act=actions.search_history, filter=writing)

@@ -9,6 +9,8 @@ from crow_terminal.blocks import OpenCall
 from crow_terminal.dialogs import ListDialog, TextDialog
 from crow_terminal.paint import FOLDED_LINES, format_seconds, paint_plan, wrap
 from crow_terminal.printable_text import clip, clip_start, escape_line, escape_output, fold, measure
+from crow_terminal.question import Question
+from crow_terminal.question_view import compose_question
 from crow_terminal.state import State
 from crow_terminal.theme import Theme
 
@@ -34,7 +36,7 @@ def compose_above(state: State, now: float, width: int, height: int, theme: Them
     lines = [] if tail and shown and shown.joined else [""]
     lines += [*tail[-room:], ""] if tail else []
     dialog = state.dialog
-    if not (isinstance(dialog, ListDialog) and dialog.permission):
+    if not isinstance(dialog, Question):
         lines += compose_running(state, now, width, height, theme)
     if state.transcript.plan and state.phase == "working" and not dialog and height >= 16:
         lines += shorten_plan(paint_plan(state.transcript.plan, width, theme), theme)
@@ -48,13 +50,30 @@ def compose_above(state: State, now: float, width: int, height: int, theme: Them
         about = [line for text in dialog.about for line in escape_output(text).split("\n")]
         lines += [clip(line, width) for line in about[:ABOUT_ROWS]]
         lines.append(theme.style("warning", clip(f"{dialog.label}:", width)))
+    queued: list[str] = []
     for text in [*state.queue][-QUEUE_ROWS:]:
-        lines.append(theme.style("dim", clip(f"» {escape_line(text)}", width)))
+        queued.append(theme.style("dim", clip(f"» {escape_line(text)}", width)))
     if state.queue.prompts and state.phase == "working":
-        lines.append(theme.style("dim", clip("  Enter sends it now · ↑ takes it back", width)))
+        queued.append(theme.style("dim", clip("  Enter sends it now · ↑ takes it back", width)))
     elif state.queue.steers and state.phase == "working":
-        lines.append(theme.style("dim", clip("  read at the next step · Enter sends it now · ↑ takes it back", width)))
-    return lines[-max(3, height - 6) :]
+        queued.append(theme.style("dim", clip("  read at the next step · Enter sends it now · ↑ takes it back", width)))
+    height = max(3, height - 6)
+    if isinstance(dialog, Question):
+        queued = queued if height > 12 else []
+        count = state.answered + 1 + len(state.waiting)
+        lines += compose_question(
+            dialog,
+            width,
+            height - len(queued),
+            theme,
+            letter=state.pause.letter,
+            ready=not state.pause.get_rest(now),
+            number=state.answered + 1,
+            count=count,
+        )
+    elif state.asked and not state.is_open and dialog:
+        lines.append(theme.style("dim", clip("  stop typing to answer", width)))
+    return [*lines, *queued][-height:]
 
 
 def compose_running(state: State, now: float, width: int, height: int, theme: Theme) -> list[str]:
@@ -114,14 +133,11 @@ def compose_spinner(state: State, now: float, width: int, theme: Theme) -> str:
 
 def compose_choice(dialog: ListDialog, width: int, rows: int, theme: Theme) -> list[str]:
     """Compose a list to choose from."""
-    style = "warning" if dialog.permission else "accent"
-    mark = "?" if dialog.permission else "❯"
-    lines = [theme.style(style, mark) + " " + theme.style("prompt", clip(dialog.title, width - 2))]
+    lines = [theme.style("accent", "❯ ") + theme.style("prompt", clip(dialog.title, width - 2))]
     about = [line for text in dialog.about for line in escape_output(text).split("\n")]
     hidden = len(about) - ABOUT_ROWS
     for line in about[: ABOUT_ROWS if hidden > 0 else None]:
-        pieces = wrap(line, width - 4) if not dialog.permission else [line]
-        lines += [f"    {piece}" for part in pieces for piece in fold(part, width - 4)]
+        lines += [f"    {piece}" for part in wrap(line, width - 4) for piece in fold(part, width - 4)]
     if hidden > 0:
         lines.append(theme.style("warning", f"    … {hidden} more lines"))
     found = dialog.found
@@ -133,7 +149,7 @@ def compose_choice(dialog: ListDialog, width: int, rows: int, theme: Theme) -> l
         dot = "● " if row.current else ""
         label = f"{number}{box}{dot}{escape_line(row.label)}"
         chosen = n == dialog.selected
-        if not row.detail and measure(label) > width - 2:  # a rule is read to its end
+        if not row.detail and measure(label) > width - 2:  # it is read to its end
             first, *rest = [piece for part in wrap(label, width - 2) for piece in fold(part, width - 2)]
             text = [f"{'❯' if chosen else ' '} {first}", *(f"  {piece}" for piece in rest)]
             lines += [theme.style("prompt", line) if chosen else line for line in text]
@@ -155,7 +171,7 @@ def describe_keys(dialog: ListDialog) -> str:
         search = f"“{escape_line(dialog.search)}” · " if dialog.search else "type to search · "
         return f"{search}↑↓ Enter · Esc closes" if len(dialog.rows) > 4 else "↑↓ Enter · Esc closes"
     space = "Space marks · " if dialog.marked is not None else ""
-    return f"{space}↑↓ or a number, Enter · Esc {'stops the turn' if dialog.permission else 'declines'}"
+    return f"{space}↑↓ or a number, Enter · Esc declines"
 
 
 def compose_menu(items: Sequence[tuple[str, str]], selected: int | None, width: int, theme: Theme) -> list[str]:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from crow_core.acp.schema import DiffContent
 
 from crow_terminal.blocks import (
+    AnsweredQuestion,
     Block,
     Call,
     CommandOutput,
     Note,
     Plan,
-    Proposal,
     UserPrompt,
     find_diffs,
     find_output,
@@ -70,7 +70,7 @@ class Painter:
                 return False
             case Prose() | CodeLines(), Prose() | CodeLines():
                 return not block.joined or block.thought != self._last.thought
-            case Call(), Call() | Proposal():
+            case Call(), Call() | AnsweredQuestion():
                 return isinstance(self._last, Call) and lines + self._last_lines > 2
             case _:
                 return True
@@ -85,8 +85,8 @@ class Painter:
                 return paint_prompt(text, width, theme)
             case Call():
                 return paint_call(block, width, theme, whole=whole)
-            case Proposal(call=call):
-                return [line for diff in find_diffs(call) for line in paint_diff(diff, width, theme, whole=True)]
+            case AnsweredQuestion():
+                return paint_answered(block, theme)
             case Plan():
                 return paint_plan(block, width, theme)
             case Note():
@@ -164,6 +164,15 @@ def paint_command(block: CommandOutput, width: int, theme: Theme, *, whole: bool
     head = theme.style("accent", "! ") + escape_line(block.command)
     code = theme.style("bad", f"  exit code {block.code}") if block.code else ""
     return [head + code, *(paint_output(block.output, theme, width, whole=whole) if block.output.strip() else [])]
+
+
+def paint_answered(block: AnsweredQuestion, theme: Theme) -> list[str]:
+    """Paint a question and its answer. Lines that are too wide are left to the terminal to break, and copied whole."""
+    mark, title = theme.style("warning", "?"), theme.style("prompt", block.title)
+    lines = [f"{mark} {title}{theme.style('dim', f' · {block.answer}')}"]
+    lines += [theme.style(line.style, f"  {line.text}".rstrip()) for line in block.lines]
+    written = block.written.split("\n") if block.written else []
+    return [*lines, *(theme.style("accent", f"  {' ' if n else '→'} {line}") for n, line in enumerate(written))]
 
 
 def paint_plan(block: Plan, width: int, theme: Theme) -> list[str]:

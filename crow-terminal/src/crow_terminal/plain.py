@@ -1,6 +1,6 @@
 """An append-only terminal, for screen readers, pipes and terminals that know no escape sequences.
 
-Whole lines are printed once; nothing moves, and no colour is used. Questions are answered by a number.
+Whole lines are printed once; nothing moves, and no colour is used. Questions are answered by a line.
 """
 
 import asyncio
@@ -15,18 +15,22 @@ from crow_core.acp.connection import ConnectionClosed, RpcError
 from crow_core.acp.schema import LoadSessionRequest, SessionNotification
 
 from crow_terminal.agent_connections import AgentAddress, NoAgent, connect
-from crow_terminal.chat_client import ChatClient, Question
+from crow_terminal.blocks import AnsweredQuestion
+from crow_terminal.chat_client import AgentQuestion, ChatClient
 from crow_terminal.dialogs import ListDialog, TextDialog
 from crow_terminal.effects import Edit, Effect, Respond, Send, Show
 from crow_terminal.paint import Painter
 from crow_terminal.printable_text import escape
 from crow_terminal.prompt_content import make_prompt
+from crow_terminal.question import Question
 from crow_terminal.state import State
 from crow_terminal.theme import Theme
 
 PLAIN = Theme("", "", "", "", "", "", "", "", "", "")
 """A theme without any escape sequence."""
 WIDTH = 80
+WORDS = {"y": "yes", "a": "always", "n": "no", "e": "edit"}
+"""The word that may be written in place of each letter."""
 
 
 class PlainChat:
@@ -108,6 +112,11 @@ class PlainChat:
         if dialog is None:
             self.asked.clear()
             return
+        if isinstance(dialog, Question):
+            self.perform(await self.ask_permission(dialog))
+            if self.state.dialog is None:
+                self.asked.clear()
+            return
         for line in dialog.about:
             self.print(f"  {escape(line)}")
         if isinstance(dialog, TextDialog):
@@ -128,17 +137,63 @@ class PlainChat:
             if line.strip().isdecimal() and (row := dialog.find(int(line))):
                 return dialog.choose(row, time.monotonic())
             self.print(f"Type a number from 1 to {len(dialog.rows)}.")
-        if dialog.permission and self.client:
+        return dialog.dismiss(time.monotonic())
+
+    async def ask_permission(self, question: Question) -> list[Effect]:
+        """Ask for the letter of an answer, with what it needs after it; at the end of input, cancel the turn."""
+        self.print(f"? {question.title}{f' ({question.danger})' if question.danger else ''}")
+        for line in question.lines:
+            self.print(f"  | {line.text}")
+        for row in question.rows:
+            self.print(f"  {row.letter}  {row.label}")
+        letters = ", ".join(row.letter for row in question.rows if row.letter)
+        while (line := await read_line(f"Answer ({letters}): ")) is not None:
+            word, _, text = line.strip().partition(" ")
+            letter = word[:1].lower()
+            row = question.find(letter) if word.lower() in (letter, WORDS.get(letter)) else None
+            if row is None or (text and not (row.value and row.value.wants)):
+                self.print(f"Type a letter: {letters}.")
+            elif row.value is None:
+                if chosen := await self.choose_lasting(question):
+                    return chosen
+            elif row.value.wants:
+                return await self.write_answer(question, letter, text)
+            else:
+                return question.choose(row, time.monotonic())
+        if self.client:
             await self.client.cancel(self.session_id)
-            self.asked.clear()
-        return [] if dialog.permission else dialog.dismiss(time.monotonic())
+        self.asked.clear()
+        return []
+
+    async def choose_lasting(self, question: Question) -> list[Effect]:
+        """Ask for the number of an answer that lasts; any other line goes back."""
+        rule = ""
+        for row in question.lasting:
+            if row.value.rule != rule:
+                rule = row.value.rule
+                self.print(f"  {rule}")
+            self.print(f"  {row.letter}  {row.label}")
+        line = (await read_line("Number: ") or "").strip()
+        row = next((row for row in question.lasting if row.letter and row.letter == line), None)
+        return question.choose(row, time.monotonic()) if row else []
+
+    async def write_answer(self, question: Question, letter: str, text: str) -> list[Effect]:
+        """Choose an answer with a text; a command that is not on the line is asked for."""
+        if letter == "e" and not text:
+            text = await read_line("The command to run instead: ") or ""
+            if not text.strip():
+                return []
+        row = question.find(letter)
+        effects = question.choose(row, time.monotonic()) if row else []
+        dialog = self.state.dialog
+        return [*effects, *(dialog.submit(text, time.monotonic()) if isinstance(dialog, TextDialog) else [])]
 
     def receive(self, notification: SessionNotification) -> None:
         if notification.session_id == self.session_id or not self.session_id:
             self.perform(self.state.receive(notification.update, time.monotonic()))
 
-    def ask(self, id: int, question: Question) -> None:
-        self.perform(self.state.ask(id, question, time.monotonic()))
+    def ask(self, id: int, request: AgentQuestion) -> None:
+        self.perform(self.state.ask(id, request, time.monotonic()))
         self.asked.set()
 
     def withdraw(self, id: int) -> None:
@@ -147,6 +202,8 @@ class PlainChat:
     def perform(self, effects: list[Effect]) -> None:
         for effect in effects:
             match effect:
+                case Show(block=AnsweredQuestion() as block):  # it has been printed
+                    self.print(f"  → {block.answer}{f': {block.written}' if block.written else ''}")
                 case Show(block=block):
                     for line in self.painter.paint(block, WIDTH):
                         self.print(line)

@@ -64,15 +64,17 @@ def clip_start(text: str, columns: int) -> str:
 
 def fold(line: str, width: int) -> list[str]:
     """Break a line anywhere, so that all of it is shown."""
-    pieces: list[str] = []
     width = max(width, 4)
-    while measure(line) > width:
-        at = width
-        while measure(line[:at]) > width:
-            at -= 1
-        pieces.append(line[:at])
-        line = line[at:]
-    return [*pieces, line]
+    if line.isascii():
+        return [line[start : start + width] for start in range(0, len(line), width)] or [""]
+    pieces, start, used = list[str](), 0, 0
+    for at, letter in enumerate(line):
+        columns = max(wcwidth(letter), 0)
+        if used + columns > width:
+            pieces.append(line[start:at])
+            start, used = at, 0
+        used += columns
+    return [*pieces, line[start:]]
 
 
 def find_breaks(line: str, width: int, later: int) -> list[int]:

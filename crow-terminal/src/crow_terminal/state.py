@@ -20,10 +20,10 @@ from crow_core.acp.schema import (
     SessionInfoUpdate,
     SessionModeState,
     SessionUpdate,
+    ToolCall,
     Usage,
     UsageUpdate,
 )
-from crow_core.text import show_invisible
 from msgspec import Struct
 
 from crow_terminal.blocks import KEPT_LINES, Block, BlockRecord, Call, CommandOutput, Note, UserPrompt
@@ -41,21 +41,22 @@ from crow_terminal.effects import (
     Show,
     Steer,
     StopCommand,
+    Wait,
 )
 from crow_terminal.forms import Form, start_form
 from crow_terminal.markdown import Prose
 from crow_terminal.paint import format_seconds
-from crow_terminal.permission import Answer, make_answer, make_rows
+from crow_terminal.permission import Answer, make_answer
 from crow_terminal.printable_text import escape_line
 from crow_terminal.prompt_queue import PromptQueue
+from crow_terminal.question import Question, make_question
 from crow_terminal.session_options import OfferedOptions
+from crow_terminal.typing_pause import ALONE, PAUSE, TypingPause
 
 LEAVE_WITHIN = 2.0
 """Seconds between two Ctrl-C that leave."""
 LEAVE_HINT = "Ctrl-C again leaves."
 NEVER = float("-inf")
-GRACE = 0.4
-"""Seconds after a question appears in which keys are ignored, as they were meant for something else."""
 HINT_SECONDS = 4.0
 """Seconds that a hint stays."""
 NOTIFY_AFTER = 10.0
@@ -114,14 +115,18 @@ class State:
     """The time of the last bell."""
     cancelled: bool = False
     """Whether the running turn was cancelled."""
-    dialog: Dialog | None = None
-    dialog_since: float = 0.0
+    dialog: Dialog | Question | None = None
+    pause: TypingPause = field(default_factory=TypingPause)
+    is_open: bool = False
+    """Whether a form of the agent takes keys: after a pause, until which they go to the prompt."""
     waiting: list[tuple[int, RequestPermissionRequest | CreateElicitationRequest]] = field(
         default_factory=list[tuple[int, RequestPermissionRequest | CreateElicitationRequest]]
     )
     """Questions of the agent behind the one that is shown."""
     asked: int = 0
     """The id of the agent's question that is shown; 0 for none."""
+    answered: int = 0
+    """The questions that were answered while others waited."""
     asked_call: str = ""
     """The id of the tool call that it is about; empty for none."""
     options: OfferedOptions = field(default_factory=OfferedOptions)
@@ -149,6 +154,16 @@ class State:
     def busy(self) -> bool:
         """Whether something runs that Esc stops."""
         return self.phase == "working" or bool(self.command)
+
+    @property
+    def writes_answer(self) -> bool:
+        """Whether the editor holds an answer that the user writes, and not the prompt."""
+        return isinstance(self.dialog, TextDialog) and (not self.asked or self.is_open)
+
+    @property
+    def chooses(self) -> bool:
+        """Whether keys choose from a list, in place of the editor."""
+        return isinstance(self.dialog, ListDialog) and (not self.asked or self.is_open)
 
     def is_moving(self, now: float) -> bool:
         """Whether what is shown changes with time."""
@@ -282,46 +297,42 @@ class State:
         if not self.waiting:
             return []
         self.asked, request = self.waiting.pop(0)
-        self.asked_call, self.dialog_since = find_call(request), now
+        self.asked_call, self.is_open = find_call(request), False
+        self.pause.begin(now)
         if isinstance(request, RequestPermissionRequest):
             return self._ask_permission(request, now)
         form = start_form(request)
         if form is None:
             return self._reply(CreateElicitationResponse(action="cancel"), now)
         self._show_field(form)
-        return [*self._show(self.transcript.end_text()), *self._ring(f"{self.agent} asks", now)]
+        return [*self._show(self.transcript.end_text()), *self._ring(f"{self.agent} asks", now), Wait(PAUSE)]
 
     def _ask_permission(self, request: RequestPermissionRequest, now: float) -> list[Effect]:
         call = request.tool_call
         effects = self._show(self.transcript.propose(call, now))
         self.transcript.start_question(call.tool_call_id, now)
         known = self.transcript.running.get(call.tool_call_id)
-        title, about = describe_call(known.call if known else call)
+        about = known.call if known else ToolCall(tool_call_id=call.tool_call_id, title=call.title or "")
 
-        def answer(row: Row, at: float) -> list[Effect]:
-            chosen: Answer = row.value
-            if chosen.wants:
-                back = self.dialog if isinstance(self.dialog, ListDialog) else None
-
-                def submit(text: str, at: float) -> list[Effect]:
-                    return finish(chosen, text, at)
-
-                self.dialog = TextDialog(chosen.wants, chosen.text, submit, back=back)
-                return [Edit(chosen.text)]
-            return finish(chosen, "", at)
+        def choose(row: Row, at: float) -> list[Effect]:
+            chosen: Answer | None = row.value
+            if chosen is None:
+                question.enter_step(lasting=True)
+                self.pause.begin(at)
+                return [Wait(PAUSE)]
+            if not chosen.wants:
+                return finish(chosen, "", at)
+            self.is_open = True
+            self.dialog = TextDialog(chosen.wants, chosen.text, lambda text, at: finish(chosen, text, at), question)
+            return [Edit(chosen.text)]
 
         def finish(chosen: Answer, text: str, at: float) -> list[Effect]:
-            said = f"{chosen.name}: {text}" if chosen.wants and text else chosen.name
-            note = Note(f"{title}: {said}", "done")
-            return [*self._show([note] if not chosen.allows else []), *self._reply(make_answer(chosen, text), at)]
+            self.transcript.note_shown(call.tool_call_id)
+            name = f"{chosen.name}: {chosen.rule}" if chosen.rule else chosen.name
+            return [*self._show([question.record(name, text)]), *self._reply(make_answer(chosen, text), at)]
 
-        def dismiss(at: float) -> list[Effect]:
-            return self.stop(at)
-
-        self.dialog = ListDialog(
-            title, make_rows(request, self.abilities.answers), answer, dismiss, about=about, permission=True
-        )
-        return [*effects, *self._ring(f"{self.agent} asks: {title}", now)]
+        self.dialog = question = make_question(request, about, self.folder, self.abilities.answers, choose)
+        return [*effects, *self._ring(f"{self.agent} asks: {question.title}", now), Wait(PAUSE)]
 
     def _show_field(self, form: Form) -> list[Effect]:
         """Show the next field of a form, or send the form."""
@@ -337,12 +348,13 @@ class State:
             return self._reply(CreateElicitationResponse(action="decline"), at)
 
         self.dialog = form.make_dialog(fill, decline)
-        return [Edit(self.dialog.text)] if isinstance(self.dialog, TextDialog) else []
+        return [Edit(self.dialog.text)] if isinstance(self.dialog, TextDialog) and self.is_open else []
 
     def _reply(self, response: Any, now: float) -> list[Effect]:
         effects: list[Effect] = [Respond(self.asked, response)]
         self.transcript.end_question(self.asked_call, now)
-        was_entry = isinstance(self.dialog, TextDialog)
+        was_entry = self.writes_answer
+        self.answered = self.answered + 1 if self.waiting else 0
         self.asked, self.dialog = 0, None
         return [*effects, *([Edit("")] if was_entry else []), *self._ask_next(now)]
 
@@ -351,15 +363,14 @@ class State:
         if self.asked:
             self.asked, self.dialog = 0, None
         self.waiting.clear()
+        self.answered = 0
         return []
 
     # The user
 
     def submit(self, text: str, now: float, *, later: bool = False) -> list[Effect]:
         """The user has pressed Enter, with this text in the editor; `later` keeps it for after the turn."""
-        if isinstance(self.dialog, TextDialog):
-            if not self.is_ready_for_keys(now):
-                return []
+        if isinstance(self.dialog, TextDialog) and self.writes_answer:
             return self.dialog.submit(text, now)
         stripped = text.strip()
         if not stripped:
@@ -380,6 +391,8 @@ class State:
         return [Edit(""), *self._send(text, now)]
 
     def _submit_nothing(self, now: float) -> list[Effect]:
+        if self.asked:
+            return []
         if self.phase == "ended":
             return self._restart()
         if self.phase == "working" and self.queue and not self.cancelled:
@@ -434,10 +447,13 @@ class State:
         """The user has pressed Esc: stop what runs, and stay."""
         if self.command:
             return [StopCommand()]
-        if isinstance(self.dialog, TextDialog) and self.dialog.back:
-            self.dialog = self.dialog.back
+        if isinstance(self.dialog, TextDialog) and isinstance(self.dialog.back, Question):
+            self.dialog, self.is_open = self.dialog.back, False
             return [Edit("")]
-        if self.dialog and not (isinstance(self.dialog, ListDialog) and self.dialog.permission):
+        if isinstance(self.dialog, Question) and self.dialog.is_about_lasting:
+            self.dialog.enter_step(lasting=False)
+            return []
+        if self.dialog and not isinstance(self.dialog, Question):
             return self._dismiss(now)
         if self.phase != "working":
             return []
@@ -446,11 +462,15 @@ class State:
         if self.cancelled:
             return restored
         self.cancelled = True
+        asked: list[Block] = []
+        if isinstance(self.dialog, Question):
+            self.transcript.note_shown(self.asked_call)
+            asked = [self.dialog.record("not answered, as the turn was stopped")]
         self.dialog = None
         if self.asked:
             self.transcript.leave_question(self.asked_call)
         self.show_hint("Stopping…", now)
-        return [*restored, Cancel()]
+        return [*self._show(asked), *restored, Cancel()]
 
     def interrupt(self, text: str, now: float) -> list[Effect]:
         """The user has pressed Ctrl-C."""
@@ -476,9 +496,38 @@ class State:
 
     # Dialogs
 
-    def is_ready_for_keys(self, now: float) -> bool:
-        """Whether keys are meant for the dialog: not at once, as the user may have been typing."""
-        return not self.asked or now - self.dialog_since >= GRACE
+    def note_key(self, now: float) -> list[Effect]:
+        """The user has pressed a key; what it does comes after."""
+        is_first = bool(self.asked) and not self.pause.get_rest(now)
+        self.pause.note_key(now)
+        return [Wait(PAUSE)] if is_first else []
+
+    def note_letter(self, letter: str) -> list[Effect]:
+        """A letter has gone to the prompt. It answers the question for permission if it stays alone; see `wake`."""
+        if not isinstance(self.dialog, Question) or not self.dialog.find(letter) or not self.pause.came_before():
+            return []
+        self.pause.letter = letter
+        return [Wait(ALONE)]
+
+    def wake(self, now: float) -> list[Effect]:
+        """The time of a `Wait` is over."""
+        if not self.asked:
+            return []
+        if rest := self.pause.get_rest(now):
+            return [Wait(rest + 0.001)]
+        if isinstance(self.dialog, Question) or self.is_open:
+            return []
+        self.is_open = True
+        return [Edit(self.dialog.text)] if isinstance(self.dialog, TextDialog) else []
+
+    def take_letter(self, now: float) -> str:
+        """Take the letter that was typed alone and answers the question; empty if there is none."""
+        return self.pause.take_letter(now) if isinstance(self.dialog, Question) else ""
+
+    def answer(self, letter: str, now: float) -> list[Effect]:
+        """The user has answered the question for permission by a letter."""
+        row = self.dialog.find(letter) if isinstance(self.dialog, Question) else None
+        return self.dialog.choose(row, now) if row and isinstance(self.dialog, Question) else []
 
     def pick(
         self,
@@ -504,22 +553,32 @@ class State:
 
     def move(self, delta: int) -> list[Effect]:
         """The user has pressed an arrow."""
-        if isinstance(self.dialog, ListDialog):
+        if isinstance(self.dialog, ListDialog | Question):
             self.dialog.move(delta)
+            self.pause.forget_key()
+        return []
+
+    def scroll(self, pages: int) -> list[Effect]:
+        """The user reads on in a question for permission, or back."""
+        if isinstance(self.dialog, Question):
+            self.dialog.scroll(pages * self.dialog.page)
+            self.pause.forget_key()
         return []
 
     def choose(self, number: int | None, now: float) -> list[Effect]:
         """The user has chosen a row: the one with this number, or the one that is marked."""
-        if not isinstance(self.dialog, ListDialog) or not self.is_ready_for_keys(now):
+        if isinstance(self.dialog, Question):
+            return self.dialog.choose(self.dialog.shown_rows[self.dialog.selected], now)
+        if not isinstance(self.dialog, ListDialog) or not self.chooses:
             return []
         row = self.dialog.find(number)
         return self.dialog.choose(row, now) if row else []
 
     def _dismiss(self, now: float) -> list[Effect]:
-        dialog = self.dialog
-        if dialog is None:
+        dialog, was_entry = self.dialog, self.writes_answer
+        if dialog is None or isinstance(dialog, Question):
             return []
-        return [*dialog.dismiss(now), Edit("")] if isinstance(dialog, TextDialog) else dialog.dismiss(now)
+        return [*dialog.dismiss(now), *([Edit("")] if was_entry else [])]
 
     # What is printed
 
@@ -556,15 +615,3 @@ def find_call(request: RequestPermissionRequest | CreateElicitationRequest) -> s
     if isinstance(request, RequestPermissionRequest):
         return request.tool_call.tool_call_id
     return request.tool_call_id if isinstance(request.tool_call_id, str) else ""
-
-
-def describe_call(call: Any) -> tuple[str, list[str]]:
-    """Return the title of a tool call that is asked about, and the lines that show what exactly it does."""
-    title = show_invisible(escape_line(str(call.title or call.name or "a tool call")))
-    match call.raw_input:
-        case {"command": str(command)} if (
-            call.kind == "execute" and (shown := show_invisible(command.strip())) != title
-        ):
-            return title, shown.split("\n")
-        case _:
-            return title, []

@@ -27,6 +27,7 @@ from prompt_toolkit.history import FileHistory, History, InMemoryHistory, Thread
 from prompt_toolkit.input import create_input
 from prompt_toolkit.key_binding import KeyBindingsBase, merge_key_bindings
 from prompt_toolkit.key_binding.defaults import load_key_bindings
+from prompt_toolkit.key_binding.key_processor import KeyProcessor
 from prompt_toolkit.layout import (
     BufferControl,
     ConditionalContainer,
@@ -206,6 +207,8 @@ class Terminal:
         below: Callable[[int], list[str]],
         label: Callable[[], str],
         shows_editor: Callable[[], bool],
+        editor_rows: Callable[[], int],
+        note_key: Callable[[], None],
         take: Callable[[int], list[str]],
         is_moving: Callable[[], bool],
         keys: KeyBindingsBase,
@@ -217,10 +220,11 @@ class Terminal:
     ) -> None:
         """`above` returns the rows above the editor at a width and a height, `below` those below it at a width.
 
+        `editor_rows` returns how many rows the editor may take; `note_key` is called at each key, before what it does.
         `take` returns the next lines to print at a width; it is asked again while it returns some. `is_moving` says
         whether the rows change with time. `end_key` is called after each key.
         """
-        self._take, self._is_moving = take, is_moving
+        self._take, self._is_moving, self._on_key = take, is_moving, note_key
         self._timer: asyncio.TimerHandle | None = None
         self._last_frame = 0.0
         self._rows_drawn = 0
@@ -266,7 +270,7 @@ class Terminal:
                         control,
                         wrap_lines=True,
                         get_line_prefix=prefix,
-                        height=Dimension(min=1, max=EDITOR_ROWS),
+                        height=lambda: Dimension(min=1, max=editor_rows()),
                         dont_extend_height=True,
                     ),
                     shown,
@@ -286,12 +290,10 @@ class Terminal:
             mouse_support=False,
         )
 
-        def note_key(sender: object) -> None:
-            end_key()
-
-        self.application.key_processor.after_key_press += note_key
+        self.application.key_processor.after_key_press.add_handler(lambda _: end_key())
         self.application.compose, self.application.is_moving = compose, is_moving
         self.application.guard = self._guard = Guard()
+        self.application.key_processor.before_key_press.add_handler(self._note_key)
         self.application.ttimeoutlen = 0.05
         self.application.timeoutlen = 0.15
 
@@ -358,6 +360,9 @@ class Terminal:
         """Write an escape sequence that shows nothing."""
         self.output.write_raw(sequence)
         self.output.flush()
+
+    def _note_key(self, _: KeyProcessor) -> None:
+        self._on_key()
 
     def _draw_frame(self) -> None:
         self._timer = None

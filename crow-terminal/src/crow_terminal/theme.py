@@ -19,6 +19,7 @@ class Theme(Struct, frozen=True):
     removed: str = "31"
     code: str = "ansi_dark"
     """The Pygments style of code; empty for none."""
+    plain: str = ""
 
     def style(self, name: str, text: str) -> str:
         """Return a text in one of the styles."""
