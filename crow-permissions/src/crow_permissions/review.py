@@ -69,8 +69,8 @@ WANTS_OUTSIDE = re.compile(
 """Finds complaints of programs that did not reach a network, a server of this machine or a daemon."""
 NOT_IN_VIEW = {
     "hardlink different from source": "In the sandbox, git clones a local folder only with --no-hardlinks, or from file://",
-    "Invalid cross-device link": "In the sandbox, an earlier folder cannot be renamed: `mv` copies it, and `git add -A` "
-    "does what `git mv` does",
+    "Invalid cross-device link": "In the sandbox, an earlier folder cannot be renamed: `mv` copies it, and "
+    "`git add -A` does what `git mv` does",
 }
 """For what programs say where the copy-on-write view has no hard links to earlier files and renames no earlier folder:
 what the model is told then."""
