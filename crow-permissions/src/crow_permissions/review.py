@@ -62,8 +62,7 @@ UNDOABLE = [("file", "added"), ("file", "changed"), ("file", "removed"), ("folde
 ASKS_BEFORE = "Commands are asked about before they run"
 LIMITS_YOLO = 'In yolo, commands run in the sandbox "workspace", by [sandbox] yolo.'
 NOT_IN_VIEW = {
-    "hardlink different from source": "In the sandbox, git clones a local folder only with --no-hardlinks, or "
-    "from file://",
+    "hardlink different from source": "In the sandbox, git clones a local folder only with --no-hardlinks, or from file://",
     "Invalid cross-device link": "In the sandbox, an earlier folder cannot be renamed: `mv` copies it, and "
     "`git add -A` does what `git mv` does",
 }
