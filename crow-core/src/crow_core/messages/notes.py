@@ -102,6 +102,8 @@ class ReplyNotes(TypedDict, total=False):
     """Why the reply is not whole: an error, a finish reason, or `interrupted`."""
     dropped_calls: list[str]
     """The names in tool calls that were dropped because the reply was cut."""
+    printed: str
+    """The text of a reply whose tool calls the server sent as text."""
     called: dict[str, str]
     """The tool's name for each call that names its tool in another way, by the call's id."""
     spent: dict[str, float]

@@ -30,6 +30,7 @@ from crow_core.models.failures import (
     shorten_text,
     to_model_error,
 )
+from crow_core.models.held_text import PrintedCallReader
 from crow_core.models.model_call import ANSWER_KEYS, Model, ModelRequest, Prices
 from crow_core.models.quirks import Quirks
 from crow_core.models.refusals import LearnedQuirks, learn_from_refusal
@@ -107,10 +108,14 @@ class ChatModel:
                 body = self.build_body(request)
                 yield {"sent": body}
                 try:
+                    printed = PrintedCallReader(request if self.quirks.printed_calls else {})
                     async with aclosing(self.stream_once(body)) as deltas:
-                        async for delta in deltas:
-                            has_begun = has_begun or bool(ANSWER_KEYS & delta.keys())
-                            yield delta
+                        async for arriving in deltas:
+                            for delta in printed.feed(arriving):
+                                has_begun = has_begun or bool(ANSWER_KEYS & delta.keys())
+                                yield delta
+                    for delta in printed.finish():
+                        yield delta
                     has_begun = True  # it is complete, even if it is empty
                     return
                 except ModelError as failure:
