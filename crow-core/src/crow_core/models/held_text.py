@@ -9,6 +9,7 @@ from crow_core.models.printed import (
     FENCE,
     MAX_BEFORE,
     MAX_TEXT,
+    OPEN_START,
     OTHER_FENCE,
     find_printed_calls,
     find_start,
@@ -57,7 +58,8 @@ class PrintedCallReader:
         line = self._text.rfind("\n", 0, self._shown) + 1
         start = find_start(self._text, line)
         if start is None:
-            end = self._text.rfind("\n") + 1 if not self._text.rpartition("\n")[2].strip("`~ \t") else len(self._text)
+            found = OPEN_START.search(self._text, line)
+            end = found.start() if found else len(self._text)
             self._is_answer = len(self._text) > 2 * MAX_BEFORE
         elif self.may_be_call(start):
             end = start

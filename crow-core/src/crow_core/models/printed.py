@@ -26,8 +26,14 @@ MAX_BEFORE, MAX_AFTER = 600, 200
 MAX_TEXT = 1_000_000
 """Characters of the longest text in which calls are looked for."""
 
-START = re.compile(r"^[ \t]*(?=[{\[<]|```|~~~)", re.M)
-"""Matches where calls may begin: at the first such line."""
+START = re.compile(
+    r"^[ \t]*(?=[{\[<]|```|~~~)|(?<=^Action:)[ ]?(?=```)"
+    r"|(?<=[.!?:])[ \t]?(?=<[|｜]tool|<\|python_tag|\[TOOL_CALLS\]|<tool_call>)",
+    re.M,
+)
+"""Matches where calls may begin: the first line that begins like one, or a mark of a template after a sentence."""
+OPEN_START = re.compile(r"(?:(?<=\n)|\A)[ \t`~]*\Z|(?<=[.!?:])[ \t]?(?:[<\[][\w|｜\]]{0,14}|`{1,3})?\Z")
+"""Matches the end of a text in which calls may begin with what follows."""
 FENCE = re.compile(
     r"(?:```+|~~~+)[ \t]*(?:json[c5]?|tools?|tool_calls?|tool_code|function_call|xml)?[ \t]*(?=\n|<|\Z)", re.I
 )
@@ -351,9 +357,8 @@ class CallReader:
         elif (call := (tool, cast("dict[str, Any]", arguments))) not in self.calls:
             self.calls.append(call)
             if len(self.calls) > MAX_CALLS:
-                self.fault = (
-                    f"Nothing was run: the reply has over {MAX_CALLS} calls. Make one, and wait for its result."
-                )
+                self.fault = f"Nothing was run: these are over {MAX_CALLS} calls. Make one, and wait for its result."
+                self.at = len(self.text)
 
     def fail(self, reason: str) -> None:
         self.fault = self.fault or INCOMPLETE.format(reason)
