@@ -250,6 +250,43 @@ async def test_two_empty_replies_are_an_error_and_the_next_prompt_starts_the_cou
     assert editor.text == "Here I am."
 
 
+ECHOED = "Please add one and one, and tell me the sum of them."
+ENDLESS = {"a word": "Go on, go on. ", "blanks": " \n", "a line": "The file is empty, so there is nothing to do.\n"}
+
+
+@pytest.mark.parametrize("piece", ENDLESS)
+async def test_a_reply_that_only_repeats_itself_is_cut_and_asked_for_once_more(piece: str):
+    model = ScriptedModel([Reply("Well. " + ENDLESS[piece] * 5_000, hang=True), Reply("Here I am.")])
+    async with connect(crow_with(model).use(empty_replies)) as editor:
+        session = await editor.new_session("/")
+        answer = await editor.prompt(session.session_id, "hello?")
+    assert answer.stop_reason == "end_turn"
+    assert editor.text.endswith("Here I am.")
+    assert len(editor.text) < 4_000
+    assert model.requests[1]["messages"][-1]["content"].startswith("Your last reply repeated itself")
+
+
+@pytest.mark.parametrize("said", ["a table", "a list", "code"])
+async def test_a_long_reply_with_equal_lines_is_whole(said: str):
+    lines = {"a table": "| 0 | 0 |\n" * 250, "a list": "- item\n" * 300, "code": "x = 1\n" * 400}
+    text = lines[said] + "Done."
+    model = ScriptedModel([Reply(text)])
+    async with connect(crow_with(model).use(empty_replies)) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "hello?")
+    assert editor.text == text
+
+
+async def test_a_model_that_repeats_the_prompt_twice_ends_the_turn_with_a_sentence():
+    model = ScriptedModel([Reply(f" {ECHOED}\n"), Reply(ECHOED), Reply("Two.")])
+    async with connect(crow_with(model).use(empty_replies)) as editor:
+        session = await editor.new_session("/")
+        with pytest.raises(RpcError) as caught:
+            await editor.prompt(session.session_id, ECHOED)
+    assert "The model 'scripted' repeated the prompt, twice." in caught.value.data["details"]
+    assert model.requests[1]["messages"][-1]["content"].startswith("Your last reply only repeated the prompt.")
+
+
 async def test_an_empty_reply_of_a_cancelled_turn_does_not_count_in_the_next_turn():
     nudged = asyncio.Event()
 

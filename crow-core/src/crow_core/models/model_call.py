@@ -25,6 +25,9 @@ MAX_REPLY_LENGTH = 8_000_000
 MAX_TOOL_CALLS = 1_000
 """The most tool calls of one reply."""
 
+REPETITION = "repetition"
+"""The finish reason of a reply that crow cut off because it only repeated itself."""
+
 MAX_BUSY = 0.005
 """Seconds after which a flood of deltas lets other tasks run, such as the one that cancels it."""
 
@@ -92,7 +95,8 @@ class ModelCall:
         """Send the request and read the answer into `reply`; pass each delta to `on_delta`. Raises ModelError.
 
         After an error or a cancel, `reply` holds everything that `on_delta` received. A reply that reaches the limit of
-        MAX_REPLY_LENGTH or MAX_TOOL_CALLS ends there, with a notice and the finish reason `length`.
+        MAX_REPLY_LENGTH or MAX_TOOL_CALLS ends there, with a notice and the finish reason `length`. One that only
+        repeats itself ends with the finish reason REPETITION.
         """
         self.started = rested = monotonic()
         deltas = self.model.stream(self.request)
@@ -112,6 +116,9 @@ class ModelCall:
                     await on_delta(delta)
                     now = monotonic()
                     self.paused += now - since
+                if self.arriving.is_endless():
+                    self.finish_reason = REPETITION
+                    break
                 if limit := self.find_limit():
                     self.finish_reason = "length"
                     if on_delta is not None:
