@@ -111,7 +111,7 @@ def loop_guard(crow: Crow, *, tell: int = 2, answer: int = 3, repeats: Sequence[
 def calls_on(session: Session, model_call: ModelCall) -> bool:
     """Return whether a reply to a request without tools has a call nevertheless, also as text."""
     functions = (schema["function"] for schema in session.toolbox.sent or ())
-    tools = {function["name"]: function.get("parameters") or {} for function in functions}
+    tools: dict[str, dict[str, Any]] = {f["name"]: f.get("parameters") or {} for f in functions}
     text = model_call.reply.get("content")
     return bool(
         model_call.reply.get("tool_calls") or (isinstance(text, str) and find_printed_calls(text, tools) is not None)

@@ -484,6 +484,7 @@ DefinitionMeta = TypedDict(
         "crow/kind": ToolKind | dict[str, ToolKind],  # of its calls (ACP), also by the argument `command`
         "crow/arguments": dict[str, Any] | None,  # other names and forms of arguments that are understood
         "crow/replaces": list[str],  # names of tools of other agents that do the same
+        "crow/stands_for": dict[str, Any],  # the `tool` that is called in its place, and `arguments` that are added
         "crow/annotations": dict[str, Any],  # annotations (MCP) by the argument `command`
         "crow/shell": str | None,  # the shell that runs its commands; sh if it is missing, None for an unknown one
         "crow/repeats": bool,  # True if it may be called until its result changes; any server is believed

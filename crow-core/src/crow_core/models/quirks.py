@@ -36,6 +36,8 @@ class Quirks(Struct, frozen=True, forbid_unknown_fields=True):
     """True if the endpoint takes `stream_options.include_usage`."""
     parallel_calls: bool = True
     """True if a reply may hold several tool calls; false sends `parallel_tool_calls: false`."""
+    profile: Literal["auto", "full", "small"] = "auto"
+    """The tools and the system prompt: `small` has few and simple ones. `auto` is small for a window of up to 8,192."""
     printed_calls: bool = False
     """True if tool calls that the server sends as text are run; the default on this machine and private networks."""
     schemas: Literal["full", "plain"] = "full"

@@ -1,0 +1,154 @@
+"""Give small models few and simple tools, a short system prompt, and results that say what to do next."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from crow_core.app import Crow
+from crow_core.mcp.result import ToolResult
+from crow_core.mcp.server import Handler, Server
+from crow_core.mcp.tool import ToolCall
+from crow_core.models.chat_model import ChatModel, get_window
+from crow_core.models.model_call import Model
+from crow_core.session.prompts import Prompt
+from crow_core.session.session import Session
+from crow_core.session_state import StateKey
+from msgspec.json import encode
+
+SMALL = StateKey("small_models", bool)
+"""True if the session has the tools for small models."""
+SMALL_WINDOW = 8_192
+"""Tokens of the largest window with which a model gets the profile by itself."""
+NOTICE = (
+    "{} is a small model, or its window is: it is offered six simple tools and a short system prompt. "
+    'profile = "full" in [models.NAME.quirks] switches this off.'
+)
+
+
+def make_definition(
+    name: str, description: str, tool: str, arguments: dict[str, str], types: dict[str, str], required: list[str]
+) -> dict[str, Any]:
+    """Make the definition of a tool that stands for another one with some of its arguments."""
+    properties = {key: {"type": kind} for key, kind in types.items()}
+    return {
+        "name": name,
+        "description": description,
+        "inputSchema": {"type": "object", "properties": properties, "required": required},
+        "_meta": {"crow/stands_for": {"tool": tool, "arguments": arguments}},
+    }
+
+
+LINES = {"path": "string", "start_line": "integer", "end_line": "integer"}
+DEFINITIONS: list[dict[str, Any]] = [
+    make_definition("read", "Read a file.", "file_editor", {"command": "view"}, LINES, ["path"]),
+    make_definition(
+        "write",
+        "Create a file with this content.",
+        "file_editor",
+        {"command": "create"},
+        {"path": "string", "content": "string"},
+        ["path", "content"],
+    ),
+    make_definition(
+        "replace",
+        "Replace the text old, which occurs once in a file, with new.",
+        "file_editor",
+        {"command": "str_replace"},
+        {"path": "string", "old": "string", "new": "string"},
+        ["path", "old", "new"],
+    ),
+    make_definition("list", "List the files of a folder.", "tree", {}, {"path": "string"}, []),
+    make_definition(
+        "search", "Search text in files.", "grep", {}, {"pattern": "string", "path": "string"}, ["pattern"]
+    ),
+    make_definition("run", "Run a shell command.", "terminal", {}, {"command": "string"}, ["command"]),
+]
+EXAMPLES: dict[str, dict[str, Any]] = {
+    "read": {"path": "report.py"},
+    "write": {"path": "hello.txt", "content": "Hello"},
+    "replace": {"path": "report.py", "old": "price - tax", "new": "price + tax"},
+    "list": {"path": "."},
+    "search": {"pattern": "def total"},
+    "run": {"command": "python report.py"},
+}
+"""A correct call of each tool, for errors."""
+NEXT = {
+    "read": "Next: change the file with replace, or answer.",
+    "write": "The file is written. Next: check it with run, or answer.",
+    "replace": "The file is changed. Next: check it with run, or answer.",
+    "list": "Next: read one of these files, or answer.",
+    "search": "Next: read one of these files, or answer.",
+    "run": "Next: go on, or answer.",
+}
+"""What to do after a call."""
+
+
+def small_models(crow: Crow) -> None:
+    """Offer a model whose quirk `profile` is `small` six tools of at most three arguments, and a short system prompt.
+
+    Each tool stands for a call of crow's own tools, so permissions, diffs and undo are the same. The tools of MCP
+    servers that the user has configured stay. The profile is chosen when a session opens.
+    """
+
+    @crow.mcp_servers
+    def offer(session: Session) -> Sequence[Server]:
+        session.state[SMALL] = small = is_small(session.model)
+        handlers: dict[str, Handler] = {definition["name"]: refuse for definition in DEFINITIONS}
+        return [Server("small", definitions=DEFINITIONS, handlers=handlers, built_in=True)] if small else []
+
+    @crow.session_start
+    def prepare(session: Session) -> None:
+        if not session.state[SMALL]:
+            return
+        if session.prompts.templates["system"] == Prompt.from_package("system"):
+            session.prompts.templates["system"] = Prompt.from_package("small")
+        session.options.remarks.append(NOTICE.format(session.model.name))
+
+    @crow.tools
+    def choose(schemas: list[dict[str, Any]], session: Session) -> list[dict[str, Any]] | None:
+        if not session.state[SMALL]:
+            return None
+        offered = {schema["function"]["name"] for schema in schemas}
+        ours = {d["name"] for d in DEFINITIONS if d["_meta"]["crow/stands_for"]["tool"] in offered}
+        tools = session.toolbox.tools
+        return [
+            schema
+            for schema in schemas
+            if (name := schema["function"]["name"]) in ours or not ((server := tools[name].server) and server.built_in)
+        ]
+
+    @crow.after_tool
+    def say_next(result: ToolResult, session: Session, tool_call: ToolCall) -> ToolResult | None:
+        if not session.state[SMALL]:
+            return None
+        name = find_name(tool_call)
+        if name is None and tool_call.tool is not None:
+            return None
+        if name is None:
+            return ToolResult.error(f"There is no tool {tool_call.name[:100]!r}. The tools are: {', '.join(NEXT)}.")
+        call = encode({"name": name, "arguments": EXAMPLES[name]}).decode()
+        hint = f"A correct call: {call}" if result.is_error else NEXT[name]
+        return ToolResult([*result.content, {"type": "text", "text": hint}], result.is_error, result.meta)
+
+
+def is_small(model: Model) -> bool:
+    """Return whether a model gets the profile `small`."""
+    if not isinstance(model, ChatModel):
+        return False
+    by_window = model.quirks.profile == "auto" and 0 < (get_window(model) or 0) <= SMALL_WINDOW
+    return by_window or model.quirks.profile == "small"
+
+
+def find_name(tool_call: ToolCall) -> str | None:
+    """Return the name of the simple tool that a call is one of; None if it is another call."""
+    for definition in DEFINITIONS:
+        meant = definition["_meta"]["crow/stands_for"]
+        if tool_call.name == definition["name"]:
+            return tool_call.name
+        if tool_call.name == meant["tool"] and meant["arguments"].items() <= tool_call.arguments.items():
+            return definition["name"]
+    return None
+
+
+def refuse(session: Session, tool_call: ToolCall) -> ToolResult:
+    """Answer a call of a tool that stands for one that this session does not have."""
+    return ToolResult.error(f"{tool_call.name} cannot be used here. Do without it.")
