@@ -71,14 +71,9 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "run": {"command": "python report.py"},
 }
 """A correct call of each tool, for errors."""
-NEXT = {
-    "read": "Next: change the file with replace, or answer.",
-    "write": "The file is written. Next: check it with run, or answer.",
-    "replace": "The file is changed. Next: check it with run, or answer.",
-    "list": "Next: read one of these files, or answer.",
-    "search": "Next: read one of these files, or answer.",
-    "run": "Next: go on, or answer.",
-}
+LOOKED = "[If this is enough, answer the user now. Call another tool only if the task needs it.]"
+CHANGED = "[Done. If nothing else was asked, answer the user now in one sentence.]"
+NEXT = {"read": LOOKED, "list": LOOKED, "search": LOOKED, "run": LOOKED, "write": CHANGED, "replace": CHANGED}
 """What to do after a call."""
 
 
@@ -124,7 +119,7 @@ def small_models(crow: Crow) -> None:
         if name is None and tool_call.tool is not None:
             return None
         if name is None:
-            return ToolResult.error(f"There is no tool {tool_call.name[:100]!r}. The tools are: {', '.join(NEXT)}.")
+            return ToolResult.error(f"There is no tool {tool_call.name[:100]!r}. The tools are: {', '.join(EXAMPLES)}.")
         call = encode({"name": name, "arguments": EXAMPLES[name]}).decode()
         hint = f"A correct call: {call}" if result.is_error else NEXT[name]
         return ToolResult([*result.content, {"type": "text", "text": hint}], result.is_error, result.meta)
