@@ -186,6 +186,8 @@ class Summarizer:
             case "length":
                 self.estimator.cut_short = summary or self.estimator.cut_short
                 raise NoSummary("The model's summary was cut short; a larger max_tokens or window may help.")
+            case "repetition":
+                raise NoSummary("The model's summary repeated itself.")
             case _ if begins_with_mark(summary) or (model_call.reply.get("tool_calls") and not summary):
                 raise NoSummary(CALLED)
             case _ if not summary:

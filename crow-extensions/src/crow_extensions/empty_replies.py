@@ -25,7 +25,7 @@ TIMES = StateKey("empty_replies_in_a_row", int)
 def empty_replies(crow: Crow) -> None:
     """Ask the model to go on after an empty reply, an endless one or an echo. A second one in a row raises ModelError.
 
-    crow cuts off a reply that only repeats itself, or white space.
+    crow cuts off a reply of a small model that only repeats itself, or white space.
     """
 
     @crow.after_model

@@ -7,8 +7,7 @@ from crow_core.app import Crow
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Handler, Server
 from crow_core.mcp.tool import ToolCall
-from crow_core.models.chat_model import ChatModel, get_window
-from crow_core.models.model_call import Model
+from crow_core.models.chat_model import ChatModel
 from crow_core.session.prompts import Prompt
 from crow_core.session.session import Session
 from crow_core.session_state import StateKey
@@ -16,8 +15,6 @@ from msgspec.json import encode
 
 SMALL = StateKey("small_models", bool)
 """True if the session has the tools for small models."""
-SMALL_WINDOW = 8_192
-"""Tokens of the largest window with which a model gets the profile by itself."""
 NOTICE = (
     "{} is a small model, or its window is: it is offered six simple tools and a short system prompt. "
     'profile = "full" in [models.NAME.quirks] switches this off.'
@@ -86,7 +83,7 @@ def small_models(crow: Crow) -> None:
 
     @crow.mcp_servers
     def offer(session: Session) -> Sequence[Server]:
-        session.state[SMALL] = small = is_small(session.model)
+        session.state[SMALL] = small = isinstance(session.model, ChatModel) and session.model.is_small
         handlers: dict[str, Handler] = {definition["name"]: refuse for definition in DEFINITIONS}
         return [Server("small", definitions=DEFINITIONS, handlers=handlers, built_in=True)] if small else []
 
@@ -123,14 +120,6 @@ def small_models(crow: Crow) -> None:
         call = encode({"name": name, "arguments": EXAMPLES[name]}).decode()
         hint = f"A correct call: {call}" if result.is_error else NEXT[name]
         return ToolResult([*result.content, {"type": "text", "text": hint}], result.is_error, result.meta)
-
-
-def is_small(model: Model) -> bool:
-    """Return whether a model gets the profile `small`."""
-    if not isinstance(model, ChatModel):
-        return False
-    by_window = model.quirks.profile == "auto" and 0 < (get_window(model) or 0) <= SMALL_WINDOW
-    return by_window or model.quirks.profile == "small"
 
 
 def find_name(tool_call: ToolCall) -> str | None:

@@ -16,7 +16,6 @@ from crow_core.models.printed import (
     get_tools,
     is_explanation,
 )
-from crow_core.models.reply import MAX_REPEATED, is_endless
 
 
 class PrintedCallReader:
@@ -62,7 +61,7 @@ class PrintedCallReader:
             found = OPEN_START.search(self._text, line)
             end = found.start() if found else len(self._text)
             self._is_answer = len(self._text) > 2 * MAX_BEFORE
-        elif self.may_be_call(start) and not is_endless(self._text[-MAX_REPEATED:]):
+        elif self.may_be_call(start):
             end = start
         else:
             self._is_answer, end = True, len(self._text)

@@ -95,8 +95,7 @@ class ModelCall:
         """Send the request and read the answer into `reply`; pass each delta to `on_delta`. Raises ModelError.
 
         After an error or a cancel, `reply` holds everything that `on_delta` received. A reply that reaches the limit of
-        MAX_REPLY_LENGTH or MAX_TOOL_CALLS ends there, with a notice and the finish reason `length`. One that only
-        repeats itself ends with the finish reason REPETITION.
+        MAX_REPLY_LENGTH or MAX_TOOL_CALLS ends there, with a notice and the finish reason `length`.
         """
         self.started = rested = monotonic()
         deltas = self.model.stream(self.request)
@@ -116,9 +115,6 @@ class ModelCall:
                     await on_delta(delta)
                     now = monotonic()
                     self.paused += now - since
-                if self.arriving.is_endless():
-                    self.finish_reason = REPETITION
-                    break
                 if limit := self.find_limit():
                     self.finish_reason = "length"
                     if on_delta is not None:

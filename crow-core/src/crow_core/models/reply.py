@@ -14,22 +14,6 @@ STRING_MARK = re.compile(r'["\\]')
 """Matches what ends a JSON string, or escapes a character of it."""
 
 
-MAX_REPEATED = 3_000
-"""Characters of a reply's text that may repeat the same few; more are a model that does not come to an end."""
-MAX_PERIOD = 200
-"""Characters of the longest piece whose repetitions are recognised."""
-MAX_BLANK = 1_000
-"""Characters of white space that a reply's text may end in."""
-
-
-def is_endless(tail: str) -> bool:
-    """Return whether the end of a text only repeats itself."""
-    if len(tail) >= MAX_BLANK and tail[-MAX_BLANK:].isspace():
-        return True
-    tail = tail[-MAX_REPEATED:]
-    return len(tail) == MAX_REPEATED and any(tail[n:] == tail[:-n] for n in range(1, MAX_PERIOD + 1))
-
-
 class ReplyBuilder:
     """Joins the deltas of a reply to a message, at a cost that grows with their length only."""
 
@@ -43,8 +27,6 @@ class ReplyBuilder:
         self._taken = [0, 0]
         """The lengths of reasoning and content that `take_part` has returned."""
         self._parts = 0
-        self._examined = 0
-        """The number of characters at which `is_endless` has looked at the text."""
 
     def add(self, delta: Delta) -> None:
         """Add the next delta."""
@@ -77,14 +59,6 @@ class ReplyBuilder:
             if self._printed:
                 reply["crow"]["printed"] = self._printed
         return reply
-
-    def is_endless(self) -> bool:
-        """Return whether the text only repeats itself by now."""
-        if self.length - self._examined < MAX_BLANK // 2:
-            return False
-        self._examined = self.length
-        texts = (self._reasoning, self._content)
-        return any(is_endless(read_from(text, max(0, text.tell() - MAX_REPEATED))) for text in texts)
 
     def take_part(self) -> Message:
         """Return the text that was added since the last call.
