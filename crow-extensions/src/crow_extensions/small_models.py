@@ -59,15 +59,10 @@ DEFINITIONS: list[dict[str, Any]] = [
     ),
     make_definition("run", "Run a shell command.", "terminal", {}, {"command": "string"}, ["command"]),
 ]
-EXAMPLES: dict[str, dict[str, Any]] = {
-    "read": {"path": "report.py"},
-    "write": {"path": "hello.txt", "content": "Hello"},
-    "replace": {"path": "report.py", "old": "price - tax", "new": "price + tax"},
-    "list": {"path": "."},
-    "search": {"pattern": "def total"},
-    "run": {"command": "python report.py"},
-}
-"""A correct call of each tool, for errors."""
+REQUIRED: dict[str, list[str]] = {d["name"]: d["inputSchema"]["required"] for d in DEFINITIONS}
+"""The arguments that each tool must have, by its name."""
+MAX_SHOWN = 200
+"""Characters of the longest argument that is repeated in an error."""
 LOOKED = "[If this is enough, answer the user now. Call another tool only if the task needs it.]"
 CHANGED = "[Done. If nothing else was asked, answer the user now in one sentence.]"
 NEXT = {"read": LOOKED, "list": LOOKED, "search": LOOKED, "run": LOOKED, "write": CHANGED, "replace": CHANGED}
@@ -116,10 +111,20 @@ def small_models(crow: Crow) -> None:
         if name is None and tool_call.tool is not None:
             return None
         if name is None:
-            return ToolResult.error(f"There is no tool {tool_call.name[:100]!r}. The tools are: {', '.join(EXAMPLES)}.")
-        call = encode({"name": name, "arguments": EXAMPLES[name]}).decode()
-        hint = f"A correct call: {call}" if result.is_error else NEXT[name]
+            return ToolResult.error(f"There is no tool {tool_call.name[:100]!r}. The tools are: {', '.join(REQUIRED)}.")
+        hint = f"A correct call: {suggest_call(name, tool_call.original)}" if result.is_error else NEXT[name]
         return ToolResult([*result.content, {"type": "text", "text": hint}], result.is_error, result.meta)
+
+
+def suggest_call(name: str, given: dict[str, Any]) -> str:
+    """Return the call to make after one that failed: with what was given, since small models copy what they read."""
+    if name == "replace" and "path" in given:
+        name = "read"
+    elif name == "read" and "path" in given:
+        return encode({"name": "list", "arguments": {}}).decode()
+    short = {key: value for key, value in given.items() if len(str(value)) <= MAX_SHOWN}
+    arguments = {key: short.get(key, f"<{key}>") for key in REQUIRED[name]}
+    return encode({"name": name, "arguments": arguments}).decode()
 
 
 def find_name(tool_call: ToolCall) -> str | None:
