@@ -78,6 +78,10 @@ generate:
     uv run scripts/generate_hook_table.py
     uv run scripts/generate_settings.py
 
+# serve a small model that calls tools, for `crow eval first-steps`; the first run downloads 1.1 GB
+lab *args:
+    uv run scripts/lab.py {{args}}
+
 # record the terminal again: the images of the README
 record:
     uv run scripts/record_terminal.py

@@ -68,7 +68,7 @@ def test_turn_that_the_loop_guard_ends_has_a_field_and_an_error_of_its_own(make_
         assert (result.stop_reason, result.stopped_by, result.text) == ("max_turn_requests", "repeated_calls", "")
         assert isinstance(result.error, TurnStopped)
         assert str(result.error).startswith("crow ended the turn")
-        with pytest.raises(TurnStopped, match="The model called poll 5 times"):
+        with pytest.raises(TurnStopped, match="The model called poll 3 times"):
             _ = result.output
 
     asyncio.run(main())

@@ -42,7 +42,7 @@ def good() -> Callable[[dict[str, Any]], Reply]:
         *_, last = request["messages"]
         text = last["content"] if isinstance(last["content"], str) else last["content"][0]["text"]
         tools = [tool["function"]["name"] for tool in request.get("tools") or ()]
-        if last["role"] == "tool":
+        if last["role"] == "tool" or text.startswith("<tool_response>"):
             return Reply("It is sunny in Paris.", reasoning="There it is.")
         if "weather" in tools:
             cities = [city for city in ("Paris", "Oslo") if city in text]
@@ -339,11 +339,12 @@ async def test_json_is_one_object_with_all_findings(machine: "Machine") -> None:
         machine.configure(settings(server.url))
         done = await machine.crow("doctor", "--json")
     report = json.loads(done.out)
-    assert done.code == 1
+    assert done.code == 0
     assert (report["model"], report["endpoint"]) == ("local", server.url)
     assert begun <= date.fromisoformat(report["date"]) <= date.today()
     assert [finding["probe"] for finding in report["findings"]] == list(PROBES)
-    assert "--jinja" in next(f["sentence"] for f in report["findings"] if f["probe"] == "tool calls")
+    sentence = next(f["sentence"] for f in report["findings"] if f["probe"] == "tool calls")
+    assert sentence.startswith("The server sends tool calls as text, and crow runs them. Start llama.cpp with --jinja")
 
 
 async def test_save_appends_the_quirks_with_a_date_and_touches_no_other_byte(machine: "Machine") -> None:

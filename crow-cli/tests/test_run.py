@@ -261,7 +261,7 @@ async def test_the_limit_of_requests_ends_the_prompt(machine: "Machine") -> None
     assert "as many model requests as allowed (--max-requests)" in done.err
 
 
-REPEATED = "The model called terminal 5 times and it gave the same each time."
+REPEATED = "The model called terminal 3 times and it gave the same each time."
 
 
 async def test_a_turn_that_the_loop_guard_ends_has_a_reason_and_an_exit_code_of_its_own(machine: "Machine") -> None:

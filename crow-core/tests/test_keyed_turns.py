@@ -145,10 +145,11 @@ async def test_server_that_does_not_connect_fails_the_call_and_not_the_turn():
 
 
 async def test_loop_guard_counts_the_calls_before_the_interruption():
-    log = await interrupt(app(LOOK, LOOK, LOOK, DOWN).use(loop_guard, tell=3, ask=9))
-    _, session = await go_on(app(LOOK, Reply("Well.")).use(loop_guard, tell=3, ask=9), log)
-    remarks = [text.partition("\n\n")[2] for text in find_texts(session, "tool")]
-    assert remarks == ["", "", REMARK.format(3), REMARK.format(4)]
+    log = await interrupt(app(LOOK, LOOK, LOOK, DOWN).use(loop_guard, tell=3, answer=9))
+    _, session = await go_on(app(LOOK, Reply("Well.")).use(loop_guard, tell=3, answer=9), log)
+    told = [text.startswith(REMARK.partition("{")[0]) for text in find_texts(session, "tool")]
+    assert told == [False, False, True, True]
+    assert "this very call 4 times" in find_texts(session, "tool")[3]
 
 
 async def test_until_done_counts_the_rounds_before_the_interruption():

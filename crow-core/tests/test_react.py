@@ -13,9 +13,11 @@ from crow_core.errors import ModelError
 from crow_core.mcp.server import Server
 from crow_core.mcp.tool import ToolCall
 from crow_core.messages.message import Message
+from crow_core.models.chat_model import ChatModel
 from crow_core.models.model_call import ModelCall
+from crow_core.models.quirks import Quirks
 from crow_core.session.session import Session
-from crow_core.testing import Reply, ScriptedModel, connect
+from crow_core.testing import Reply, ScriptedModel, ScriptedServer, connect
 from crow_core.testing.script import ScriptedCall as Use
 from crow_extensions.empty_replies import empty_replies
 from fastmcp import FastMCP
@@ -248,6 +250,57 @@ async def test_two_empty_replies_are_an_error_and_the_next_prompt_starts_the_cou
         assert "answered nothing" in caught.value.data["details"]
         await editor.prompt(session.session_id, "hello again?")
     assert editor.text == "Here I am."
+
+
+ECHOED = "Please add one and one, and tell me the sum of them."
+ENDLESS = {"a word": "Go on, go on. ", "blanks": " \n", "a line": "The file is empty, so there is nothing to do.\n"}
+
+
+def small(url: str) -> ChatModel:
+    return ChatModel(name="m", base_url=url, quirks=Quirks(profile="small", printed_calls=True))
+
+
+@pytest.mark.parametrize("piece", ENDLESS)
+@pytest.mark.parametrize("begin", ["Well. ", '{"name": "demo_add", "arguments": {"a": "'])
+async def test_a_reply_that_only_repeats_itself_is_cut_and_asked_for_once_more(piece: str, begin: str):
+    endless = Reply(begin + ENDLESS[piece] * 2_000, hang=True)
+    async with ScriptedServer([endless, Reply("Here I am.")]) as server:
+        crow = Crow(small(server.url), servers=[Server("demo", lambda: TOOLS, shared=True)]).use(empty_replies)
+        async with connect(crow) as editor:
+            session = await editor.new_session("/")
+            answer = await editor.prompt(session.session_id, "hello?")
+    assert answer.stop_reason == "end_turn"
+    assert editor.text.endswith("Here I am.")
+    assert len(editor.text) < 3_000
+    assert "Your last reply repeated itself" in server.requests[1]["messages"][-1]["content"]
+
+
+@pytest.mark.parametrize("said", ["a table", "a list", "code"])
+async def test_a_long_reply_with_equal_lines_is_whole(said: str):
+    lines = {"a table": "| 0 | 0 |\n" * 150, "a list": "- item\n" * 200, "code": "x = 1\n" * 300}
+    text = lines[said] + "Done."
+    async with ScriptedServer([Reply(text)]) as server, connect(Crow(small(server.url))) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "hello?")
+    assert editor.text == text
+
+
+async def test_a_larger_model_may_repeat_itself():
+    text = "Go on. " * 2_000
+    async with connect(crow_with(ScriptedModel([Reply(text)])).use(empty_replies)) as editor:
+        session = await editor.new_session("/")
+        await editor.prompt(session.session_id, "hello?")
+    assert editor.text == text
+
+
+async def test_a_model_that_repeats_the_prompt_twice_ends_the_turn_with_a_sentence():
+    model = ScriptedModel([Reply(f" {ECHOED}\n"), Reply(ECHOED), Reply("Two.")])
+    async with connect(crow_with(model).use(empty_replies)) as editor:
+        session = await editor.new_session("/")
+        with pytest.raises(RpcError) as caught:
+            await editor.prompt(session.session_id, ECHOED)
+    assert "The model 'scripted' repeated the prompt, twice." in caught.value.data["details"]
+    assert model.requests[1]["messages"][-1]["content"].startswith("Your last reply only repeated the prompt.")
 
 
 async def test_an_empty_reply_of_a_cancelled_turn_does_not_count_in_the_next_turn():

@@ -8,9 +8,10 @@ from crow_core.acp.schema import ClientCapabilities, ClientSessionCapabilities, 
 from crow_core.app import Crow
 from crow_core.models import window as windows
 from crow_core.models.chat_model import ChatModel
+from crow_core.models.endpoint import is_on_private_network
 from crow_core.models.estimate import count_min_tokens
 from crow_core.models.quirks import Quirks
-from crow_core.models.window import find_window, is_on_private_network
+from crow_core.models.window import find_window
 from crow_core.testing import Editor, Reply, ScriptedModel, ScriptedServer, connect
 from crow_extensions.context_window import context_window
 from crow_extensions.cut_prompts import cut_prompts

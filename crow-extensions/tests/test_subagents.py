@@ -275,7 +275,7 @@ async def test_a_sub_agent_that_the_user_stops_reports_it():
         session = await editor.new_session("/")
         await editor.prompt(session.session_id, "go")
     told = model.requests[-1]["messages"][-1]["content"]
-    assert told.startswith("crow ended the turn, as nobody said to go on. The model called box_look 5 times")
+    assert told.startswith("crow ended the turn. The model called box_look 3 times")
     assert editor.calls()["one"][-1] == "failed"
 
 

@@ -47,6 +47,7 @@ from crow_extensions.refused_images import refused_images
 from crow_extensions.refused_prompts import refused_prompts
 from crow_extensions.resources import resources
 from crow_extensions.shell_hooks import shell_hooks
+from crow_extensions.small_models import small_models
 from crow_extensions.steering import steering
 from crow_extensions.structured_output import structured_output
 from crow_extensions.subagents import subagents
@@ -107,7 +108,7 @@ FIRST_EXTENSIONS: tuple[Extension, ...] = (
     *(commands, mcp, resources, tool_search, reasoning_effort, context_window, cut_prompts, usage),
     *(printed_calls, broken_replies, empty_replies, refused_images, refused_prompts),
     *(loop_guard, truncate, titles, undo, plan),
-    *(mentions, agents, skills, work_trees),
+    *(mentions, agents, skills, work_trees, small_models),
 )
 """Used by default, in this order. `NAME = false` in `[extensions]` leaves one out."""
 OPTIONAL_EXTENSIONS: tuple[Extension, ...] = (budgets, until_done, subagents)

@@ -14,7 +14,7 @@ from crow_core.models.endpoint import CONNECT_TIMEOUT, create_http_client, join_
 from crow_core.models.estimate import count_min_tokens
 from crow_core.models.failures import shorten_text
 from crow_core.models.model_call import ModelCall, ModelRequest
-from crow_core.models.printed import is_printed_call
+from crow_core.models.printed import find_calls_of
 from crow_core.models.stream import parse_object
 from crow_core.models.token_usage import count_cached_tokens, to_count
 from crow_core.models.window import filter_objects, find_window
@@ -250,11 +250,13 @@ async def probe_tools(examined: ExaminedModel) -> ProbeResult:
         return ProbeResult(
             "partly", f"Tools are called, with arguments that do not fit: {shorten_text(str(made[0]))[:60]}."
         )
+    if model_call.reply.get("crow", {}).get("printed"):
+        return ProbeResult("partly", f"The server sends tool calls as text, and crow runs them. {TOOL_ADVICE}")
     return ProbeResult("ok", "Tools are called.")
 
 
 def no_tool_call(model_call: ModelCall) -> ProbeResult:
-    if is_printed_call(model_call):
+    if find_calls_of(model_call):
         return ProbeResult("no", f"Tool calls are printed as text. {TOOL_ADVICE}")
     return ProbeResult(
         "no", f"The tool was not called; it answered {shorten_text(reply_text(model_call))[:60]!r}. {TOOL_ADVICE}"

@@ -13,7 +13,7 @@ from crow_core.messages.message import Message, get_id, to_parts
 from crow_core.messages.passes import SHAPING_PASSES, apply_passes, view
 from crow_core.models.chat_model import ChatModel
 from crow_core.models.model_call import Model, ModelCall, ModelRequest
-from crow_core.models.printed import PRINTED
+from crow_core.models.printed import begins_with_mark
 from crow_core.models.token_usage import to_count
 from crow_core.session.session import Session
 from crow_system.shortening import shorten_middle
@@ -186,7 +186,9 @@ class Summarizer:
             case "length":
                 self.estimator.cut_short = summary or self.estimator.cut_short
                 raise NoSummary("The model's summary was cut short; a larger max_tokens or window may help.")
-            case _ if PRINTED.match(summary) or (model_call.reply.get("tool_calls") and not summary):
+            case "repetition":
+                raise NoSummary("The model's summary repeated itself.")
+            case _ if begins_with_mark(summary) or (model_call.reply.get("tool_calls") and not summary):
                 raise NoSummary(CALLED)
             case _ if not summary:
                 raise NoSummary("The model's summary was empty.")

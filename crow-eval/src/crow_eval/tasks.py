@@ -23,7 +23,7 @@ from msgspec import Meta, Struct
 T = TypeVar("T", bound=Struct)
 
 SUITES = Path(__file__).parent / "suites"
-"""The folder of the suites that are shipped, each a dataset."""
+"""The folder of the suites that are shipped, each a dataset: a folder of tasks, or a file of JSON lines."""
 
 COMMAND_TIMEOUT = 120.0
 """Seconds that a command of a task or a function of a check may take, unless it says otherwise."""
@@ -222,14 +222,18 @@ def list_rules(check: FileCheck | AnswerCheck) -> list[str]:
 def find_dataset(target: str) -> str:
     """Return what names a dataset from any folder: its absolute path, or the name of a suite."""
     path = Path(target).expanduser()
-    is_suite = re.fullmatch(r"[\w-]+", target) and not path.exists() and (SUITES / target).is_dir()
-    return target if is_suite else str(path.absolute())
+    return target if not path.exists() and target in list_suites() else str(path.absolute())
+
+
+def list_suites() -> dict[str, Path]:
+    """List the suites that are shipped: their folders and files, by their names."""
+    return {path.stem: path for path in sorted(SUITES.glob("*")) if path.is_dir() or path.suffix == ".jsonl"}
 
 
 def load_dataset(target: str) -> list[Task]:
     """Load the tasks of a dataset. Raises ConfigError, which names the file and the key of the first fault."""
     path = Path(find_dataset(target))
-    path = path if path.is_absolute() else SUITES / target
+    path = path if path.is_absolute() else list_suites()[target]
     if path.is_file():
         tasks = [*load_lines(path)]
     elif (path / "task.toml").is_file():
@@ -237,7 +241,7 @@ def load_dataset(target: str) -> list[Task]:
     elif path.is_dir():
         tasks = [load_folder(folder) for folder in sorted(path.iterdir()) if folder.is_dir() and is_task(folder)]
     else:
-        shipped = ", ".join(sorted(each.name for each in SUITES.glob("*") if each.is_dir())) or "none"
+        shipped = ", ".join(list_suites()) or "none"
         raise ConfigError(f"There is no dataset {target}: no such file or folder. Shipped suites: {shipped}.")
     if not tasks:
         raise ConfigError(f"{path} has no tasks. A task is a folder with task.toml, or a line of a .jsonl file.")

@@ -10,7 +10,7 @@ from crow_core.session_state import StateKey
 REQUEST = (
     "The connection broke in the middle of your last reply; the user has seen what you said until then. "
     "Go on exactly where it stopped, without repeating anything. "
-    "Tool calls that you had begun were not run: make them again."
+    "Calls that you had begun were not run: make them again."
 )
 
 BROKEN = StateKey("broken_replies", int)

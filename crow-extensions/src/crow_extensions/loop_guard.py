@@ -1,4 +1,4 @@
-"""Stop a model that repeats a tool call without progress: tell the model first, then ask the user."""
+"""Stop a model that repeats a tool call without progress: it is told first, then it answers without tools."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -13,15 +13,18 @@ from crow_core.content import to_content
 from crow_core.errors import EndTurn
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.tool import ToolCall
-from crow_core.messages.message import Message, to_parts
-from crow_core.models.model_call import ModelCall
+from crow_core.messages.message import Message, marker_kind, to_parts
+from crow_core.models.model_call import ModelCall, ModelRequest
+from crow_core.models.printed import find_printed_calls
 from crow_core.session.session import Session
 from crow_core.session_state import StateKey
+from crow_system.shortening import leave_out
 
-REMARK = (
-    "[You made this very call {} times, and it gave the same each time. Try something else, or say what is missing.]"
-)
-
+REMARK = "[You have this already: you made this very call {} times, and it gave the same each time.] "
+NEXT = "Go on with the next step, or answer."
+ANSWER = "Do not call tools any more. Answer now with what you know, and say what is missing."
+MAX_GIST = 1_000
+"""Characters of a repeated result that the model is sent again."""
 
 STOPPED_BY = "repeated_calls"
 """Says to programs that the loop guard has ended the turn."""
@@ -30,16 +33,18 @@ ADVICE = (
 )
 COUNTS = StateKey("loop_guard", Counter[tuple[str, bytes]])
 """How often each call gave the same result: (tool, digest of arguments and result) to a number."""
+STUCK = StateKey("loop_guard_stuck", str)
+"""A sentence on the call that the model repeats if its next request has no tools; "" otherwise."""
 
 
-def loop_guard(crow: Crow, *, tell: int = 3, ask: int = 5, repeats: Sequence[str] = ()) -> None:
-    """Tell the model after `tell` equal calls with equal results, and ask the user after `ask` of them.
+def loop_guard(crow: Crow, *, tell: int = 2, answer: int = 3, repeats: Sequence[str] = ()) -> None:
+    """Tell the model after `tell` equal calls with equal results, and let it answer without tools after `answer`.
 
-    The turn ends unless the user says to go on: its stop reason is `max_turn_requests`, and the answer to the prompt
-    has the reason. A call or a result that is new in the turn is progress: the count starts again. Calls of tools that
-    poll do not count: tools whose definition says so (`Tool.repeats`), and those whose name matches a pattern in
-    `repeats`. Use this before extensions that write the name of a new file into results, since no two of these results
-    are equal.
+    A model that calls tools nevertheless ends the turn: its stop reason is `max_turn_requests`, and the answer to the
+    prompt has the reason. A call or a result that is new in the turn is progress: the count starts again. Calls of
+    tools that poll do not count: tools whose definition says so (`Tool.repeats`), and those whose name matches a
+    pattern in `repeats`. Use this before extensions that write the name of a new file into results, since no two of
+    these results are equal.
     """
 
     def counts(tool_call: ToolCall) -> bool:
@@ -51,49 +56,86 @@ def loop_guard(crow: Crow, *, tell: int = 3, ask: int = 5, repeats: Sequence[str
     def count_again(session: Session, entries: Sequence[Message]) -> None:
         session.state[COUNTS].clear()
         uses = {use["id"]: use for entry in entries for use in entry.get("tool_calls", ())}
+        results: dict[tuple[str, bytes], Any] = {}
         for entry in entries:
             use = uses.get(entry.get("tool_call_id", ""))
             if use and counts(tool_call := session.toolbox.parse(use)):
-                add_call(session, tool_call, drop_remark(entry.get("content")))
+                key = make_key(tool_call, None)
+                if not is_remark(content := entry.get("content")):
+                    results[key] = content
+                add_call(session, tool_call, results.get(key, content))
+
+    @crow.message
+    def start_again(session: Session, entry: Message) -> None:
+        if marker_kind(entry) in ("compaction", "shrink"):  # the model may not have the result any more
+            session.state[COUNTS].clear()
+
+    @crow.before_tool
+    def refuse(session: Session, tool_call: ToolCall) -> ToolResult | None:
+        return ToolResult.error(ANSWER) if session.state[STUCK] else None
 
     @crow.after_tool
-    def count(result: ToolResult, session: Session, tool_call: ToolCall) -> ToolResult | None:
-        if not counts(tool_call) or (times := add_call(session, tool_call, to_content(result))) < tell:
+    async def count(result: ToolResult, session: Session, tool_call: ToolCall) -> ToolResult | None:
+        if session.state[STUCK] or not counts(tool_call):
             return None
-        remark = {"type": "text", "text": REMARK.format(times)}
-        return ToolResult([*result.content, remark], result.is_error, result.meta)
+        if (times := add_call(session, tool_call, to_content(result))) < tell:
+            return None
+        text = REMARK.format(times) + (NEXT if times < answer else ANSWER)
+        gist = "\n\n".join(part["text"] for part in result.content if part.get("type") == "text")
+        gist = leave_out(gist, MAX_GIST, "the call above gave all of it")
+        return ToolResult([{"type": "text", "text": f"{text}\n\n{gist}".strip()}], result.is_error, result.meta)
+
+    @crow.before_model
+    def take_tools(request: ModelRequest, session: Session) -> ModelRequest | None:
+        return {key: value for key, value in request.items() if key != "tools"} if session.state[STUCK] else None
 
     @crow.after_model
-    async def pause(session: Session, model_call: ModelCall) -> None:
+    async def watch(session: Session, model_call: ModelCall) -> None:
+        if stuck := session.state[STUCK]:
+            if calls_on(session, model_call):
+                raise EndTurn("max_turn_requests", f"crow ended the turn. {stuck} {ADVICE}", stopped_by=STOPPED_BY)
+            return
         for (name, _), times in session.state[COUNTS].most_common(1):
-            if times < ask:
-                return
-            said = f"The model called {name} {times} times and it gave the same each time."
-            if not await session.user.confirm(f"{said} Go on?"):
-                sentence = f"crow ended the turn, as nobody said to go on. {said} {ADVICE}"
-                raise EndTurn("max_turn_requests", sentence, stopped_by=STOPPED_BY)
-            session.state[COUNTS].clear()
+            if times >= answer:
+                session.state[STUCK] = f"The model called {name} {times} times and it gave the same each time."
+                await session.notice(
+                    f"The model repeats a call of {name}. crow asks it to answer without tools.", "warning"
+                )
 
     @crow.turn_end
     def forget(session: Session, outcome: StopReason | Exception) -> None:
         session.state[COUNTS].clear()
+        session.state.pop(STUCK)
+
+
+def calls_on(session: Session, model_call: ModelCall) -> bool:
+    """Return whether a reply to a request without tools has a call nevertheless, also as text."""
+    functions = (schema["function"] for schema in session.toolbox.sent or ())
+    tools: dict[str, dict[str, Any]] = {f["name"]: f.get("parameters") or {} for f in functions}
+    text = model_call.reply.get("content")
+    return bool(
+        model_call.reply.get("tool_calls") or (isinstance(text, str) and find_printed_calls(text, tools) is not None)
+    )
+
+
+def make_key(tool_call: ToolCall, content: Any) -> tuple[str, bytes]:
+    """Make the key of a call: its tool, and a digest of its arguments and the content of its answer."""
+    digest = sha256(msgspec.json.encode([tool_call.arguments, content], order="sorted")).digest()
+    return tool_call.name, digest
 
 
 def add_call(session: Session, tool_call: ToolCall, content: Any) -> int:
     """Count a call by its tool, its arguments and the content of its answer; return how often it was made."""
     counts = session.state[COUNTS]
-    digest = sha256(msgspec.json.encode([tool_call.arguments, content], order="sorted")).digest()
-    key = tool_call.name, digest
+    key = make_key(tool_call, content)
     if key not in counts:
         for other in counts:
-            counts[other] = 1
+            counts[other] = 0
     counts[key] += 1
     return counts[key]
 
 
-def drop_remark(content: Any) -> Any:
-    """Return the content of an answer without the remark that was added to it."""
+def is_remark(content: Any) -> bool:
+    """Return whether the content of an answer says that the model has it already."""
     start = REMARK.partition("{")[0]
-    if isinstance(content, str):
-        return content.partition(start)[0].removesuffix("\n\n") or "(no output)"
-    return [part for part in to_parts(content) if not str(part.get("text", "")).startswith(start)]
+    return any(str(part.get("text", "")).startswith(start) for part in to_parts(content))

@@ -176,7 +176,7 @@ def _imply(arguments: Mapping[str, Any], properties: Mapping[str, Any], table: M
 
 def _to_command(value: Any) -> Any:
     """Convert a list of words, also as JSON text, to a shell command; return anything else as it is."""
-    words = _parse_container(value) if isinstance(value, str) and value.lstrip().startswith('["') else value
+    words = parse_container(value) if isinstance(value, str) and value.lstrip().startswith('["') else value
     if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in cast(list[Any], words)):
         return value
     match cast(list[str], words):
@@ -248,13 +248,13 @@ def _parse_text(text: str, kinds: set[str], *, pair: bool = False) -> Any:
     if pair and len(plain) < 50 and (match := LINE_RANGE.fullmatch(plain)):
         return [int(match[1]), int(match[2])]
     if kinds & {"object", "array"} and plain[0] in "[{(":
-        container = _parse_container(plain)
+        container = parse_container(plain)
         wanted = {"object": dict, "array": list}
         return container if type(container) in {wanted[kind] for kind in kinds & wanted.keys()} else text
     return text
 
 
-def _parse_container(text: str) -> Any:
+def parse_container(text: str) -> Any:
     """Parse JSON, or what Python prints of a list or dict; None if the text is neither."""
     try:
         try:

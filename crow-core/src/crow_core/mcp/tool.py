@@ -197,6 +197,9 @@ def parse_tool_call(use: RawToolCall, tools: Mapping[str, Tool]) -> ToolCall:
     arguments = parse_arguments(use)
     tool, fault = tools.get(use["function"]["name"]), ""
     given = arguments or {}
+    stands_for = tool.own_meta.get("crow/stands_for") if tool else None
+    if stands_for and (meant := tools.get(stands_for["tool"])):
+        tool, use, given = meant, rename(use, meant.name), {**given, **stands_for["arguments"]}
     try:
         given = tool.fit(given) if tool else given
     except ValueError as error:

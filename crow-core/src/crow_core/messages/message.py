@@ -64,6 +64,8 @@ class Delta(TypedDict, total=False):
     """True if all content before this delta was reasoning: the server sent only the closing tag."""
     sent: dict[str, Any]
     """The body of the request that is about to be sent; not part of the reply."""
+    printed: str
+    """The whole text of a reply in which the server sent tool calls as text; they are in `tool_calls`."""
     notice: str
     """A sentence for the user, such as that the request is sent again; not part of the reply."""
 

@@ -102,6 +102,8 @@ class ReplyNotes(TypedDict, total=False):
     """Why the reply is not whole: an error, a finish reason, or `interrupted`."""
     dropped_calls: list[str]
     """The names in tool calls that were dropped because the reply was cut."""
+    printed: str
+    """The text of a reply whose tool calls the server sent as text."""
     called: dict[str, str]
     """The tool's name for each call that names its tool in another way, by the call's id."""
     spent: dict[str, float]
@@ -482,6 +484,7 @@ DefinitionMeta = TypedDict(
         "crow/kind": ToolKind | dict[str, ToolKind],  # of its calls (ACP), also by the argument `command`
         "crow/arguments": dict[str, Any] | None,  # other names and forms of arguments that are understood
         "crow/replaces": list[str],  # names of tools of other agents that do the same
+        "crow/stands_for": dict[str, Any],  # the `tool` that is called in its place, and `arguments` that are added
         "crow/annotations": dict[str, Any],  # annotations (MCP) by the argument `command`
         "crow/shell": str | None,  # the shell that runs its commands; sh if it is missing, None for an unknown one
         "crow/repeats": bool,  # True if it may be called until its result changes; any server is believed

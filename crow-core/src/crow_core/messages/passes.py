@@ -202,6 +202,31 @@ def complete_answers(messages: list[Message]) -> list[Message]:
     return kept[::-1]
 
 
+def restore_printed_calls(messages: list[Message]) -> list[Message]:
+    """Send tool calls that the model wrote as text as it wrote them, and their results in a message of the user.
+
+    Small models go on in the form that they read. Templates without tools refuse the role `tool`.
+    """
+    kept: list[Message] = []
+    printed: set[str] = set()
+    for message in messages:
+        if (text := message.get("crow", {}).get("printed")) and (calls := message.get("tool_calls")):
+            printed |= {call["id"] for call in calls}
+            restored: Message = {"role": "assistant", "content": text}
+            if thought := message.get("reasoning_content"):
+                restored["reasoning_content"] = thought
+            kept.append(restored)
+        elif message.get("tool_call_id") in printed:
+            opened, closed = ({"type": "text", "text": f"<{mark}tool_response>"} for mark in ("", "/"))
+            parts = [opened, *to_parts(message.get("content")), closed]
+            only_text = all(part.get("type") == "text" for part in parts)
+            content = "\n".join(part["text"] for part in parts) if only_text else parts
+            kept.append({"role": "user", "content": content})
+        else:
+            kept.append(message)
+    return kept
+
+
 def move_images(messages: list[Message]) -> list[Message]:
     """Move images from tool messages to a user message behind them: most servers refuse them in a tool message."""
     kept: list[Message] = []
@@ -263,6 +288,7 @@ SHAPING_PASSES: tuple[Pass, ...] = (
     drop_unsent,
     repair_calls,
     complete_answers,
+    restore_printed_calls,
     move_images,
     join_user_messages,
     drop_notes,

@@ -30,10 +30,12 @@ from crow_core.models.failures import (
     shorten_text,
     to_model_error,
 )
-from crow_core.models.model_call import ANSWER_KEYS, Model, ModelRequest, Prices
+from crow_core.models.held_text import PrintedCallReader
+from crow_core.models.model_call import ANSWER_KEYS, REPETITION, Model, ModelRequest, Prices
 from crow_core.models.quirks import Quirks
 from crow_core.models.refusals import LearnedQuirks, learn_from_refusal
 from crow_core.models.refused_images import find_refused_images
+from crow_core.models.repetition import RepetitionGuard
 from crow_core.models.retries import attempt_again, be_patient, get_retry_wait
 from crow_core.models.stream import LOG_ADVICE, EventStreamReader
 
@@ -62,6 +64,9 @@ NO_TOOLS_PATTERN = re.compile(
     re.I,
 )
 """Matches the messages of servers that support no tools."""
+
+SMALL_WINDOW = 8_192
+"""Tokens of the largest window with which a model counts as small by itself."""
 
 REDIRECT_STATUSES = frozenset({301, 302, 303, 307, 308})
 
@@ -107,10 +112,18 @@ class ChatModel:
                 body = self.build_body(request)
                 yield {"sent": body}
                 try:
+                    printed = PrintedCallReader(request if self.quirks.printed_calls else {})
+                    repetition = RepetitionGuard()
                     async with aclosing(self.stream_once(body)) as deltas:
-                        async for delta in deltas:
-                            has_begun = has_begun or bool(ANSWER_KEYS & delta.keys())
-                            yield delta
+                        async for arriving in deltas:
+                            for delta in printed.feed(arriving):
+                                has_begun = has_begun or bool(ANSWER_KEYS & delta.keys())
+                                yield delta
+                            if self.is_small and repetition.feed(arriving):
+                                yield {"finish_reason": REPETITION}
+                                return
+                    for delta in printed.finish():
+                        yield delta
                     has_begun = True  # it is complete, even if it is empty
                     return
                 except ModelError as failure:
@@ -128,6 +141,12 @@ class ChatModel:
         finally:
             if not has_begun:
                 learning.undo()
+
+    @property
+    def is_small(self) -> bool:
+        """True if the model, or its window, is small: then its tools, its prompt and its replies are held simple."""
+        by_window = self.quirks.profile == "auto" and 0 < (get_window(self) or 0) <= SMALL_WINDOW
+        return by_window or self.quirks.profile == "small"
 
     def build_body(self, request: ModelRequest) -> ModelRequest:
         """Return the body to send: the parameters, then the messages, adapted to this endpoint."""

@@ -8,6 +8,7 @@ import re
 from asyncio import AbstractEventLoop, get_running_loop
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
@@ -79,6 +80,20 @@ def is_local(url: str) -> bool:
     """Return whether a URL is one of a server on this machine."""
     try:
         return urlsplit(url).hostname in LOOPBACK_HOSTS
+    except ValueError:
+        return False
+
+
+def is_on_private_network(url: str) -> bool:
+    """Return whether a URL is one of a server on this machine or on a private network."""
+    try:
+        host = urlsplit(url).hostname or ""
+    except ValueError:
+        return False
+    if is_local(url) or "." not in host or host.endswith((".local", ".lan", ".internal")):
+        return True
+    try:
+        return ip_address(host).is_private
     except ValueError:
         return False
 

@@ -25,6 +25,9 @@ MAX_REPLY_LENGTH = 8_000_000
 MAX_TOOL_CALLS = 1_000
 """The most tool calls of one reply."""
 
+REPETITION = "repetition"
+"""The finish reason of a reply that crow cut off because it only repeated itself."""
+
 MAX_BUSY = 0.005
 """Seconds after which a flood of deltas lets other tasks run, such as the one that cancels it."""
 

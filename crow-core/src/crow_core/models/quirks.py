@@ -15,6 +15,8 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Struct
 
+from crow_core.models.endpoint import is_on_private_network
+
 Body = dict[str, Any]
 
 
@@ -34,6 +36,10 @@ class Quirks(Struct, frozen=True, forbid_unknown_fields=True):
     """True if the endpoint takes `stream_options.include_usage`."""
     parallel_calls: bool = True
     """True if a reply may hold several tool calls; false sends `parallel_tool_calls: false`."""
+    profile: Literal["auto", "full", "small"] = "auto"
+    """The tools and the system prompt: `small` has few and simple ones. `auto` is small for a window of up to 8,192."""
+    printed_calls: bool = False
+    """True if tool calls that the server sends as text are run; the default on this machine and private networks."""
     schemas: Literal["full", "plain"] = "full"
     """The form of tool schemas; `plain` has no `$ref`, `$defs`, `anyOf`, `oneOf` and `allOf`."""
     content: Literal["text", "parts"] = "text"
@@ -82,10 +88,11 @@ def load_rules() -> list[QuirksRule]:
 def find_quirks(base_url: str, model: str, overrides: Mapping[str, Any] | None = None) -> Quirks:
     """Return the quirks of a model at an endpoint: those of every rule that matches, then `overrides`.
 
-    Raises msgspec.ValidationError for unknown keys or wrong values in `overrides`.
+    On this machine and on private networks, calls that the server sends as text are run. Raises
+    msgspec.ValidationError for unknown keys or wrong values in `overrides`.
     """
     host, name = urlsplit(base_url).netloc.lower(), model.lower()
-    quirks: dict[str, Any] = {}
+    quirks: dict[str, Any] = {"printed_calls": bool(base_url) and is_on_private_network(base_url)}
     for rule in load_rules():
         if fnmatchcase(host, rule.host) and any(fnmatchcase(n, rule.model) for n in (name, name.rpartition("/")[2])):
             quirks |= rule.quirks

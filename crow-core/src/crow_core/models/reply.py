@@ -23,6 +23,7 @@ class ReplyBuilder:
         self.calls: list[PartialCall] = []
         self._reasoning, self._content = StringIO(), StringIO()
         self._thought_ended = False
+        self._printed = ""
         self._taken = [0, 0]
         """The lengths of reasoning and content that `take_part` has returned."""
         self._parts = 0
@@ -37,6 +38,7 @@ class ReplyBuilder:
             self.length += self._reasoning.write(text)
         if text := delta.get("content"):
             self.length += self._content.write(text)
+        self._printed = delta.get("printed", self._printed)
         for fragment in delta.get("tool_calls") or ():
             at = find_call(self.calls, fragment)
             if at is None:
@@ -54,6 +56,8 @@ class ReplyBuilder:
         if self.calls:
             reply["tool_calls"] = [call.build() for call in self.calls]
             reply["crow"] = {"indexes": [call.index for call in self.calls]}
+            if self._printed:
+                reply["crow"]["printed"] = self._printed
         return reply
 
     def take_part(self) -> Message:

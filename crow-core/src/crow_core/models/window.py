@@ -2,14 +2,12 @@
 
 import re
 from collections.abc import Mapping
-from ipaddress import ip_address
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 
 from crow_core.models.chat_model import ChatModel
-from crow_core.models.endpoint import create_http_client, is_local, join_url
+from crow_core.models.endpoint import create_http_client, is_on_private_network, join_url
 
 ANSWER_TIMEOUT = 3.0
 """Seconds that each request may take."""
@@ -43,20 +41,6 @@ async def find_window(model: ChatModel) -> int | None:
             return read_models(await get_object(http, join_url(model.base_url, "models")), model.name)
     except (httpx2.HTTPError, httpx2.InvalidURL, UnicodeEncodeError):
         return None
-
-
-def is_on_private_network(url: str) -> bool:
-    """Return whether a URL is one of a server on this machine or on a private network."""
-    try:
-        host = urlsplit(url).hostname or ""
-    except ValueError:
-        return False
-    if is_local(url) or "." not in host or host.endswith((".local", ".lan", ".internal")):
-        return True
-    try:
-        return ip_address(host).is_private
-    except ValueError:
-        return False
 
 
 async def get_object(http: Any, url: str) -> Mapping[str, Any]:

@@ -76,7 +76,8 @@ def evaluate() -> None:
 @HTML
 @AS_JSON
 def run(dataset: str, resume: str, validate: bool, as_json: bool, page: Path | None, **options: Any) -> None:
-    """Run the tasks of DATASET: a folder of tasks, one task, a .jsonl file, or a suite of crow's own (`daily`).
+    """Run the tasks of DATASET: a folder of tasks, one task, a .jsonl file, or a suite of crow's own (`daily`,
+    `first-steps`).
 
     Each run has a copy of the task's files and a stored session. Tools work there as in any session: permissions are no
     sandbox, and --mode yolo lets the model run what it likes on this machine. --resume goes on with an evaluation that

@@ -1,0 +1,135 @@
+"""The profile for small models: its tools, its prompt, and the sessions with it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from crow_agent.app import build
+from crow_core.acp.schema import ClientCapabilities, ClientSessionCapabilities, NoticeCapabilities, NoticeUpdate
+from crow_core.app import Crow
+from crow_core.models.chat_model import ChatModel
+from crow_core.models.quirks import find_quirks
+from crow_core.testing import Reply, ScriptedServer, connect
+from crow_core.testing.script import ScriptedCall
+
+pytestmark = pytest.mark.anyio
+
+NOTICES = ClientCapabilities(session=ClientSessionCapabilities(notices=NoticeCapabilities()))
+
+
+def use(name: str, **arguments: Any) -> Reply:
+    return Reply(tool_calls=[ScriptedCall(name=name, arguments=arguments)])
+
+
+async def make_crow(tmp_path: Path, url: str, name: str = "qwen2.5-coder:1.5b", **quirks: Any) -> Crow:
+    model = ChatModel(name=name, base_url=url, quirks=find_quirks(url, name, quirks))
+    env = {"CROW_HOME": str(tmp_path / "home"), "HOME": str(tmp_path)}
+    return await build(env, models={name: model}, mode="yolo")
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "report.py").write_text("price, tax = 100, 10\nprint(price - tax)\n")
+    return folder
+
+
+async def test_small_model_is_offered_six_tools_and_a_short_prompt(tmp_path: Path, project: Path):
+    async with ScriptedServer([Reply("Hello.")]) as server:
+        crow = await make_crow(tmp_path, server.url)
+        async with connect(crow, capabilities=NOTICES) as editor:
+            session = await editor.new_session(str(project))
+            await editor.prompt(session.session_id, "Hi.")
+        (request,) = server.requests
+    functions = [tool["function"] for tool in request["tools"]]
+    system = request["messages"][0]["content"]
+    assert {function["name"] for function in functions} == {"read", "write", "replace", "list", "search", "run"}
+    assert all(len(function["parameters"]["properties"]) <= 3 for function in functions)
+    assert len(system.split()) <= 250
+    assert (len(system) + len(json.dumps(request["tools"]))) / 4 <= 900
+    assert request["parallel_tool_calls"] is False
+    assert any("is a small model" in str(notice.title) for notice in editor.of(NoticeUpdate))
+
+
+@pytest.mark.parametrize(("name", "quirks"), [("qwen2.5-coder:1.5b", {"profile": "full"}), ("gpt-oss-20b", {})])
+async def test_profile_is_switched_off_by_the_quirk_and_for_larger_models(
+    name: str, quirks: dict[str, Any], tmp_path: Path, project: Path
+):
+    async with ScriptedServer([Reply("Hello.")]) as server:
+        crow = await make_crow(tmp_path, server.url, name, **quirks)
+        async with connect(crow) as editor:
+            session = await editor.new_session(str(project))
+            await editor.prompt(session.session_id, "Hi.")
+    names = {tool["function"]["name"] for tool in server.requests[0]["tools"]}
+    assert {"file_editor", "terminal", "grep"} <= names
+    assert "read" not in names
+
+
+async def test_small_window_chooses_the_profile(tmp_path: Path, project: Path):
+    async with ScriptedServer([Reply("Hello.")]) as server:
+        crow = await make_crow(tmp_path, server.url, "unknown")
+        for model in crow.models.values():
+            model.window = 4096
+        async with connect(crow) as editor:
+            session = await editor.new_session(str(project))
+            await editor.prompt(session.session_id, "Hi.")
+    assert len(server.requests[0]["tools"]) == 6
+
+
+async def test_simple_tools_do_the_work_of_the_full_ones(tmp_path: Path, project: Path):
+    script = [
+        use("list"),
+        use("read", path="report.py"),
+        use("replace", path="report.py", old="price - tax", new="price + tax"),
+        use("search", pattern="price"),
+        use("write", path="note.txt", content="fixed\n"),
+        use("run", command="cat note.txt"),
+        Reply("Done."),
+    ]
+    async with ScriptedServer(script) as server:
+        crow = await make_crow(tmp_path, server.url)
+        async with connect(crow) as editor:
+            session = await editor.new_session(str(project))
+            answer = await editor.prompt(session.session_id, "The total is wrong. Fix it.")
+    assert answer.stop_reason == "end_turn"
+    assert (project / "report.py").read_text().endswith("print(price + tax)\n")
+    assert (project / "note.txt").read_text() == "fixed\n"
+    results = [m["content"] for m in server.requests[-1]["messages"] if m["role"] == "tool"]
+    assert all("answer the user now" in result.rpartition("\n")[2] for result in results)
+    assert "report.py" in results[0]
+    assert results[5].startswith("fixed")
+    names = [m["tool_calls"][0]["function"]["name"] for m in server.requests[-1]["messages"] if m.get("tool_calls")]
+    assert names == ["list", "read", "replace", "search", "write", "run"]
+
+
+FAULTS: list[tuple[Reply, list[str]]] = [
+    (use("read"), ['A correct call: {"name":"read","arguments":{"path":"<path>"}}']),
+    (use("replace", path="report.py", old="none", new="x"), ['call: {"name":"read","arguments":{"path":"report.py"}}']),
+    (use("read", path="missing.py"), ['A correct call: {"name":"list","arguments":{}}']),
+    (use("fly", to="Paris"), ["There is no tool 'fly'. The tools are: read, write, replace, list, search, run."]),
+]
+
+
+@pytest.mark.parametrize("at", range(len(FAULTS)))
+async def test_error_spells_a_correct_call_out(at: int, tmp_path: Path, project: Path):
+    reply, said = FAULTS[at]
+    async with ScriptedServer([reply, Reply("Hm.")]) as server:
+        crow = await make_crow(tmp_path, server.url)
+        async with connect(crow) as editor:
+            session = await editor.new_session(str(project))
+            await editor.prompt(session.session_id, "Do it.")
+    result = server.requests[-1]["messages"][-1]["content"]
+    assert all(text in result for text in said), result
+
+
+async def test_printed_call_of_a_simple_tool_is_run(tmp_path: Path, project: Path):
+    printed = '```json\n{"name": "run", "arguments": {"command": "echo printed > out.txt"}}\n```'
+    async with ScriptedServer([Reply(printed), Reply("Done.")]) as server:
+        crow = await make_crow(tmp_path, server.url)
+        async with connect(crow) as editor:
+            session = await editor.new_session(str(project))
+            await editor.prompt(session.session_id, "Write it.")
+    assert (project / "out.txt").read_text() == "printed\n"
+    assert editor.text == "Done."

@@ -1,0 +1,143 @@
+"""Give small models few and simple tools, a short system prompt, and results that say what to do next."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from crow_core.app import Crow
+from crow_core.mcp.result import ToolResult
+from crow_core.mcp.server import Handler, Server
+from crow_core.mcp.tool import ToolCall
+from crow_core.models.chat_model import ChatModel
+from crow_core.session.prompts import Prompt
+from crow_core.session.session import Session
+from crow_core.session_state import StateKey
+from msgspec.json import encode
+
+SMALL = StateKey("small_models", bool)
+"""True if the session has the tools for small models."""
+NOTICE = (
+    "{} is a small model, or its window is: it is offered six simple tools and a short system prompt. "
+    'profile = "full" in [models.NAME.quirks] switches this off.'
+)
+
+
+def make_definition(
+    name: str, description: str, tool: str, arguments: dict[str, str], types: dict[str, str], required: list[str]
+) -> dict[str, Any]:
+    """Make the definition of a tool that stands for another one with some of its arguments."""
+    properties = {key: {"type": kind} for key, kind in types.items()}
+    return {
+        "name": name,
+        "description": description,
+        "inputSchema": {"type": "object", "properties": properties, "required": required},
+        "_meta": {"crow/stands_for": {"tool": tool, "arguments": arguments}},
+    }
+
+
+LINES = {"path": "string", "start_line": "integer", "end_line": "integer"}
+DEFINITIONS: list[dict[str, Any]] = [
+    make_definition("read", "Read a file.", "file_editor", {"command": "view"}, LINES, ["path"]),
+    make_definition(
+        "write",
+        "Create a file with this content.",
+        "file_editor",
+        {"command": "create"},
+        {"path": "string", "content": "string"},
+        ["path", "content"],
+    ),
+    make_definition(
+        "replace",
+        "Replace the text old, which occurs once in a file, with new.",
+        "file_editor",
+        {"command": "str_replace"},
+        {"path": "string", "old": "string", "new": "string"},
+        ["path", "old", "new"],
+    ),
+    make_definition("list", "List the files of a folder.", "tree", {}, {"path": "string"}, []),
+    make_definition(
+        "search", "Search text in files.", "grep", {}, {"pattern": "string", "path": "string"}, ["pattern"]
+    ),
+    make_definition("run", "Run a shell command.", "terminal", {}, {"command": "string"}, ["command"]),
+]
+REQUIRED: dict[str, list[str]] = {d["name"]: d["inputSchema"]["required"] for d in DEFINITIONS}
+"""The arguments that each tool must have, by its name."""
+MAX_SHOWN = 200
+"""Characters of the longest argument that is repeated in an error."""
+LOOKED = "[If this is enough, answer the user now. Call another tool only if the task needs it.]"
+CHANGED = "[Done. If nothing else was asked, answer the user now in one sentence.]"
+NEXT = {"read": LOOKED, "list": LOOKED, "search": LOOKED, "run": LOOKED, "write": CHANGED, "replace": CHANGED}
+"""What to do after a call."""
+
+
+def small_models(crow: Crow) -> None:
+    """Offer a model whose quirk `profile` is `small` six tools of at most three arguments, and a short system prompt.
+
+    Each tool stands for a call of crow's own tools, so permissions, diffs and undo are the same. The tools of MCP
+    servers that the user has configured stay. The profile is chosen when a session opens.
+    """
+
+    @crow.mcp_servers
+    def offer(session: Session) -> Sequence[Server]:
+        session.state[SMALL] = small = isinstance(session.model, ChatModel) and session.model.is_small
+        handlers: dict[str, Handler] = {definition["name"]: refuse for definition in DEFINITIONS}
+        return [Server("small", definitions=DEFINITIONS, handlers=handlers, built_in=True)] if small else []
+
+    @crow.session_start
+    def prepare(session: Session) -> None:
+        if not session.state[SMALL]:
+            return
+        if session.prompts.templates["system"] == Prompt.from_package("system"):
+            session.prompts.templates["system"] = Prompt.from_package("small")
+        session.options.remarks.append(NOTICE.format(session.model.name))
+
+    @crow.tools
+    def choose(schemas: list[dict[str, Any]], session: Session) -> list[dict[str, Any]] | None:
+        if not session.state[SMALL]:
+            return None
+        offered = {schema["function"]["name"] for schema in schemas}
+        ours = {d["name"] for d in DEFINITIONS if d["_meta"]["crow/stands_for"]["tool"] in offered}
+        tools = session.toolbox.tools
+        return [
+            schema
+            for schema in schemas
+            if (name := schema["function"]["name"]) in ours or not ((server := tools[name].server) and server.built_in)
+        ]
+
+    @crow.after_tool
+    def say_next(result: ToolResult, session: Session, tool_call: ToolCall) -> ToolResult | None:
+        if not session.state[SMALL]:
+            return None
+        name = find_name(tool_call)
+        if name is None and tool_call.tool is not None:
+            return None
+        if name is None:
+            return ToolResult.error(f"There is no tool {tool_call.name[:100]!r}. The tools are: {', '.join(REQUIRED)}.")
+        hint = f"A correct call: {suggest_call(name, tool_call.original)}" if result.is_error else NEXT[name]
+        return ToolResult([*result.content, {"type": "text", "text": hint}], result.is_error, result.meta)
+
+
+def suggest_call(name: str, given: dict[str, Any]) -> str:
+    """Return the call to make after one that failed: with what was given, since small models copy what they read."""
+    if name == "replace" and "path" in given:
+        name = "read"
+    elif name == "read" and "path" in given:
+        return encode({"name": "list", "arguments": {}}).decode()
+    short = {key: value for key, value in given.items() if len(str(value)) <= MAX_SHOWN}
+    arguments = {key: short.get(key, f"<{key}>") for key in REQUIRED[name]}
+    return encode({"name": name, "arguments": arguments}).decode()
+
+
+def find_name(tool_call: ToolCall) -> str | None:
+    """Return the name of the simple tool that a call is one of; None if it is another call."""
+    for definition in DEFINITIONS:
+        meant = definition["_meta"]["crow/stands_for"]
+        if tool_call.name == definition["name"]:
+            return tool_call.name
+        if tool_call.name == meant["tool"] and meant["arguments"].items() <= tool_call.arguments.items():
+            return definition["name"]
+    return None
+
+
+def refuse(session: Session, tool_call: ToolCall) -> ToolResult:
+    """Answer a call of a tool that stands for one that this session does not have."""
+    return ToolResult.error(f"{tool_call.name} cannot be used here. Do without it.")
