@@ -7,10 +7,10 @@ from typing import NamedTuple
 import msgspec
 from crow_core.errors import ConfigError, ModelError
 from crow_core.models.chat_model import ChatModel
+from crow_core.models.endpoint import is_on_private_network
 from crow_core.models.listing import find_first_model, list_models
 from crow_core.models.model_call import Model
 from crow_core.models.quirks import find_quirks
-from crow_core.models.window import is_on_private_network
 
 from crow_agent.settings.keys import read_key
 from crow_agent.settings.structs import Config, ModelSettings, UnusableModel
