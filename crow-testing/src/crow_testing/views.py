@@ -2,6 +2,7 @@
 
 import os
 import stat
+import sys
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -42,5 +43,7 @@ def snapshot(root: Path, now: int) -> dict[str, object]:
                 entry += [stat.S_IMODE(status.st_mode)]
             if stat.S_ISREG(status.st_mode):
                 entry += [Path(path).read_bytes(), min(status.st_mtime_ns, now)]
-            found[os.path.relpath(path, root)] = (*entry, *os.listxattr(path, follow_symlinks=False))
+            if sys.platform == "linux":
+                entry += os.listxattr(path, follow_symlinks=False)
+            found[os.path.relpath(path, root)] = (*entry,)
     return found
