@@ -82,7 +82,7 @@ async def test_default_comes_from_the_command_line_then_the_environment_then_the
 
 async def test_settings_reach_the_model() -> None:
     settings = ModelSettings(
-        base_url="http://x/v1",
+        base_url="https://example.org/v1",
         model="m",
         api_key="k",
         headers={"X": "1"},
@@ -93,7 +93,7 @@ async def test_settings_reach_the_model() -> None:
     (model,) = (await find_models(Config(models={"x": settings}), {})).values()
     assert model == ChatModel(
         name="m",
-        base_url="http://x/v1",
+        base_url="https://example.org/v1",
         api_key="k",
         headers={"X": "1"},
         parameters={"temperature": 0},

@@ -355,7 +355,10 @@ async def test_stored_text_does_not_control_the_terminal(machine: "Machine"):
     machine.project.mkdir()
     line = f"printf '{STEERING.encode('unicode_escape').decode()}'".replace("\\u202e", "")
     await talk(
-        machine, Reply(STEERING, reasoning=STEERING, tool_calls=[command(line)]), Reply(STEERING), prompt=STEERING
+        machine,
+        Reply(STEERING, reasoning=STEERING, tool_calls=[command(line)]),
+        Reply(f"Done: {STEERING}"),
+        prompt=STEERING,
     )
     id = (await read(machine, "sessions", "list"))[0]["id"]
     call = (await read(machine, "calls", "list"))[0]["id"]

@@ -232,7 +232,7 @@ async def test_cost_that_is_unknown_cannot_be_limited(machine: "Machine", limit:
         machine.ask(server.url)
         done = await machine.crow("eval", "tasks", *(["--max-cost", "1"] if limit == "--max-cost" else []))
         assert not server.requests
-        assert not (await machine.crow("eval", "list", "--json")).out, "none has begun"
+        assert json.loads((await machine.crow("eval", "list", "--json")).out) == [], "none has begun"
     setting = "`cost` in the limits of the task say" if limit == "limits" else "--max-cost"
     assert (done.code, f"{setting} needs the prices of scripted" in done.err) == (2, True), done.err
 

@@ -44,7 +44,7 @@ from crow_core.session.session import Session
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
 from crow_extensions.steering import STEERING, steering
 from crow_extensions.titles import titles
-from crow_permissions.extension import permissions
+from crow_permissions.extension import IN_YOLO, permissions
 from crow_persistence.database import Database
 from crow_persistence.extension import persistence
 
@@ -136,7 +136,8 @@ async def test_loaded_session_replays_its_updates(database: Database, tmp_path: 
         await load(editor, id, tmp_path)
         after = seen(editor)
         said = [update.content for update in editor.of(UserMessageChunk)]
-    assert after == before
+    assert IN_YOLO in before[0]
+    assert after == before[1:]
     assert any(isinstance(part, DiffContent) for part in after[-2][5])
     assert said == SAID
     (command,) = (shown for shown in after if shown[2] == "terminal" and shown[3] != "{broken")
@@ -357,7 +358,7 @@ async def test_mode_that_is_the_default_is_restored_without_a_notice(database: D
     async with connect(app(database)) as editor:
         await load(editor, id, tmp_path)
         await editor.prompt(id, "hi")
-        assert editor.thoughts == ""
+        assert editor.thoughts == f"{IN_YOLO}\n"
 
 
 async def test_disconnected_tool_stays_in_the_list_and_fails(database: Database, tmp_path: Path):

@@ -103,6 +103,7 @@ CLASSES = {
     "trust list": READS,
     "trust revoke": SETTINGS,
     "undo": FILES,
+    "web": READS,
     "worker": PROGRAMS,
     "workflows approve": SETTINGS,
     "workflows cancel": SETTINGS,
