@@ -33,8 +33,8 @@ from prompt_toolkit.key_binding import KeyPress
 from prompt_toolkit.keys import Keys
 
 END = PromptResponse(stop_reason="end_turn")
-ENTER, PASTE = Keys.ControlM, Keys.BracketedPaste
-ARROWS = (Keys.Up, Keys.Down, Keys.Left, Keys.Right, Keys.PageDown)
+ENTER, PASTE, PAGE_DOWN = Keys.ControlM, Keys.BracketedPaste, Keys.PageDown
+ARROWS = (Keys.Up, Keys.Down, Keys.Left, Keys.Right, PAGE_DOWN)
 HEREDOC = "\n".join(["cat > out.txt <<'EOF'", *(f"line {n} 値段 مرحبا 🦀" for n in range(2, 30)), "EOF"])
 
 
@@ -226,6 +226,11 @@ LONG: Any = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, H
 @given(typing(moves=True), MOMENTS)
 def test_nobody_answers_a_question_by_typing_on(keys: list[tuple[float, str, str]], times: list[float]):
     check_typing(keys, times)
+
+
+def test_enter_after_a_page_down_without_a_pause_answers_nothing():
+    keys = [(PASTE, "y"), (PASTE, "y"), (ENTER, ""), (PAGE_DOWN, ""), (ENTER, "")]
+    check_typing([(0.25, *key) for key in keys], [0.0])
 
 
 @pytest.mark.slow
