@@ -22,6 +22,7 @@ from crow_core.errors import ModelError
 from crow_core.masking import AUTH_SCHEME, MIN_SECRET_LENGTH, find_secrets, mask
 from crow_core.messages.message import Delta
 from crow_core.models.adaptation import adapt_request
+from crow_core.models.call_forms import StepReader, write_calls
 from crow_core.models.endpoint import CONNECT_TIMEOUT, HttpPool, is_local, join_url, share_http_pool, to_display_url
 from crow_core.models.failures import (
     MAX_PAGE_BYTES,
@@ -112,7 +113,7 @@ class ChatModel:
                 body = self.build_body(request)
                 yield {"sent": body}
                 try:
-                    printed = PrintedCallReader(request if self.quirks.printed_calls else {})
+                    printed = self.read_calls(request)
                     repetition = RepetitionGuard()
                     async with aclosing(self.stream_once(body)) as deltas:
                         async for arriving in deltas:
@@ -148,6 +149,19 @@ class ChatModel:
         by_window = self.quirks.profile == "auto" and 0 < (get_window(self) or 0) <= SMALL_WINDOW
         return by_window or self.quirks.profile == "small"
 
+    @property
+    def call_form(self) -> str:
+        """The form of tool calls."""
+        if self.quirks.call_form != "auto":
+            return self.quirks.call_form
+        return "native"
+
+    def read_calls(self, request: ModelRequest) -> PrintedCallReader | StepReader:
+        """Return the reader of the calls that the reply to a request may have as text."""
+        if request.get("tools") and self.call_form in ("schema", "thought"):
+            return StepReader(request)
+        return PrintedCallReader(request if self.quirks.printed_calls else {})
+
     def build_body(self, request: ModelRequest) -> ModelRequest:
         """Return the body to send: the parameters, then the messages, adapted to this endpoint."""
         body = {"model": self.name, **self.parameters, "stream": True, "stream_options": {"include_usage": True}}
@@ -155,6 +169,8 @@ class ChatModel:
 
     def adapt(self, body: ModelRequest) -> ModelRequest:
         """Return a body adapted to this endpoint. Adapting it again changes nothing."""
+        if body.get("tools") and self.call_form != "native":
+            body = write_calls(body, self.call_form)
         adapted = adapt_request(body, self.quirks)
         return {key: value for key, value in adapted.items() if key not in self.refused_parameters}
 

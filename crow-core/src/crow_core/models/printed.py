@@ -117,6 +117,11 @@ def get_tools(request: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     prompts = (get_prompt(message) for message in reversed(request.get("messages", ())))
     if ASKS_FOR_CALLS.search(next(filter(None, prompts), "")):
         return {}
+    return get_schemas(request)
+
+
+def get_schemas(request: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the schemas of a request's tools, by their names."""
     functions = (tool["function"] for tool in request.get("tools") or ())
     return {function["name"]: function.get("parameters") or {} for function in functions}
 

@@ -1,0 +1,181 @@
+"""Forms in which a model writes its tool calls as text, for servers and models whose own form does not work.
+
+The tools are described in the system prompt in place of the parameter `tools`, with the form of a call. In the form
+`schema` the server holds each reply to a JSON schema: a call of one of the tools, or an answer.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+
+from crow_core.messages.message import Delta
+from crow_core.models.held_text import PrintedCallReader
+from crow_core.models.model_call import ModelRequest
+from crow_core.models.printed import get_schemas
+from crow_core.text import decode_json, is_deep
+
+Schema = dict[str, Any]
+
+CALL = '{"name": "<tool>", "arguments": {<arguments>}}'
+RULES = {
+    "json": f"To call a tool, reply only with JSON: {CALL}\nOtherwise reply with your answer as plain text.",
+    "fences": f"To call a tool, reply only with:\n```json\n{CALL}\n```\nOtherwise reply with your answer as plain text.",
+    "tools": f"To call a tool, reply only with:\n<tools>\n{CALL}\n</tools>\nOtherwise reply with your answer as text.",
+    "schema": f'Each reply is one JSON object: a call, {CALL}, or the answer, {{"answer": "<text>"}}.',
+    "thought": 'Each reply is one JSON object: {"thought": "<one sentence>", "name": "<tool>", "arguments": '
+    '{<arguments>}} calls a tool, {"thought": "<one sentence>", "answer": "<text>"} answers the user.',
+}
+"""How a call is written, by form."""
+WRAPPED = {"fences": "```json\n{}\n```", "tools": "<tools>\n{}\n</tools>"}
+"""What a call has around it, by form."""
+
+
+def write_calls(body: ModelRequest, form: str) -> ModelRequest:
+    """Return a body without the parameter `tools`, for a model that writes its calls as text in this form."""
+    functions: list[Schema] = [tool["function"] for tool in body["tools"]]
+    written = {key: value for key, value in body.items() if key not in ("tools", "tool_choice", "parallel_tool_calls")}
+    if form in ("schema", "thought") and "response_format" not in body:
+        offered = [] if body.get("tool_choice") == "none" else functions
+        schema = make_step_schema(offered, thinks=form == "thought")
+        written["response_format"] = {"type": "json_schema", "json_schema": {"name": "step", "schema": schema}}
+    rules = "\n".join(["# Tools", "", *map(describe, functions), "", RULES[form]])
+    messages = [to_text_message(message, form) for message in body["messages"]]
+    if messages and messages[0].get("role") == "system" and isinstance(messages[0]["content"], str):
+        messages[0] = {**messages[0], "content": f"{messages[0]['content']}\n\n{rules}"}
+    else:
+        messages.insert(0, {"role": "system", "content": rules})
+    del written["messages"]
+    return {**written, "messages": messages}
+
+
+def describe(function: Schema) -> str:
+    """Describe a tool in a line: its name, its arguments and their types, and what it is for."""
+    schema: Schema = function.get("parameters") or {}
+    properties: Schema = schema.get("properties") or {}
+    if any(not isinstance(one.get("type"), str) or {"properties", "items", "enum"} & one.keys() for one in properties.values()):
+        arguments = json.dumps(schema, ensure_ascii=False)
+    else:
+        required = schema.get("required") or ()
+        arguments = ", ".join(
+            f'"{key}": {one["type"]}{"" if key in required else " (optional)"}' for key, one in properties.items()
+        )
+        arguments = f"{{{arguments}}}"
+    return f"- {function['name']} {arguments}: {function.get('description', '').strip()}"
+
+
+def make_step_schema(functions: list[Schema], *, thinks: bool) -> Schema:
+    """Make the schema of a reply: a call of one of these tools, or an answer."""
+    thought: Schema = {"thought": {"type": "string"}} if thinks else {}
+    steps = [
+        {"name": {"const": function["name"]}, "arguments": function.get("parameters") or {"type": "object"}}
+        for function in functions
+    ]
+    answer: Schema = {"answer": {"type": "string"}}
+    choices = [to_object_schema({**thought, **step}) for step in [*steps, answer]]
+    return choices[0] if len(choices) == 1 else {"anyOf": choices}
+
+
+def to_object_schema(properties: Schema) -> Schema:
+    return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+
+
+def to_text_message(message: dict[str, Any], form: str) -> dict[str, Any]:
+    """Return a message in which calls and their results are text."""
+    if message.get("role") == "tool":
+        return {"role": "user", "content": f"<tool_response>\n{message.get('content')}\n</tool_response>"}
+    if not (calls := message.get("tool_calls")):
+        return message
+    texts = [WRAPPED.get(form, "{}").format(to_json(call["function"])) for call in calls]
+    return {"role": "assistant", "content": "\n".join([*filter(None, [message.get("content")]), *texts])}
+
+
+def to_json(function: Mapping[str, Any]) -> str:
+    """Write a call as JSON, the text of its arguments as it is."""
+    return f'{{"name": {json.dumps(function["name"])}, "arguments": {function["arguments"]}}}'
+
+
+HEAD = re.compile(r'\s*\{\s*(?:"thought"\s*:\s*"((?:[^"\\]|\\.)*)(?:"\s*,?\s*)?)?', re.S)
+ANSWER = re.compile(r'"answer"\s*:\s*"')
+PIECE = re.compile(
+    r'(?:[^"\\]|\\[^u]|\\u(?!d[89ab])[0-9a-f]{4}|\\ud[89ab][0-9a-f]{2}\\u[0-9a-f]{4})*', re.S | re.I
+)
+"""Matches a part of a JSON string that can be decoded: nothing of it is cut in the middle of an escape."""
+LENIENT = json.JSONDecoder(strict=False)
+
+
+class StepReader:
+    """Converts the deltas of a reply that is one JSON object: a call, or an answer, which is shown as it arrives."""
+
+    def __init__(self, request: Mapping[str, Any]) -> None:
+        self._tools = get_schemas(request)
+        self._other = PrintedCallReader(request)
+        """Reads a reply that is no JSON object after all."""
+        self._is_other = False
+        self._text = ""
+        self._shown = {"reasoning_content": 0, "content": 0}
+        """The characters of the thought and of the answer that were passed on."""
+        self._cut = False
+
+    def feed(self, delta: Delta) -> Iterator[Delta]:
+        """Yield the new parts of the thought and of the answer, and all other parts of the delta."""
+        if self._is_other or delta.get("tool_calls") or delta.get("thought_ends"):
+            self._is_other = True
+            yield from self._other.feed(delta)
+            return
+        self._cut = self._cut or delta.get("finish_reason") in ("length", "content_filter")
+        rest = delta.copy()
+        self._text += rest.pop("content", "")
+        if self._text.strip()[:1] not in ("", "{"):
+            self._is_other = True
+            yield from self._other.feed({**rest, "content": self._text})
+            return
+        yield from self.show()
+        if rest:
+            yield rest
+
+    def show(self) -> Iterator[Delta]:
+        """Yield what is new of the thought and of the answer."""
+        if not (head := HEAD.match(self._text)):
+            return
+        if head[1]:
+            yield from self.show_string("reasoning_content", head.start(1))
+        if answer := ANSWER.match(self._text, head.end()):
+            yield from self.show_string("content", answer.end())
+
+    def show_string(self, key: str, start: int) -> Iterator[Delta]:
+        whole = decode_string(cast("re.Match[str]", PIECE.match(self._text, start))[0])
+        new, self._shown[key] = whole[self._shown[key] :], len(whole)
+        if new:
+            yield cast("Delta", {key: new})
+
+    def finish(self) -> Iterator[Delta]:
+        """Yield the call that the reply is, or the rest of it."""
+        if self._is_other:
+            yield from self._other.finish()
+            return
+        match None if self._cut else parse_step(self._text):
+            case {"name": str(name), "arguments": dict() as arguments} if name in self._tools:
+                function = {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)}
+                yield {"tool_calls": [{"index": 0, "function": function}], "printed": self._text}
+            case {"answer": str()}:
+                yield {"printed": self._text}
+            case _ if self._shown["content"]:  # it was cut
+                pass
+            case _:
+                yield from self._other.feed({"content": self._text})
+                yield from self._other.finish()
+
+
+def decode_string(text: str) -> str:
+    """Decode the inside of a JSON string."""
+    return LENIENT.decode(f'"{text}"')
+
+
+def parse_step(text: str) -> Any:
+    """Parse a reply; None if it is no JSON, or too deep."""
+    try:
+        value = decode_json(text)
+    except ValueError:
+        return None
+    return None if is_deep(value) else value
