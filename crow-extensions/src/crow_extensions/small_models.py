@@ -1,6 +1,8 @@
 """Give small models few and simple tools, a short system prompt, and results that say what to do next."""
 
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from crow_core.app import Crow
@@ -47,15 +49,15 @@ DEFINITIONS: list[dict[str, Any]] = [
     ),
     make_definition(
         "replace",
-        "Replace the text old, which occurs once in a file, with new.",
+        "Change a file: put new_text in the place of old_text, a whole line or several.",
         "file_editor",
         {"command": "str_replace"},
-        {"path": "string", "old": "string", "new": "string"},
-        ["path", "old", "new"],
+        {"path": "string", "old_text": "string", "new_text": "string"},
+        ["path", "old_text", "new_text"],
     ),
-    make_definition("list", "List the files of a folder.", "tree", {}, {"path": "string"}, []),
+    make_definition("list", "List the names of the files in a folder.", "tree", {}, {"path": "string"}, []),
     make_definition(
-        "search", "Search text in files.", "grep", {}, {"pattern": "string", "path": "string"}, ["pattern"]
+        "search", "Search for text inside files.", "grep", {}, {"pattern": "string", "path": "string"}, ["pattern"]
     ),
     make_definition("run", "Run a shell command.", "terminal", {}, {"command": "string"}, ["command"]),
 ]
@@ -64,7 +66,10 @@ REQUIRED: dict[str, list[str]] = {d["name"]: d["inputSchema"]["required"] for d 
 MAX_SHOWN = 200
 """Characters of the longest argument that is repeated in an error."""
 LOOKED = "[If this is enough, answer the user now. Call another tool only if the task needs it.]"
-CHANGED = "[Done. If nothing else was asked, answer the user now in one sentence.]"
+CHANGED = (
+    "[Is this as the user asked? If not, correct it. If it is, and nothing else was asked, answer in one sentence.]"
+)
+NOT_FOUND = "[No file has this text inside. The tool list shows the names of files.]"
 NEXT = {"read": LOOKED, "list": LOOKED, "search": LOOKED, "run": LOOKED, "write": CHANGED, "replace": CHANGED}
 """What to do after a call."""
 
@@ -113,7 +118,26 @@ def small_models(crow: Crow) -> None:
         if name is None:
             return ToolResult.error(f"There is no tool {tool_call.name[:100]!r}. The tools are: {', '.join(REQUIRED)}.")
         hint = f"A correct call: {suggest_call(name, tool_call.original)}" if result.is_error else NEXT[name]
-        return ToolResult([*result.content, {"type": "text", "text": hint}], result.is_error, result.meta)
+        content = [shorten_paths(part, session.cwd) for part in result.content]
+        if name == "search" and any(str(part.get("text", "")).startswith("Nothing matches") for part in content):
+            hint = NOT_FOUND
+        return ToolResult([*content, {"type": "text", "text": hint}], result.is_error, result.meta)
+
+    @crow.before_tool
+    def search_everywhere(session: Session, tool_call: ToolCall) -> ToolCall | None:
+        """Search the whole folder where a model has invented the place."""
+        path = tool_call.arguments.get("path")
+        if not session.state[SMALL] or tool_call.name not in ("grep", "tree") or not isinstance(path, str):
+            return None
+        return None if Path(session.cwd, path).exists() else tool_call.change_arguments(path=".")
+
+
+def shorten_paths(part: dict[str, Any], cwd: str) -> dict[str, Any]:
+    """Return a part of a result with paths as the model writes them: relative to the folder."""
+    if part.get("type") != "text":
+        return part
+    text = part["text"].replace(f"{cwd.rstrip(os.sep)}{os.sep}", "").replace(cwd, "the folder")
+    return {**part, "text": text}
 
 
 def suggest_call(name: str, given: dict[str, Any]) -> str:

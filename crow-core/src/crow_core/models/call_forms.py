@@ -18,15 +18,27 @@ from crow_core.text import decode_json, is_deep
 Schema = dict[str, Any]
 
 CALL = '{"name": "<tool>", "arguments": {<arguments>}}'
+TEXT = "Otherwise reply with your answer as plain text."
 RULES = {
-    "json": f"To call a tool, reply only with JSON: {CALL}\nOtherwise reply with your answer as plain text.",
-    "fences": f"To call a tool, reply only with:\n```json\n{CALL}\n```\nOtherwise reply with your answer as plain text.",
-    "tools": f"To call a tool, reply only with:\n<tools>\n{CALL}\n</tools>\nOtherwise reply with your answer as text.",
-    "schema": f'Each reply is one JSON object: a call, {CALL}, or the answer, {{"answer": "<text>"}}.',
+    "json": f"To call a tool, reply only with JSON: {CALL}\n{TEXT}",
+    "fences": f"To call a tool, reply only with:\n```json\n{CALL}\n```\n{TEXT}",
+    "tools": f"To call a tool, reply only with:\n<tools>\n{CALL}\n</tools>\n{TEXT}",
+    "schema": 'Each reply is one JSON object. To look at or change anything in the folder: {"use_tool": true, "name": '
+    '"<tool>", "arguments": {<arguments>}}. Only if a result above already tells, or the question is not about the '
+    'folder: {"use_tool": false, "answer": "<text>"}.',
+    "plain": f'Each reply is one JSON object: a call, {CALL}, or the answer, {{"answer": "<text>"}}.',
     "thought": 'Each reply is one JSON object: {"thought": "<one sentence>", "name": "<tool>", "arguments": '
     '{<arguments>}} calls a tool, {"thought": "<one sentence>", "answer": "<text>"} answers the user.',
 }
 """How a call is written, by form."""
+STEPS = ("schema", "plain", "thought")
+"""The forms that are held by a JSON schema."""
+FIRST: dict[str, tuple[Schema, Schema]] = {
+    "schema": ({"use_tool": {"const": True}}, {"use_tool": {"const": False}}),
+    "plain": ({}, {}),
+    "thought": ({"thought": {"type": "string"}}, {"thought": {"type": "string"}}),
+}
+"""What stands before a call and before an answer, by form."""
 WRAPPED = {"fences": "```json\n{}\n```", "tools": "<tools>\n{}\n</tools>"}
 """What a call has around it, by form."""
 
@@ -35,9 +47,9 @@ def write_calls(body: ModelRequest, form: str) -> ModelRequest:
     """Return a body without the parameter `tools`, for a model that writes its calls as text in this form."""
     functions: list[Schema] = [tool["function"] for tool in body["tools"]]
     written = {key: value for key, value in body.items() if key not in ("tools", "tool_choice", "parallel_tool_calls")}
-    if form in ("schema", "thought") and "response_format" not in body:
+    if form in STEPS and "response_format" not in body:
         offered = [] if body.get("tool_choice") == "none" else functions
-        schema = make_step_schema(offered, thinks=form == "thought")
+        schema = make_step_schema(offered, form)
         written["response_format"] = {"type": "json_schema", "json_schema": {"name": "step", "schema": schema}}
     rules = "\n".join(["# Tools", "", *map(describe, functions), "", RULES[form]])
     messages = [to_text_message(message, form) for message in body["messages"]]
@@ -53,7 +65,10 @@ def describe(function: Schema) -> str:
     """Describe a tool in a line: its name, its arguments and their types, and what it is for."""
     schema: Schema = function.get("parameters") or {}
     properties: Schema = schema.get("properties") or {}
-    if any(not isinstance(one.get("type"), str) or {"properties", "items", "enum"} & one.keys() for one in properties.values()):
+    if any(
+        not isinstance(one.get("type"), str) or {"properties", "items", "enum"} & one.keys()
+        for one in properties.values()
+    ):
         arguments = json.dumps(schema, ensure_ascii=False)
     else:
         required = schema.get("required") or ()
@@ -64,15 +79,22 @@ def describe(function: Schema) -> str:
     return f"- {function['name']} {arguments}: {function.get('description', '').strip()}"
 
 
-def make_step_schema(functions: list[Schema], *, thinks: bool) -> Schema:
+def is_nested(schema: Schema) -> bool:
+    """Return whether a schema says more than a type."""
+    return not isinstance(schema.get("type"), str) or bool({"properties", "items", "enum"} & schema.keys())
+
+
+def make_step_schema(functions: list[Schema], form: str) -> Schema:
     """Make the schema of a reply: a call of one of these tools, or an answer."""
-    thought: Schema = {"thought": {"type": "string"}} if thinks else {}
-    steps = [
+    call: Schema
+    answer: Schema
+    call, answer = FIRST[form]
+    steps: list[Schema] = [
         {"name": {"const": function["name"]}, "arguments": function.get("parameters") or {"type": "object"}}
         for function in functions
     ]
-    answer: Schema = {"answer": {"type": "string"}}
-    choices = [to_object_schema({**thought, **step}) for step in [*steps, answer]]
+    choices = [to_object_schema({**call, **step}) for step in steps]
+    choices.append(to_object_schema({**answer, "answer": {"type": "string"}}))
     return choices[0] if len(choices) == 1 else {"anyOf": choices}
 
 
@@ -95,11 +117,11 @@ def to_json(function: Mapping[str, Any]) -> str:
     return f'{{"name": {json.dumps(function["name"])}, "arguments": {function["arguments"]}}}'
 
 
-HEAD = re.compile(r'\s*\{\s*(?:"thought"\s*:\s*"((?:[^"\\]|\\.)*)(?:"\s*,?\s*)?)?', re.S)
-ANSWER = re.compile(r'"answer"\s*:\s*"')
-PIECE = re.compile(
-    r'(?:[^"\\]|\\[^u]|\\u(?!d[89ab])[0-9a-f]{4}|\\ud[89ab][0-9a-f]{2}\\u[0-9a-f]{4})*', re.S | re.I
+HEAD = re.compile(
+    r'\s*\{\s*(?:"use_tool"\s*:\s*\w+\s*,\s*)?(?:"thought"\s*:\s*"((?:[^"\\]|\\.)*)(?:"\s*,?\s*)?)?', re.S
 )
+ANSWER = re.compile(r'"answer"\s*:\s*"')
+PIECE = re.compile(r'(?:[^"\\]|\\[^u]|\\u(?!d[89ab])[0-9a-f]{4}|\\ud[89ab][0-9a-f]{2}\\u[0-9a-f]{4})*', re.S | re.I)
 """Matches a part of a JSON string that can be decoded: nothing of it is cut in the middle of an escape."""
 LENIENT = json.JSONDecoder(strict=False)
 
@@ -155,7 +177,7 @@ class StepReader:
             yield from self._other.finish()
             return
         match None if self._cut else parse_step(self._text):
-            case {"name": str(name), "arguments": dict() as arguments} if name in self._tools:
+            case {"name": str(name), "arguments": {**arguments}} if name in self._tools:
                 function = {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)}
                 yield {"tool_calls": [{"index": 0, "function": function}], "printed": self._text}
             case {"answer": str()}:

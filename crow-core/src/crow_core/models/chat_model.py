@@ -22,7 +22,7 @@ from crow_core.errors import ModelError
 from crow_core.masking import AUTH_SCHEME, MIN_SECRET_LENGTH, find_secrets, mask
 from crow_core.messages.message import Delta
 from crow_core.models.adaptation import adapt_request
-from crow_core.models.call_forms import StepReader, write_calls
+from crow_core.models.call_forms import STEPS, StepReader, write_calls
 from crow_core.models.endpoint import CONNECT_TIMEOUT, HttpPool, is_local, join_url, share_http_pool, to_display_url
 from crow_core.models.failures import (
     MAX_PAGE_BYTES,
@@ -68,6 +68,8 @@ NO_TOOLS_PATTERN = re.compile(
 
 SMALL_WINDOW = 8_192
 """Tokens of the largest window with which a model counts as small by itself."""
+SMALL_SIZE = 9_000_000_000
+"""Parameters of the largest model that counts as small by itself."""
 
 REDIRECT_STATUSES = frozenset({301, 302, 303, 307, 308})
 
@@ -85,6 +87,10 @@ class ChatModel:
     parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Parameters added to every request: `temperature`, `max_tokens` and those that only this endpoint has."""
     window: int | None = None
+    size: int | None = None
+    """The number of parameters, as far as the server tells."""
+    shows_progress: bool = False
+    """True if the server can report how much of a prompt it has processed."""
     idle_timeout: float | None = None
     """Seconds without a byte after which a request fails. None means 120, or 600 for a server on this machine, which
     may process a long prompt for minutes before its first byte."""
@@ -146,8 +152,9 @@ class ChatModel:
     @property
     def is_small(self) -> bool:
         """True if the model, or its window, is small: then its tools, its prompt and its replies are held simple."""
-        by_window = self.quirks.profile == "auto" and 0 < (get_window(self) or 0) <= SMALL_WINDOW
-        return by_window or self.quirks.profile == "small"
+        if self.quirks.profile != "auto":
+            return self.quirks.profile == "small"
+        return 0 < (get_window(self) or 0) <= SMALL_WINDOW or 0 < (self.size or 0) <= SMALL_SIZE
 
     @property
     def call_form(self) -> str:
@@ -158,7 +165,7 @@ class ChatModel:
 
     def read_calls(self, request: ModelRequest) -> PrintedCallReader | StepReader:
         """Return the reader of the calls that the reply to a request may have as text."""
-        if request.get("tools") and self.call_form in ("schema", "thought"):
+        if request.get("tools") and self.call_form in STEPS:
             return StepReader(request)
         return PrintedCallReader(request if self.quirks.printed_calls else {})
 

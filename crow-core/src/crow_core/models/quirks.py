@@ -40,7 +40,7 @@ class Quirks(Struct, frozen=True, forbid_unknown_fields=True):
     """The tools and the system prompt: `small` has few and simple ones. `auto` is small for a window of up to 8,192."""
     printed_calls: bool = False
     """True if tool calls that the server sends as text are run; the default on this machine and private networks."""
-    call_form: Literal["auto", "native", "json", "fences", "tools", "schema", "thought"] = "auto"
+    call_form: Literal["auto", "native", "json", "fences", "tools", "schema", "plain", "thought"] = "auto"
     """The form of tool calls: `native` is the server's own; the others are text, which crow describes in the prompt."""
     schemas: Literal["full", "plain"] = "full"
     """The form of tool schemas; `plain` has no `$ref`, `$defs`, `anyOf`, `oneOf` and `allOf`."""
