@@ -1,6 +1,7 @@
 """Give small models few and simple tools, a short system prompt, and results that say what to do next."""
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -66,9 +67,7 @@ REQUIRED: dict[str, list[str]] = {d["name"]: d["inputSchema"]["required"] for d 
 MAX_SHOWN = 200
 """Characters of the longest argument that is repeated in an error."""
 LOOKED = "[If this is enough, answer the user now. Call another tool only if the task needs it.]"
-CHANGED = (
-    "[Is this as the user asked? If not, correct it. If it is, and nothing else was asked, answer in one sentence.]"
-)
+CHANGED = "[If this is all that the user asked for, answer the user now in one sentence. If it is wrong, correct it.]"
 NOT_FOUND = "[No file has this text inside. The tool list shows the names of files.]"
 NEXT = {"read": LOOKED, "list": LOOKED, "search": LOOKED, "run": LOOKED, "write": CHANGED, "replace": CHANGED}
 """What to do after a call."""
@@ -136,8 +135,14 @@ def shorten_paths(part: dict[str, Any], cwd: str) -> dict[str, Any]:
     """Return a part of a result with paths as the model writes them: relative to the folder."""
     if part.get("type") != "text":
         return part
-    text = part["text"].replace(f"{cwd.rstrip(os.sep)}{os.sep}", "").replace(cwd, "the folder")
-    return {**part, "text": text}
+    folder = re.escape(cwd.rstrip(os.sep))
+    return {**part, "text": re.sub(rf"{folder}(?:[/\\](?=[^\s/\\])|[/\\]?(?![^\s.:]))", replace_folder, part["text"])}
+
+
+def replace_folder(found: re.Match[str]) -> str:
+    """Return what stands for the folder: nothing before the rest of a path, else a point."""
+    is_before_path = found[0][-1] in "/\\" and found.string[found.end() : found.end() + 1].strip()
+    return "" if is_before_path else "."
 
 
 def suggest_call(name: str, given: dict[str, Any]) -> str:
