@@ -90,7 +90,7 @@ def loop_guard(crow: Crow, *, tell: int = 2, answer: int = 3, repeats: Sequence[
     def take_tools(request: ModelRequest, session: Session) -> ModelRequest | None:
         if not session.state[STUCK]:
             return None
-        if isinstance(session.model, ChatModel) and session.model.call_form != "native":
+        if isinstance(session.model, ChatModel) and session.model.quirks.call_form != "native":
             return {"tool_choice": "none", **request}  # the prompt, which describes the tools, stays in the cache
         return {key: value for key, value in request.items() if key != "tools"}
 

@@ -39,7 +39,7 @@ FIRST: dict[str, tuple[Schema, Schema]] = {
     "thought": ({"thought": {"type": "string"}}, {"thought": {"type": "string"}}),
 }
 """What stands before a call and before an answer, by form."""
-WRAPPED = {"fences": "```json\n{}\n```", "tools": "<tools>\n{}\n</tools>"}
+WRAPPED = {"fences": ("```json\n", "\n```"), "tools": ("<tools>\n", "\n</tools>")}
 """What a call has around it, by form."""
 
 
@@ -108,13 +108,16 @@ def to_text_message(message: dict[str, Any], form: str) -> dict[str, Any]:
         return {"role": "user", "content": f"<tool_response>\n{message.get('content')}\n</tool_response>"}
     if not (calls := message.get("tool_calls")):
         return message
-    texts = [WRAPPED.get(form, "{}").format(to_json(call["function"])) for call in calls]
+    texts = [write_call(call["function"], form) for call in calls]
     return {"role": "assistant", "content": "\n".join([*filter(None, [message.get("content")]), *texts])}
 
 
-def to_json(function: Mapping[str, Any]) -> str:
-    """Write a call as JSON, the text of its arguments as it is."""
-    return f'{{"name": {json.dumps(function["name"])}, "arguments": {function["arguments"]}}}'
+def write_call(function: Mapping[str, Any], form: str) -> str:
+    """Write a call in a form, with the text of its arguments as it is."""
+    decided = '"use_tool": true, ' if form == "schema" else ""
+    call = f'{{{decided}"name": {json.dumps(function["name"])}, "arguments": {function["arguments"]}}}'
+    before, after = WRAPPED.get(form, ("", ""))
+    return f"{before}{call}{after}"
 
 
 HEAD = re.compile(

@@ -156,16 +156,9 @@ class ChatModel:
             return self.quirks.profile == "small"
         return 0 < (get_window(self) or 0) <= SMALL_WINDOW or 0 < (self.size or 0) <= SMALL_SIZE
 
-    @property
-    def call_form(self) -> str:
-        """The form of tool calls."""
-        if self.quirks.call_form != "auto":
-            return self.quirks.call_form
-        return "native"
-
     def read_calls(self, request: ModelRequest) -> PrintedCallReader | StepReader:
         """Return the reader of the calls that the reply to a request may have as text."""
-        if request.get("tools") and self.call_form in STEPS:
+        if request.get("tools") and self.quirks.call_form in STEPS:
             return StepReader(request)
         return PrintedCallReader(request if self.quirks.printed_calls else {})
 
@@ -176,8 +169,8 @@ class ChatModel:
 
     def adapt(self, body: ModelRequest) -> ModelRequest:
         """Return a body adapted to this endpoint. Adapting it again changes nothing."""
-        if body.get("tools") and self.call_form != "native":
-            body = write_calls(body, self.call_form)
+        if body.get("tools") and self.quirks.call_form != "native":
+            body = write_calls(body, self.quirks.call_form)
         adapted = adapt_request(body, self.quirks)
         return {key: value for key, value in adapted.items() if key not in self.refused_parameters}
 
