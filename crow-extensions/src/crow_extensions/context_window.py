@@ -33,9 +33,8 @@ def context_window(crow: Crow) -> None:
     searches: dict[int, WindowSearch] = {}
 
     async def ask(model: ChatModel) -> None:
-        facts = await ask_server(model)
-        model.size, model.shows_progress = facts.size or model.size, facts.shows_progress
-        if found := facts.window:
+        model.facts = await ask_server(model)
+        if found := model.facts.window:
             model.window = min(found, model.window or found)
             searches[id(model)].found = True
 

@@ -5,9 +5,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-from msgspec import Struct
 
-from crow_core.models.chat_model import ChatModel
+from crow_core.models.chat_model import ChatModel, ServerFacts
 from crow_core.models.endpoint import create_http_client, is_on_private_network, join_url
 
 ANSWER_TIMEOUT = 3.0
@@ -15,17 +14,6 @@ ANSWER_TIMEOUT = 3.0
 
 WINDOW_KEYS = ("context_length", "max_model_len", "context_window", "max_context_length", "max_input_tokens")
 """Keys of the window in `/v1/models`: of OpenRouter, vLLM, Groq, LM Studio and Mistral, LiteLLM."""
-
-
-class ServerFacts(Struct):
-    """The answers of a server about one model."""
-
-    window: int | None = None
-    """Tokens that fit into one request and its reply; None if the server does not tell."""
-    size: int | None = None
-    """The number of the model's parameters; None if the server does not tell."""
-    shows_progress: bool = False
-    """True if the server can report how much of a prompt it has processed: it is llama.cpp."""
 
 
 async def find_window(model: ChatModel) -> int | None:
@@ -51,10 +39,11 @@ async def ask_server(model: ChatModel) -> ServerFacts:
             root = join_url(model.base_url, "").partition("?")[0].rstrip("/").removesuffix("/v1")
             if is_on_private_network(model.base_url):
                 facts.window = read_llama_cpp_props(await get_object(http, f"{root}/props"))
-                facts.shows_progress = facts.window is not None
+                facts.is_loaded = facts.shows_progress = facts.window is not None
                 if not facts.shows_progress:
                     loaded = read_ollama_ps(await get_object(http, f"{root}/api/ps"), model.name)
                     details = await post_object(http, f"{root}/api/show", {"model": model.name})
+                    facts.is_loaded = loaded is not None
                     facts.window, facts.size = loaded or read_ollama_show(details), read_ollama_size(details)
                 facts.window = facts.window or read_lm_studio_models(
                     await get_object(http, f"{root}/api/v0/models"), model.name
