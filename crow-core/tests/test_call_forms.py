@@ -81,7 +81,7 @@ async def test_model_chooses_a_call_or_an_answer_under_a_schema_and_reads_its_ow
         ("json", '{"name": "read", "arguments": {"path": "a"}}'),
         ("fences", '```json\n{"name": "read", "arguments": {"path": "a"}}\n```'),
         ("tools", '<tools>\n{"name": "read", "arguments": {"path": "a"}}\n</tools>'),
-        ("schema", '{"use_tool": true, "name": "read", "arguments": {"path": "a"}}'),
+        ("schema", '{"name": "read", "arguments": {"path": "a"}}'),
     ],
 )
 def test_calls_of_another_model_are_sent_in_the_form(form: Any, written: str):
@@ -99,6 +99,18 @@ def test_calls_of_another_model_are_sent_in_the_form(form: Any, written: str):
     assert body["messages"][3]["content"] == "<tool_response>\ntext\n</tool_response>"
     assert ("response_format" in body) is (form == "schema")
     assert model.adapt(body) == body
+
+
+def test_the_first_reply_decides_and_later_ones_call_or_answer():
+    model = ChatModel(name="m", base_url="http://x/v1", quirks=Quirks(call_form="schema"))
+    result: list[Any] = [*REQUEST["messages"], {"role": "user", "content": "<tool_response>\nx\n</tool_response>"}]
+    bodies = [model.build_body({**REQUEST, "messages": messages}) for messages in (REQUEST["messages"], result)]
+    choices = [body["response_format"]["json_schema"]["schema"]["anyOf"] for body in bodies]
+    assert [[*choice["properties"]] for choice in choices[0]] == [
+        ["use_tool", "name", "arguments"],
+        ["use_tool", "answer"],
+    ]
+    assert [[*choice["properties"]] for choice in choices[1]] == [["name", "arguments"], ["answer"]]
 
 
 def test_request_that_may_not_call_tools_keeps_its_prompt_and_has_only_the_answer_in_its_schema():

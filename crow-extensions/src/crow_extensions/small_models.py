@@ -10,6 +10,7 @@ from crow_core.app import Crow
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Handler, Server
 from crow_core.mcp.tool import ToolCall
+from crow_core.messages.message import RawToolCall
 from crow_core.models.chat_model import ChatModel
 from crow_core.session.prompts import Prompt
 from crow_core.session.session import Session
@@ -68,7 +69,6 @@ MAX_SHOWN = 200
 """Characters of the longest argument that is repeated in an error."""
 LOOKED = "[If this is enough, answer the user now. Call another tool only if the task needs it.]"
 CHANGED = "[If this is all that the user asked for, answer the user now in one sentence. If it is wrong, correct it.]"
-NOT_FOUND = "[No file has this text inside. The tool list shows the names of files.]"
 NEXT = {"read": LOOKED, "list": LOOKED, "search": LOOKED, "run": LOOKED, "write": CHANGED, "replace": CHANGED}
 """What to do after a call."""
 
@@ -108,7 +108,7 @@ def small_models(crow: Crow) -> None:
         ]
 
     @crow.after_tool
-    def say_next(result: ToolResult, session: Session, tool_call: ToolCall) -> ToolResult | None:
+    async def say_next(result: ToolResult, session: Session, tool_call: ToolCall) -> ToolResult | None:
         if not session.state[SMALL]:
             return None
         name = find_name(tool_call)
@@ -119,7 +119,7 @@ def small_models(crow: Crow) -> None:
         hint = f"A correct call: {suggest_call(name, tool_call.original)}" if result.is_error else NEXT[name]
         content = [shorten_paths(part, session.cwd) for part in result.content]
         if name == "search" and any(str(part.get("text", "")).startswith("Nothing matches") for part in content):
-            hint = NOT_FOUND
+            content += [shorten_paths(part, session.cwd) for part in await list_files(session, tool_call)]
         return ToolResult([*content, {"type": "text", "text": hint}], result.is_error, result.meta)
 
     @crow.before_tool
@@ -129,6 +129,21 @@ def small_models(crow: Crow) -> None:
         if not session.state[SMALL] or tool_call.name not in ("grep", "tree") or not isinstance(path, str):
             return None
         return None if Path(session.cwd, path).exists() else tool_call.change_arguments(path=".")
+
+
+async def list_files(session: Session, search: ToolCall) -> list[dict[str, Any]]:
+    """List the files where a search found nothing: a small model often searches for the name of one."""
+    path = search.arguments.get("path", ".")
+    use: RawToolCall = {
+        "id": search.id,
+        "type": "function",
+        "function": {"name": "list", "arguments": encode({"path": path}).decode()},
+    }
+    tool_call = session.toolbox.parse(use)
+    if tool_call.tool is None:
+        return []
+    result = await session.toolbox.call(tool_call, session.meta(tool_call), session)
+    return [] if result.is_error else result.content
 
 
 def shorten_paths(part: dict[str, Any], cwd: str) -> dict[str, Any]:

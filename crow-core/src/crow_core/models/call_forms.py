@@ -23,9 +23,9 @@ RULES = {
     "json": f"To call a tool, reply only with JSON: {CALL}\n{TEXT}",
     "fences": f"To call a tool, reply only with:\n```json\n{CALL}\n```\n{TEXT}",
     "tools": f"To call a tool, reply only with:\n<tools>\n{CALL}\n</tools>\n{TEXT}",
-    "schema": 'Each reply is one JSON object. To look at or change anything in the folder: {"use_tool": true, "name": '
-    '"<tool>", "arguments": {<arguments>}}. Only if a result above already tells, or the question is not about the '
-    'folder: {"use_tool": false, "answer": "<text>"}.',
+    "schema": 'Each reply is one JSON object. The first one decides: {"use_tool": true, "name": "<tool>", "arguments": '
+    '{<arguments>}} to look at or change anything in the folder, {"use_tool": false, "answer": "<text>"} if the task '
+    f'is not about the folder. After a result: {CALL}, or {{"answer": "<text>"}} when it is enough.',
     "plain": f'Each reply is one JSON object: a call, {CALL}, or the answer, {{"answer": "<text>"}}.',
     "thought": 'Each reply is one JSON object: {"thought": "<one sentence>", "name": "<tool>", "arguments": '
     '{<arguments>}} calls a tool, {"thought": "<one sentence>", "answer": "<text>"} answers the user.',
@@ -49,7 +49,7 @@ def write_calls(body: ModelRequest, form: str) -> ModelRequest:
     written = {key: value for key, value in body.items() if key not in ("tools", "tool_choice", "parallel_tool_calls")}
     if form in STEPS and "response_format" not in body:
         offered = [] if body.get("tool_choice") == "none" else functions
-        schema = make_step_schema(offered, form)
+        schema = make_step_schema(offered, "plain" if form == "schema" and ends_with_result(body["messages"]) else form)
         written["response_format"] = {"type": "json_schema", "json_schema": {"name": "step", "schema": schema}}
     rules = "\n".join(["# Tools", "", *map(describe, functions), "", RULES[form]])
     messages = [to_text_message(message, form) for message in body["messages"]]
@@ -59,6 +59,12 @@ def write_calls(body: ModelRequest, form: str) -> ModelRequest:
         messages.insert(0, {"role": "system", "content": rules})
     del written["messages"]
     return {**written, "messages": messages}
+
+
+def ends_with_result(messages: list[dict[str, Any]]) -> bool:
+    """Return whether the last message is a tool's result."""
+    last = messages[-1] if messages else {}
+    return last.get("role") == "tool" or str(last.get("content")).startswith("<tool_response>")
 
 
 def describe(function: Schema) -> str:
@@ -114,8 +120,7 @@ def to_text_message(message: dict[str, Any], form: str) -> dict[str, Any]:
 
 def write_call(function: Mapping[str, Any], form: str) -> str:
     """Write a call in a form, with the text of its arguments as it is."""
-    decided = '"use_tool": true, ' if form == "schema" else ""
-    call = f'{{{decided}"name": {json.dumps(function["name"])}, "arguments": {function["arguments"]}}}'
+    call = f'{{"name": {json.dumps(function["name"])}, "arguments": {function["arguments"]}}}'
     before, after = WRAPPED.get(form, ("", ""))
     return f"{before}{call}{after}"
 

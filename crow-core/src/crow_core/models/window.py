@@ -50,10 +50,8 @@ async def ask_server(model: ChatModel) -> ServerFacts:
                 )
             if facts.window is None or facts.shows_progress:
                 listing = await get_object(http, join_url(model.base_url, "models"))
-                facts.window, facts.size = (
-                    facts.window or read_models(listing, model.name),
-                    read_size(listing, model.name),
-                )
+                facts.window = facts.window or read_models(listing, model.name)
+                facts.size = facts.size or read_size(listing, model.name)
     except (httpx2.HTTPError, httpx2.InvalidURL, UnicodeEncodeError):
         pass
     return facts
