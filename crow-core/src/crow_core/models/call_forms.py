@@ -7,9 +7,10 @@ The tools are described in the system prompt in place of the parameter `tools`, 
 import json
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, cast
+from typing import Any
 
 from crow_core.messages.message import Delta
+from crow_core.models.adaptation import SchemaSimplifier, drop_keys
 from crow_core.models.held_text import PrintedCallReader
 from crow_core.models.model_call import ModelRequest
 from crow_core.models.printed import get_schemas
@@ -26,19 +27,8 @@ RULES = {
     "schema": 'Each reply is one JSON object. The first one decides: {"use_tool": true, "name": "<tool>", "arguments": '
     '{<arguments>}} to look at or change anything in the folder, {"use_tool": false, "answer": "<text>"} if the task '
     f'is not about the folder. After a result: {CALL}, or {{"answer": "<text>"}} when it is enough.',
-    "plain": f'Each reply is one JSON object: a call, {CALL}, or the answer, {{"answer": "<text>"}}.',
-    "thought": 'Each reply is one JSON object: {"thought": "<one sentence>", "name": "<tool>", "arguments": '
-    '{<arguments>}} calls a tool, {"thought": "<one sentence>", "answer": "<text>"} answers the user.',
 }
 """How a call is written, by form."""
-STEPS = ("schema", "plain", "thought")
-"""The forms that are held by a JSON schema."""
-FIRST: dict[str, tuple[Schema, Schema]] = {
-    "schema": ({"use_tool": {"const": True}}, {"use_tool": {"const": False}}),
-    "plain": ({}, {}),
-    "thought": ({"thought": {"type": "string"}}, {"thought": {"type": "string"}}),
-}
-"""What stands before a call and before an answer, by form."""
 WRAPPED = {"fences": ("```json\n", "\n```"), "tools": ("<tools>\n", "\n</tools>")}
 """What a call has around it, by form."""
 
@@ -47,9 +37,9 @@ def write_calls(body: ModelRequest, form: str) -> ModelRequest:
     """Return a body without the parameter `tools`, for a model that writes its calls as text in this form."""
     functions: list[Schema] = [tool["function"] for tool in body["tools"]]
     written = {key: value for key, value in body.items() if key not in ("tools", "tool_choice", "parallel_tool_calls")}
-    if form in STEPS and "response_format" not in body:
+    if form == "schema" and "response_format" not in body:
         offered = [] if body.get("tool_choice") == "none" else functions
-        schema = make_step_schema(offered, "plain" if form == "schema" and ends_with_result(body["messages"]) else form)
+        schema = make_step_schema(offered, decides=not ends_with_result(body["messages"]))
         written["response_format"] = {"type": "json_schema", "json_schema": {"name": "step", "schema": schema}}
     rules = "\n".join(["# Tools", "", *map(describe, functions), "", RULES[form]])
     messages = [to_text_message(message, form) for message in body["messages"]]
@@ -71,17 +61,14 @@ def describe(function: Schema) -> str:
     """Describe a tool in a line: its name, its arguments and their types, and what it is for."""
     schema: Schema = function.get("parameters") or {}
     properties: Schema = schema.get("properties") or {}
-    if any(
-        not isinstance(one.get("type"), str) or {"properties", "items", "enum"} & one.keys()
-        for one in properties.values()
-    ):
+    if any(is_nested(one) for one in properties.values()):
         arguments = json.dumps(schema, ensure_ascii=False)
     else:
         required = schema.get("required") or ()
-        arguments = ", ".join(
+        listed = (
             f'"{key}": {one["type"]}{"" if key in required else " (optional)"}' for key, one in properties.items()
         )
-        arguments = f"{{{arguments}}}"
+        arguments = f"{{{', '.join(listed)}}}"
     return f"- {function['name']} {arguments}: {function.get('description', '').strip()}"
 
 
@@ -90,18 +77,20 @@ def is_nested(schema: Schema) -> bool:
     return not isinstance(schema.get("type"), str) or bool({"properties", "items", "enum"} & schema.keys())
 
 
-def make_step_schema(functions: list[Schema], form: str) -> Schema:
-    """Make the schema of a reply: a call of one of these tools, or an answer."""
-    call: Schema
-    answer: Schema
-    call, answer = FIRST[form]
-    steps: list[Schema] = [
-        {"name": {"const": function["name"]}, "arguments": function.get("parameters") or {"type": "object"}}
-        for function in functions
-    ]
-    choices = [to_object_schema({**call, **step}) for step in steps]
-    choices.append(to_object_schema({**answer, "answer": {"type": "string"}}))
-    return choices[0] if len(choices) == 1 else {"anyOf": choices}
+def make_step_schema(functions: list[Schema], *, decides: bool) -> Schema:
+    """Make the schema of a reply: a call of one of these tools, or an answer.
+
+    The reply to a prompt first `decides` whether it uses a tool: otherwise small models invent answers. After a result
+    it does not: otherwise they go on to call tools.
+    """
+    choices: list[Schema] = []
+    for function in functions:
+        parameters: Schema = function.get("parameters") or {"type": "object"}
+        arguments = SchemaSimplifier(parameters).simplify(parameters)  # references would not be found
+        choices.append({"use_tool": {"const": True}, "name": {"const": function["name"]}, "arguments": arguments})
+    choices.append({"use_tool": {"const": False}, "answer": {"type": "string"}})
+    schemas = [to_object_schema(choice if decides else drop_keys(choice, "use_tool")) for choice in choices]
+    return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
 
 
 def to_object_schema(properties: Schema) -> Schema:
@@ -125,10 +114,8 @@ def write_call(function: Mapping[str, Any], form: str) -> str:
     return f"{before}{call}{after}"
 
 
-HEAD = re.compile(
-    r'\s*\{\s*(?:"use_tool"\s*:\s*\w+\s*,\s*)?(?:"thought"\s*:\s*"((?:[^"\\]|\\.)*)(?:"\s*,?\s*)?)?', re.S
-)
-ANSWER = re.compile(r'"answer"\s*:\s*"')
+ANSWER = re.compile(r'\s*\{\s*(?:"use_tool"\s*:\s*\w+\s*,\s*)?"answer"\s*:\s*"')
+"""Matches what stands before the text of an answer."""
 PIECE = re.compile(r'(?:[^"\\]|\\[^u]|\\u(?!d[89ab])[0-9a-f]{4}|\\ud[89ab][0-9a-f]{2}\\u[0-9a-f]{4})*', re.S | re.I)
 """Matches a part of a JSON string that can be decoded: nothing of it is cut in the middle of an escape."""
 LENIENT = json.JSONDecoder(strict=False)
@@ -143,12 +130,12 @@ class StepReader:
         """Reads a reply that is no JSON object after all."""
         self._is_other = False
         self._text = ""
-        self._shown = {"reasoning_content": 0, "content": 0}
-        """The characters of the thought and of the answer that were passed on."""
+        self._shown = 0
+        """The characters of the answer that were passed on."""
         self._cut = False
 
     def feed(self, delta: Delta) -> Iterator[Delta]:
-        """Yield the new parts of the thought and of the answer, and all other parts of the delta."""
+        """Yield the new part of the answer, and all other parts of the delta."""
         if self._is_other or delta.get("tool_calls") or delta.get("thought_ends"):
             self._is_other = True
             yield from self._other.feed(delta)
@@ -160,24 +147,18 @@ class StepReader:
             self._is_other = True
             yield from self._other.feed({**rest, "content": self._text})
             return
-        yield from self.show()
+        if text := self.take_answer():
+            yield {"content": text}
         if rest:
             yield rest
 
-    def show(self) -> Iterator[Delta]:
-        """Yield what is new of the thought and of the answer."""
-        if not (head := HEAD.match(self._text)):
-            return
-        if head[1]:
-            yield from self.show_string("reasoning_content", head.start(1))
-        if answer := ANSWER.match(self._text, head.end()):
-            yield from self.show_string("content", answer.end())
-
-    def show_string(self, key: str, start: int) -> Iterator[Delta]:
-        whole = decode_string(cast("re.Match[str]", PIECE.match(self._text, start))[0])
-        new, self._shown[key] = whole[self._shown[key] :], len(whole)
-        if new:
-            yield cast("Delta", {key: new})
+    def take_answer(self) -> str:
+        """Return what is new of the answer."""
+        if not (found := ANSWER.match(self._text)) or not (piece := PIECE.match(self._text, found.end())):
+            return ""
+        whole = LENIENT.decode(f'"{piece[0]}"')
+        new, self._shown = whole[self._shown :], len(whole)
+        return new
 
     def finish(self) -> Iterator[Delta]:
         """Yield the call that the reply is, or the rest of it."""
@@ -190,16 +171,11 @@ class StepReader:
                 yield {"tool_calls": [{"index": 0, "function": function}], "printed": self._text}
             case {"answer": str()}:
                 yield {"printed": self._text}
-            case _ if self._shown["content"]:  # it was cut
+            case _ if self._shown:  # it was cut
                 pass
             case _:
                 yield from self._other.feed({"content": self._text})
                 yield from self._other.finish()
-
-
-def decode_string(text: str) -> str:
-    """Decode the inside of a JSON string."""
-    return LENIENT.decode(f'"{text}"')
 
 
 def parse_step(text: str) -> Any:

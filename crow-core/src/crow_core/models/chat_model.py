@@ -22,7 +22,7 @@ from crow_core.errors import ModelError
 from crow_core.masking import AUTH_SCHEME, MIN_SECRET_LENGTH, find_secrets, mask
 from crow_core.messages.message import Delta
 from crow_core.models.adaptation import adapt_request
-from crow_core.models.call_forms import STEPS, StepReader, write_calls
+from crow_core.models.call_forms import StepReader, write_calls
 from crow_core.models.endpoint import (
     CONNECT_TIMEOUT,
     HttpPool,
@@ -177,7 +177,7 @@ class ChatModel:
 
     def read_calls(self, request: ModelRequest) -> PrintedCallReader | StepReader:
         """Return the reader of the calls that the reply to a request may have as text."""
-        if request.get("tools") and self.quirks.call_form in STEPS:
+        if request.get("tools") and self.quirks.call_form == "schema":
             return StepReader(request)
         return PrintedCallReader(request if self.quirks.printed_calls else {})
 

@@ -37,10 +37,11 @@ class Quirks(Struct, frozen=True, forbid_unknown_fields=True):
     parallel_calls: bool = True
     """True if a reply may hold several tool calls; false sends `parallel_tool_calls: false`."""
     profile: Literal["auto", "full", "small"] = "auto"
-    """The tools and the system prompt: `small` has few and simple ones. `auto` is small for a window of up to 8,192."""
+    """The tools and the system prompt: `small` has few and simple ones. `auto` is small for a window
+    of up to 8,192 tokens, and for a model of up to 9 billion parameters if the server tells its size."""
     printed_calls: bool = False
     """True if tool calls that the server sends as text are run; the default on this machine and private networks."""
-    call_form: Literal["native", "json", "fences", "tools", "schema", "plain", "thought"] = "native"
+    call_form: Literal["native", "json", "fences", "tools", "schema"] = "native"
     """The form of tool calls: `native` is the server's own; the others are text, which crow describes in the prompt.
     Under `schema`, the server holds each reply to a JSON schema: a call, or an answer."""
     schemas: Literal["full", "plain"] = "full"
