@@ -162,6 +162,40 @@ def test_a_permission_is_answered_by_arrows(start: "Start"):
     screen.until(lambda: any("└ out 0" in line for line in screen.everything))
 
 
+@pytest.mark.parametrize("key", ["\x1b", "\x03"])
+def test_esc_and_ctrl_c_answer_all_open_questions_by_cancelled(start: "Start", key: str):
+    screen = start(80, 60)
+    screen.until("small")
+    screen.type("flood 3\r")
+    screen.until("1 of 3")
+    screen.type(key)
+    screen.until(lambda: screen.text.count("Answer: cancelled") == 3)
+    screen.until("25% of 20k")
+    assert "╭" not in screen.text
+    assert screen.text.count("not answered, as the turn was stopped") == 1
+
+
+def test_form_behind_a_question_is_cancelled_with_it(start: "Start"):
+    screen = start()
+    screen.until("small")
+    screen.type("both rm x\r")
+    screen.until("1 of 2")
+    screen.type("\x1b")
+    screen.until("Answer: cancelled")
+    screen.until("Form: cancel")
+
+
+def test_question_of_a_turn_that_was_cancelled_is_not_shown(start: "Start"):
+    screen = start(80, 60)
+    screen.until("small")
+    screen.type("stubborn\r")
+    screen.until("rm first")
+    screen.type("\x1b")
+    screen.until(lambda: screen.text.count("Answer: cancelled") == 2)
+    assert "? Run a command · not answered, as the turn was stopped\n  rm first\n" in screen.text
+    assert screen.text.count("not answered") == 1
+
+
 def test_a_rejection_has_a_reason_and_a_command_is_edited(start: "Start"):
     screen = start()
     screen.until("small")
@@ -426,6 +460,32 @@ def test_plain_lines_for_pipes_and_screen_readers(program: list[str]):
     assert "Answer: no {'crow': {'reason': 'use git'}}" in done.stdout
     assert "Answer: yes {'crow': {'command': 'rm -v'}}" in done.stdout
     assert "You said: hi" in done.stdout
+
+
+def test_end_of_the_lines_at_a_question_answers_it_by_cancelled(program: list[str]):
+    command = [*program[:3], "plain", *program[4:]]
+    done = subprocess.run(command, input="ask\n", capture_output=True, text=True, timeout=20, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "  → not answered, as the turn was stopped\n" in done.stdout
+    assert "Answer: cancelled" in done.stdout
+
+
+def test_ctrl_c_at_a_question_in_plain_lines_answers_it_by_cancelled(program: list[str]):
+    command = [*program[:3], "plain", *program[4:]]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, start_new_session=True) as process:
+        assert process.stdin
+        assert process.stdout
+        process.stdin.write("ask\n")
+        process.stdin.flush()
+        while "e  Edit first" not in process.stdout.readline():
+            pass
+        process.send_signal(signal.SIGINT)
+        while "Answer: cancelled" not in process.stdout.readline():
+            pass
+        out, _ = process.communicate("hi\n", timeout=20)
+    assert process.returncode == 0
+    assert "You said: hi" in out
 
 
 @pytest.mark.parametrize(
