@@ -80,6 +80,61 @@ def test_many_lines_a_paste_and_the_history(start: "Start", tmp_path: Path):
     assert (tmp_path / "history").stat().st_mode & 0o777 == 0o600
 
 
+def test_ctrl_r_searches_the_earlier_prompts_and_brings_one_to_the_editor(start: "Start"):
+    screen = start()
+    screen.until("small")
+    for text in ("bake a cake", "wash the bowl", "bake a pie", "wash the bowl"):
+        screen.type(f"{text}\r")
+        screen.until(f"You said: {text}")
+    screen.type("a draft\x12")
+    screen.until("Earlier prompts")
+    shown = screen.text[screen.text.index("❯ Earlier prompts") :]
+    assert [line.strip("❯ ") for line in shown.split("\n")[1:4]] == ["wash the bowl", "bake a pie", "bake a cake"]
+    screen.type("bake c")
+    screen.until(lambda: "“bake c”" in screen.text and "bake a pie" not in screen.text[screen.text.index("❯ Earl") :])
+    screen.type("\x7f\x1b")
+    screen.until("❯ a draft")  # Esc leaves the prompt as it was
+    screen.type("\x12")
+    screen.until("Earlier prompts")
+    screen.type("pie\r")
+    screen.until("❯ bake a pie")
+    screen.type("!\r")
+    screen.until("You said: bake a pie!")
+
+
+def test_ctrl_r_without_earlier_prompts_is_a_sentence(start: "Start"):
+    screen = start()
+    screen.until("small")
+    screen.type("\x12")
+    screen.until("There are no earlier prompts.")
+
+
+KEEP, RESTORE = b"\x1b[22;2t", b"\x1b[23;2t"
+"""Make the terminal keep, and restore, the title of its window."""
+
+
+@pytest.mark.parametrize("end", ["\x04", signal.SIGTERM, signal.SIGKILL])
+def test_title_of_the_window_is_the_agents_and_the_former_one_comes_back(start: "Start", end: str | signal.Signals):
+    screen = start()
+    screen.until("small")
+    screen.until(lambda: screen.screen.title.endswith(" · parrot"))
+    screen.type("ask\r")
+    screen.until("letter, or")
+    assert screen.screen.title.startswith("? ")
+    screen.type("\x1b")
+    screen.until("Answer: cancelled")
+    screen.until(lambda: not screen.screen.title.startswith("?"))
+    if isinstance(end, str):
+        screen.type(end)
+    else:
+        screen.process.send_signal(end)
+    screen.wait()
+    screen.until(lambda: RESTORE in screen.written)
+    assert screen.written.index(KEEP) < screen.written.index(b"\x1b]2;")
+    assert (screen.written.count(KEEP), screen.written.count(RESTORE)) == (1, 1)
+    assert screen.written.rindex(b"\x1b]2;") < screen.written.index(RESTORE)
+
+
 def test_esc_cancels_and_stays_and_the_queue_comes_back_to_the_editor(start: "Start"):
     screen = start()
     screen.until("small")

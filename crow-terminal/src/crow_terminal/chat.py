@@ -38,6 +38,7 @@ from crow_terminal.key_bindings import make_bindings
 from crow_terminal.live import compose_above, compose_footer, compose_menu
 from crow_terminal.local_commands import find_command
 from crow_terminal.markdown import Prose
+from crow_terminal.page import NoPage, Pages
 from crow_terminal.paint import Painter
 from crow_terminal.pickers import confirm_taking_back, offer_turns, pick_option, pick_prompt, pick_session
 from crow_terminal.printable_text import clip, clip_ansi, escape_line
@@ -83,6 +84,8 @@ class Settings(Struct, frozen=True):
     """The command that opens this terminal; it takes `-c` and `-r ID`. Empty for none."""
     choose: bool = False
     """Whether the user chooses one of the stored sessions first."""
+    page: Sequence[str] = ()
+    """The command that serves the pages of sessions, as `Pages` starts it; empty for none."""
 
 
 class Chat:
@@ -90,7 +93,7 @@ class Chat:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.state = State(agent=settings.agent.name, folder=settings.cwd)
+        self.state = State(agent=settings.agent.name, folder=settings.cwd, has_page=bool(settings.page))
         self.painter = Painter(choose_theme(settings.theme, os.environ))
         self.client: ChatClient | None = None
         self.session_id = ""
@@ -114,6 +117,7 @@ class Chat:
         self._tasks: set[asyncio.Task[None]] = set()
         self._session_task: asyncio.Task[None] | None = None
         self._command: UserCommand | None = None
+        self._pages = Pages(settings.page)
         self._draft: str | None = None
         """The text of the editor while the user writes an answer there."""
         self._tail: tuple[Any, int, list[str]] = (None, 0, [])
@@ -173,6 +177,7 @@ class Chat:
         """End the connection, the agent and all tasks."""
         if self._command:
             self._command.stop()
+        self._pages.end()
         tasks = [*self._tasks, *([self._session_task] if self._session_task else [])]
         for task in tasks:
             task.cancel()
@@ -286,6 +291,8 @@ class Chat:
                 self.state.show_hint("Copied.", time.monotonic())
             case effects.ExportSession(path=path):
                 self._start(self._export(path))
+            case effects.OpenPage():
+                self._start(self._open_page())
             case effects.SetTheme(name=name):
                 self.painter.theme = choose_theme(name, os.environ)
                 self._tail = (None, 0, [])
@@ -503,6 +510,18 @@ class Chat:
             self.perform(self.state.remark(f"{error.filename} cannot be written: {error.strerror}.", "error"))
         else:
             self.perform(self.state.remark(f"Written to {path}."))
+
+    async def _open_page(self) -> None:
+        if not self._is_used:
+            self.perform(self.state.remark("Nothing was said yet: this session has no page."))
+            return
+        self.state.show_hint("Opening the page…", time.monotonic())
+        try:
+            address = await self._pages.open(self.session_id, self.settings.cwd)
+        except NoPage as error:
+            self.perform(self.state.remark(str(error), "error"))
+        else:
+            self.perform(self.state.remark(f"This session in a browser, until you leave: {address}"))
 
     async def _find_branch(self) -> None:
         """Find the branch that is checked out, for the footer."""

@@ -168,8 +168,9 @@ def compose_choice(dialog: ListDialog, width: int, rows: int, theme: Theme) -> l
 def describe_keys(dialog: ListDialog) -> str:
     """Return the keys of a list."""
     if dialog.searchable:
-        search = f"“{escape_line(dialog.search)}” · " if dialog.search else "type to search · "
-        return f"{search}↑↓ Enter · Esc closes" if len(dialog.rows) > 4 else "↑↓ Enter · Esc closes"
+        offer = "type to search · " if len(dialog.rows) > 4 else ""
+        search = f"“{escape_line(dialog.search)}” · " if dialog.search else offer
+        return f"{search}↑↓ Enter · Esc closes"
     space = "Space marks · " if dialog.marked is not None else ""
     return f"{space}↑↓ or a number, Enter · Esc declines"
 

@@ -98,6 +98,8 @@ class State:
     folder: str = ""
     branch: str = ""
     abilities: Abilities = field(default_factory=Abilities)
+    has_page: bool = False
+    """Whether a browser can show the session."""
     phase: str = "starting"
     """`starting`, `ready`, `working`, `ended`."""
     transcript: BlockRecord = field(default_factory=BlockRecord)
