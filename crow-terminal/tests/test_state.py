@@ -110,6 +110,15 @@ def test_a_prompt_waits_for_the_session_and_for_the_turn_before():
     assert sent(state.end_turn(END, 5.0)) == []
 
 
+def test_outputs_of_the_users_commands_wait_for_a_prompt_that_is_no_command():
+    state, output = ready(), CommandOutput("make", "done", 0)
+    state.submit("!make", 0.0)
+    state.end_command(output, True, 1.0)
+    assert state.submit("/usage", 2.0)[-1] == Send("/usage")
+    state.end_turn(END, 3.0)
+    assert state.submit("so?", 4.0)[-1] == Send("so?", (output,))
+
+
 def test_enter_without_text_cancels_once_for_the_next_of_the_queue():
     state = ready()
     state.submit("one", 0.0)

@@ -432,7 +432,9 @@ class State:
     def _send(self, text: str, now: float) -> list[Effect]:
         self.phase, self.cancelled = "working", False
         self.since = self.step_since = now
-        return [*self._show([*self.transcript.end_text(), UserPrompt(text)]), Send(text, self.queue.take_outputs())]
+        # Before a slash command, nothing may stand: the agent would not know it.
+        outputs = () if text.startswith("/") else self.queue.take_outputs()
+        return [*self._show([*self.transcript.end_text(), UserPrompt(text)]), Send(text, outputs)]
 
     def _send_next(self, now: float) -> list[Effect]:
         """Send the next prompt of the queue."""
