@@ -1,8 +1,8 @@
 """Draw a gallery of the terminal: 25 scenes of the real program at four sizes, as SVG, and compare their texts.
 
-Each scene shows one feature. A scripted model answers; the rest is crow. `--folder` gets the pictures, `--check` compares
-the text of each scene with the stored one in tests/gallery, `--update` stores it. What differs between two runs is
-replaced in the text: seconds, dates, identifiers, and the position of the last row. Run it with `just gallery`.
+Each scene shows one feature. A scripted model answers; the rest is crow. `--folder` gets the pictures, `--check`
+compares the text of each scene with the stored one in tests/gallery, `--update` stores it. What differs between two
+runs is replaced in the text: seconds, dates, identifiers, and the position of the last row.
 """
 
 import argparse
@@ -40,13 +40,10 @@ model = "maple-30b"
 window = 32768
 prices = {{ input = 0.25, output = 2.0, cached = 0.025 }}
 
-[models.oak-8b]
+[models.oak-70b]
 base_url = "{url}"
-model = "oak-8b"
+model = "oak-70b"
 window = 32768
-
-[extensions]
-titles = false
 """
 RECIPE = """\
 # Pancakes for six
@@ -131,6 +128,7 @@ class Walk:
     def read(self) -> str:
         """Read the last rows, without what differs between two runs."""
         text = "\n".join(self.read_all().rstrip().split("\n")[-self.crow.screen.lines :])
+        text = text.replace(str(self.home), HOME)
         for pattern, steady in STEADY:
             text = re.sub(pattern, steady, text, flags=re.M)
         return text
@@ -149,11 +147,11 @@ class Walk:
     async def see(self, text: str) -> None:
         """Wait until the screen shows a text, wherever rows end."""
         words = "".join(text.split())
-        await self.crow.until(lambda shown: words in "".join(shown.split()).replace("│", ""))
+        await self.crow.until(lambda shown: words in "".join(shown.split()).replace("│", ""), name=text)
 
     async def miss(self, text: str) -> None:
         """Wait until the screen does not show a text."""
-        await self.crow.until(lambda shown: text not in shown)
+        await self.crow.until(lambda shown: text not in shown, name=f"no more {text!r}")
 
     async def answer(self, key: str, mark: str = "╰ ") -> None:
         """Answer the question, once it takes keys."""
@@ -170,9 +168,13 @@ class Walk:
         await self.see(shown)
 
 
+HOME = "/tmp/gallery-12345678"
+"""Takes the place of the home, which is as long."""
 STEADY = (
-    (rf"^[{SPINNER}]", "⠋"),
+    (r"127\.0\.0\.1:\d{5}", "127.0.0.1:12345"),
     (r"\d+\.\ds|\b\d+s\b(?!\w)|\dm \d\ds", "1s"),
+    (rf"^[{SPINNER}]", "⠋"),
+    (r"\n\n  Took 1s\.$", ""),
     (r"\d{4}-\d\d-\d\dT\d\d:\d\d", "2026-01-01T12:00"),
     (r"\b[0-9a-f]{8}\b", "01234567"),
 )
@@ -240,13 +242,13 @@ async def begin(one: Walk) -> None:
 async def read_answer(one: Walk) -> None:
     one.model.say(Reply(RECIPE, reasoning=THOUGHT))
     await one.command("How much for six?", "Six people got the eggs of four.")
-    await one.miss("Esc stops")
+    await one.miss("· Esc stops")
     await one.keep("06-markdown")
 
 
 async def wait_and_stop(one: Walk) -> None:
     one.model.hold()
-    await one.command("Plan a brunch", "Esc stops")
+    await one.command("Plan a brunch", "· Esc stops")
     await one.keep("04-working")
     await one.command("use metric units", "» use metric units")
     await one.keep("10-steer")
@@ -286,7 +288,7 @@ async def answer_questions(one: Walk) -> None:
     await one.keep("05-output")
     (one.project / ".go").touch()
     await one.see("All 40 eggs are counted.")
-    await one.miss("Esc stops")
+    await one.miss("· Esc stops")
     await one.keep("22-plan")
     one.press("\x0f")
     await one.crow.until(lambda _: "  └ egg 1 of 40" in one.read_all())
@@ -322,10 +324,10 @@ async def complete(one: Walk) -> None:
 
 async def choose(one: Walk) -> None:
     one.press("Alt-M")
-    await one.see("oak-8b")
+    await one.see("oak-70b")
     await one.keep("13-models")
     one.press("oak", "Enter")
-    await one.see("oak-8b ·")
+    await one.see("oak-70b ·")
     one.press("Shift-Tab")
     await one.see("Accept edits")
     await one.command("/mode", "Yolo")
@@ -350,7 +352,7 @@ async def copy(one: Walk) -> None:
 async def compact(one: Walk) -> None:
     one.model.say(Reply("The bug was fixed; six people get three eggs."))
     await one.command("/compact keep the numbers", "compacted")
-    await one.miss("Esc stops")
+    await one.miss("· Esc stops")
     await one.keep("21-compacted")
 
 
@@ -390,11 +392,11 @@ async def go_back(one: Walk) -> None:
 
 async def resume(one: Walk) -> None:
     await one.command("/new", "New session")
-    await one.see("oak-8b ·")
+    await one.see("oak-70b ·")
     await one.command("/resume", "Sessions")
     await one.keep("11-sessions")
     one.press("Enter")
-    await one.see("Session")
+    await one.crow.until(lambda _: "Wrong key" in one.read_all().rpartition("── Session")[2])
     await one.miss("Starting")
     await one.keep("11-resumed")
 
@@ -403,7 +405,7 @@ async def change_theme(one: Walk) -> None:
     one.model.say(Reply(RECIPE, reasoning=THOUGHT))
     one.press("/theme light", "Enter")
     await one.command("Once more", "Six people got the eggs of four.")
-    await one.miss("Esc stops")
+    await one.miss("· Esc stops")
     await one.keep("25-light", LIGHT)
     one.press("/theme mono", "Enter")
     one.model.say(Reply("", tool_calls=[call("terminal", command="rm -r build")]))

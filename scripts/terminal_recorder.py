@@ -108,8 +108,13 @@ class Recorder:
         else:
             self.frames.append(Frame(rows, cursor, seconds))
 
-    async def until(self, condition: str | Callable[[str], bool], *, hold: float = 0.0, step: float = 0.0) -> None:
-        """Wait until the screen shows a text, and keep it for `hold` seconds; frames before it for `step` seconds."""
+    async def until(
+        self, condition: str | Callable[[str], bool], *, hold: float = 0.0, step: float = 0.0, name: str = ""
+    ) -> None:
+        """Wait until the screen shows a text, and keep it for `hold` seconds; frames before it for `step` seconds.
+
+        `name` says in an error what the condition is.
+        """
         self._step = step
         try:
             async with asyncio.timeout(PATIENCE):
@@ -117,7 +122,7 @@ class Recorder:
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
-            sys.exit(f"The screen never showed {condition!r}. It shows:\n{self.text}")
+            sys.exit(f"The screen never showed {name or condition!r}. It shows:\n{self.text}")
         finally:
             self._step = 0.0
         if hold:

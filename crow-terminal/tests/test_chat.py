@@ -346,6 +346,16 @@ def test_completion_of_commands_and_files(start: "Start", tmp_path: Path):
     assert "ignored.py" not in screen.text
 
 
+def test_tab_right_after_the_last_letter_completes(start: "Start", tmp_path: Path):
+    (tmp_path / "my notes.txt").touch()
+    screen = start()
+    screen.until("small")
+    screen.type("see @my\t")
+    screen.until('❯ see @"my notes.txt"')
+    screen.type("\x15/mod\t")
+    screen.until(lambda: screen.text.count("/model") > 1)
+
+
 def test_a_model_is_chosen_from_a_list(start: "Start"):
     screen = start()
     screen.until("small")

@@ -24,6 +24,7 @@ from crow_core.acp.schema import (
     SetSessionConfigOptionRequest,
 )
 from msgspec import UNSET, Struct
+from prompt_toolkit.buffer import Buffer
 
 from crow_terminal import effects
 from crow_terminal.agent_connections import AgentAddress, NoAgent, connect
@@ -107,6 +108,8 @@ class Chat:
         self.images: dict[str, ImageBlock] = {}
         """The images from the clipboard by the words that stand for them, also in prompts that were sent."""
         self._image_count = 0
+        self._completes = False
+        """Whether Tab waits for completions."""
         self._is_interrupting = False
         """Whether the key that is being handled is Ctrl-C."""
         self.shown: list[Block] = []
@@ -137,6 +140,7 @@ class Chat:
             no_color=bool(os.environ.get("NO_COLOR")),
             end_key=self.end_key,
         )
+        self.terminal.editor.on_completions_changed += self.note_completions
 
     async def run(self) -> int:
         """Show the terminal until the user leaves, and return the exit code."""
@@ -560,6 +564,7 @@ class Chat:
         return self.is_asking() and not self.terminal.editor.text and self.state.pause.came_before()
 
     def note_key(self) -> None:
+        self._completes = False
         if wanted := self.state.note_key(get_time()):
             self.perform(wanted)
 
@@ -726,6 +731,20 @@ class Chat:
     def _name_image(self) -> str:
         self._image_count += 1
         return f"[image {self._image_count}]"
+
+    def complete(self) -> None:
+        editor = self.terminal.editor
+        if editor.complete_state:
+            editor.complete_next()
+        else:
+            self._completes = True
+            editor.start_completion()
+
+    def note_completions(self, editor: Buffer) -> None:
+        """Mark the first completion, if Tab was pressed before there was one."""
+        if self._completes and editor.complete_state and editor.complete_state.completions:
+            self._completes = False
+            editor.complete_next()
 
     def apply_completion(self) -> bool:
         editor = self.terminal.editor

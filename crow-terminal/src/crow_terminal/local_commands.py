@@ -9,6 +9,7 @@ from crow_terminal.blocks import Call, Note
 from crow_terminal.dialogs import Row
 from crow_terminal.effects import Copy, Effect, ExportSession, Fold, Leave, ListSessions, Open, OpenPage, SetTheme, Show
 from crow_terminal.markdown import Prose
+from crow_terminal.permission import show_path
 from crow_terminal.pickers import pick_any_option, pick_mode, pick_option, pick_turn
 from crow_terminal.printable_text import escape_line
 from crow_terminal.state import State
@@ -75,7 +76,13 @@ def show_diff(state: State, words: str) -> list[Effect]:
         return state.remark("This session has changed no files, as far as was shown here.")
     effects: list[Effect] = []
     for diff in join_changes(state):
-        call = ToolCall(tool_call_id="diff", title=diff.path, kind="edit", status="completed", content=[diff])
+        call = ToolCall(
+            tool_call_id="diff",
+            title=show_path(diff.path, state.folder),
+            kind="edit",
+            status="completed",
+            content=[diff],
+        )
         effects.append(Show(Call(call), whole=True))
     return effects
 

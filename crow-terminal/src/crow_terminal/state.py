@@ -25,7 +25,8 @@ from crow_core.acp.schema import (
     Usage,
     UsageUpdate,
 )
-from msgspec import Struct
+from msgspec import UNSET, Struct
+from msgspec.structs import replace
 
 from crow_terminal.blocks import KEPT_LINES, Block, BlockRecord, Call, CommandOutput, Note, UserPrompt
 from crow_terminal.dialogs import Dialog, ListDialog, Row, TextDialog
@@ -211,7 +212,8 @@ class State:
             case ConfigOptionUpdate(config_options=options):
                 self.options.config = options
             case UsageUpdate():
-                self.usage = update
+                known = self.usage.cost if self.usage else UNSET
+                self.usage = replace(update, cost=update.cost or known)
             case SessionInfoUpdate(meta={"crow": {"sandbox": str(level)}}):
                 self.sandbox = "no sandbox" if level == "off" else f"sandbox: {escape_line(level)}"
             case SessionInfoUpdate(title=title):
