@@ -120,6 +120,9 @@ class Agent:
                 await self.edit(rest or "pancakes.py")
             case "flood":
                 await asyncio.gather(*(self.ask(f"rm number-{n}", str(n)) for n in range(int(rest))))
+            case "stubborn":
+                await self.ask("rm first")
+                await self.ask("rm second", "2")
             case "late":
                 asking = asyncio.ensure_future(self.ask("rm late"))
                 await asyncio.sleep(0.1)
@@ -127,6 +130,8 @@ class Agent:
                 await self.say("The turn is over.")
             case "form":
                 await self.form()
+            case "both":
+                await asyncio.gather(self.ask(rest), self.form())
             case "die":
                 sys.stderr.write("I have had enough\n")
                 sys.stderr.flush()

@@ -24,6 +24,7 @@ from crow_core.acp.schema import (
     SetSessionConfigOptionRequest,
 )
 from msgspec import UNSET, Struct
+from prompt_toolkit.buffer import Buffer
 
 from crow_terminal import effects
 from crow_terminal.agent_connections import AgentAddress, NoAgent, connect
@@ -38,6 +39,7 @@ from crow_terminal.key_bindings import make_bindings
 from crow_terminal.live import compose_above, compose_footer, compose_menu
 from crow_terminal.local_commands import find_command
 from crow_terminal.markdown import Prose
+from crow_terminal.page import NoPage, Pages
 from crow_terminal.paint import Painter
 from crow_terminal.pickers import confirm_taking_back, offer_turns, pick_option, pick_prompt, pick_session
 from crow_terminal.printable_text import clip, clip_ansi, escape_line
@@ -83,6 +85,8 @@ class Settings(Struct, frozen=True):
     """The command that opens this terminal; it takes `-c` and `-r ID`. Empty for none."""
     choose: bool = False
     """Whether the user chooses one of the stored sessions first."""
+    page: Sequence[str] = ()
+    """The command that serves the pages of sessions, as `Pages` starts it; empty for none."""
 
 
 class Chat:
@@ -90,7 +94,7 @@ class Chat:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.state = State(agent=settings.agent.name, folder=settings.cwd)
+        self.state = State(agent=settings.agent.name, folder=settings.cwd, has_page=bool(settings.page))
         self.painter = Painter(choose_theme(settings.theme, os.environ))
         self.client: ChatClient | None = None
         self.session_id = ""
@@ -104,6 +108,8 @@ class Chat:
         self.images: dict[str, ImageBlock] = {}
         """The images from the clipboard by the words that stand for them, also in prompts that were sent."""
         self._image_count = 0
+        self._completes = False
+        """Whether Tab waits for completions."""
         self._is_interrupting = False
         """Whether the key that is being handled is Ctrl-C."""
         self.shown: list[Block] = []
@@ -114,6 +120,7 @@ class Chat:
         self._tasks: set[asyncio.Task[None]] = set()
         self._session_task: asyncio.Task[None] | None = None
         self._command: UserCommand | None = None
+        self._pages = Pages(settings.page)
         self._draft: str | None = None
         """The text of the editor while the user writes an answer there."""
         self._tail: tuple[Any, int, list[str]] = (None, 0, [])
@@ -133,6 +140,7 @@ class Chat:
             no_color=bool(os.environ.get("NO_COLOR")),
             end_key=self.end_key,
         )
+        self.terminal.editor.on_completions_changed += self.note_completions
 
     async def run(self) -> int:
         """Show the terminal until the user leaves, and return the exit code."""
@@ -173,6 +181,7 @@ class Chat:
         """End the connection, the agent and all tasks."""
         if self._command:
             self._command.stop()
+        self._pages.end()
         tasks = [*self._tasks, *([self._session_task] if self._session_task else [])]
         for task in tasks:
             task.cancel()
@@ -286,6 +295,8 @@ class Chat:
                 self.state.show_hint("Copied.", time.monotonic())
             case effects.ExportSession(path=path):
                 self._start(self._export(path))
+            case effects.OpenPage():
+                self._start(self._open_page())
             case effects.SetTheme(name=name):
                 self.painter.theme = choose_theme(name, os.environ)
                 self._tail = (None, 0, [])
@@ -504,6 +515,18 @@ class Chat:
         else:
             self.perform(self.state.remark(f"Written to {path}."))
 
+    async def _open_page(self) -> None:
+        if not self._is_used:
+            self.perform(self.state.remark("Nothing was said yet: this session has no page."))
+            return
+        self.state.show_hint("Opening the page…", time.monotonic())
+        try:
+            address = await self._pages.open(self.session_id, self.settings.cwd)
+        except NoPage as error:
+            self.perform(self.state.remark(str(error), "error"))
+        else:
+            self.perform(self.state.remark(f"This session in a browser, until you leave: {address}"))
+
     async def _find_branch(self) -> None:
         """Find the branch that is checked out, for the footer."""
         self.state.branch = await asyncio.to_thread(read_branch, self.settings.cwd)
@@ -541,6 +564,7 @@ class Chat:
         return self.is_asking() and not self.terminal.editor.text and self.state.pause.came_before()
 
     def note_key(self) -> None:
+        self._completes = False
         if wanted := self.state.note_key(get_time()):
             self.perform(wanted)
 
@@ -707,6 +731,20 @@ class Chat:
     def _name_image(self) -> str:
         self._image_count += 1
         return f"[image {self._image_count}]"
+
+    def complete(self) -> None:
+        editor = self.terminal.editor
+        if editor.complete_state:
+            editor.complete_next()
+        else:
+            self._completes = True
+            editor.start_completion()
+
+    def note_completions(self, editor: Buffer) -> None:
+        """Mark the first completion, if Tab was pressed before there was one."""
+        if self._completes and editor.complete_state and editor.complete_state.completions:
+            self._completes = False
+            editor.complete_next()
 
     def apply_completion(self) -> bool:
         editor = self.terminal.editor
