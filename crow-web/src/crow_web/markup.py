@@ -14,6 +14,9 @@ from markdown_it.utils import OptionsDict
 from markupsafe import Markup, escape
 from pygments import formatters, highlight, lexers
 from pygments.util import ClassNotFound
+from rich.color import ColorSystem
+from rich.style import Style
+from rich.text import Text
 
 MAX_COLOURED = 200_000
 """Characters of a block of code above which it is shown without colours."""
@@ -74,6 +77,33 @@ def make_formatter(style: str = "default") -> Any:
 def to_json(value: Any) -> Markup:
     """Return a value as indented and coloured JSON."""
     return Markup(colour(replace_invalid(json.dumps(value, indent=2, ensure_ascii=False)), "json"))
+
+
+def colour_json(text: str) -> Markup:
+    """Return JSON with colours."""
+    return Markup(colour(replace_invalid(text), "json"))
+
+
+def to_output(text: str) -> Markup:
+    """Return the output of a command, with the colours that its escape sequences name."""
+    if "\x1b" not in text:
+        return escape(replace_invalid(text))
+    coloured = Text.from_ansi(replace_invalid(text))
+    plain, pieces, at = coloured.plain, list[str](), 0
+    for span in sorted(coloured.spans, key=lambda span: (span.start, span.end)):
+        names = list_classes(span.style) if isinstance(span.style, Style) else ""
+        if span.start >= at and names:
+            inside = escape(plain[span.start : span.end])
+            pieces += [escape(plain[at : span.start]), Markup('<span class="{}">{}</span>').format(names, inside)]
+            at = span.end
+    return Markup("").join([*pieces, escape(plain[at:])])
+
+
+def list_classes(style: Style) -> str:
+    """Return the classes of a style: one of the 16 colours that terminals name, bold, dim."""
+    color = style.color.downgrade(ColorSystem.STANDARD).number if style.color else None
+    names = [f"a{color % 8}"] if color is not None else []
+    return " ".join(names + ["bold"] * bool(style.bold) + ["soft"] * bool(style.dim))
 
 
 def to_diff(diff: str) -> Markup:

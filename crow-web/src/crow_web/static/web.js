@@ -11,6 +11,15 @@ document.addEventListener("keydown", (event) => {
   const at = event.key === "j" ? tops.findIndex((top) => top > 2) : tops.findLastIndex((top) => top < -2);
   if (at >= 0) { prompts[at].scrollIntoView(); prompts[at].focus({ preventScroll: true }); }
 });
+// Copies the text that a button names.
+document.addEventListener("click", async (event) => {
+  const button = event.target.closest("[data-copy]");
+  if (!button) return;
+  await navigator.clipboard.writeText(button.dataset.copy);
+  button.textContent = "Copied";
+});
+// Folds what a narrow screen has no room for.
+if (innerWidth < 960) document.querySelectorAll("[data-narrow]").forEach((each) => each.removeAttribute("open"));
 // Opens the message that the address names, if it is in a folded part.
 const named = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
 if (named) named.closest("details")?.setAttribute("open", "");
