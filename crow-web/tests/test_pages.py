@@ -35,7 +35,7 @@ async def test_a_call_shows_the_request_as_it_was_sent_and_what_is_new_in_it(sit
     assert "the first of its kind" in first
     assert "byte for byte" in first
     assert "Plan the garden" in first
-    common = re.search(r"the first (\d+) of (\d+) messages are the same", second)
+    common = re.search(r"The first (\d+) of (\d+) messages are those of the request before", second)
     assert common
     assert int(common[2]) - int(common[1]) == 2
     assert second.count(">new</span>") == 2

@@ -95,7 +95,7 @@ def plot_dots(rows: Sequence[Dots], *, title: str, unit: str) -> str:
     return draw(height, title, parts)
 
 
-BAR_HEIGHT, BAR_LEFT, BAR_MOST = 150, 46, 26.0
+BAR_HEIGHT, BAR_LEFT, BAR_MOST = 150, 46, 40.0
 """The height of a plot of bars, the room for its axis, and the width of a bar with its margin at most."""
 
 
@@ -151,37 +151,6 @@ def plot_strip(spans: Sequence[tuple[str, float, float]], length: float) -> str:
         for kind, start, end in spans
     )
     return f'<svg class="strip" viewBox="0 0 {WIDTH} 6" preserveAspectRatio="none" aria-hidden="true">{drawn}</svg>'
-
-
-@dataclass(frozen=True)
-class Span:
-    """A span of time, one row of a plot."""
-
-    label: str
-    start: float
-    end: float
-    style: str
-    """The class of its mark."""
-    note: str
-    """A text at the end of the row."""
-    link: str = ""
-
-
-def plot_spans(spans: Sequence[Span], length: float, *, title: str) -> str:
-    """Draw spans of time below each other; "" if there is nothing to draw."""
-    if not spans or length <= 0:
-        return ""
-    row, left, right, parts = 20, 108, 52, list[str]()
-    for number, span in enumerate(spans):
-        scale = (WIDTH - left - right) / length
-        width, y = max((span.end - span.start) * scale, 1.5), number * row
-        drawn = (
-            text(0, y + 13, shorten_line(span.label, 17), "label")
-            + f'<rect class="{span.style}" x="{left + span.start * scale:.1f}" y="{y + 4}" width="{width:.1f}" '
-            f'height="10" rx="2"/>' + text(WIDTH, y + 13, span.note, "note", "end")
-        )
-        parts.append(f'<a href="{escape(span.link)}">{drawn}</a>' if span.link else drawn)
-    return draw(row * len(spans) + 2, title, parts)
 
 
 def shorten_number(value: float) -> str:

@@ -10,7 +10,18 @@ from starlette.responses import Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from crow_web import call_pages, chart_pages, markup, permission_pages, prompt_pages, session_pages, timeline
+from crow_web import (
+    ask_again,
+    call_pages,
+    chart_pages,
+    evaluation_pages,
+    markup,
+    permission_pages,
+    prompt_pages,
+    session_pages,
+    timeline,
+    workflow_pages,
+)
 from crow_web.pages import HERE, Change, Handler, Pages
 
 PAGES: Mapping[str, Handler] = {
@@ -20,13 +31,20 @@ PAGES: Mapping[str, Handler] = {
     "/session/{id}/files": timeline.show_files,
     "/session/{id}/calls": call_pages.show_calls,
     "/call/{id}": call_pages.show_call,
+    "/call/{id}/ask": ask_again.show_form,
     "/permissions": permission_pages.show_permissions,
     "/prompts": prompt_pages.show_prompts,
     "/prompts/{name}": prompt_pages.show_prompt,
+    "/evaluations": evaluation_pages.show_evaluations,
+    "/evaluations/{id}": evaluation_pages.show_evaluation,
+    "/workflows": workflow_pages.show_workflows,
+    "/workflows/{id:path}": workflow_pages.show_workflow,
     "/charts": chart_pages.show_charts,
 }
 CHANGES: Mapping[str, Change] = {
+    "/call/{id}/ask": ask_again.ask,
     "/permissions/revoke": permission_pages.revoke,
+    "/workflows/{id:path}": workflow_pages.answer,
 }
 """The addresses of forms that change something."""
 

@@ -11,30 +11,24 @@ from sqlalchemy import Connection
 from starlette.requests import Request
 
 from crow_web import queries
-from crow_web.formats import format_duration
+from crow_web.ask_again import list_asked_again
 from crow_web.pages import Pages
 from crow_web.session_pages import load
-from crow_web.turns import Turn, list_turns
+from crow_web.turns import Span, Turn, list_turns
 
 
 def show_calls(pages: Pages, connection: Connection, request: Request) -> str:
     """Show the model calls of a session, and how the time of each turn was spent."""
     _, transcript = load(connection, request)
     turns = [turn for turn in list_turns(transcript) if turn.prompt or turn.calls]
-    charts = [draw_turn(turn) for turn in turns]
-    return pages.render("calls.html", session=transcript.summary, turns=list(zip(turns, charts, strict=True)))
+    calls = {f"/call/{call['id']}": call for call in transcript.model_calls}
+    return pages.render("calls.html", session=transcript.summary, turns=turns, calls=calls, bar=draw_span)
 
 
-def draw_turn(turn: Turn) -> Markup:
-    """Draw the times of a turn below each other: model calls, tools, and waiting for a person."""
-    if not turn.spans:
-        return Markup("")
+def draw_span(turn: Turn, span: Span) -> Markup:
+    """Draw a span of a turn at its place in the time of the turn."""
     begin = turn.spans[0].start
-    spans = [
-        plots.Span(it.label, it.start - begin, it.end - begin, it.kind, format_duration(it.end - it.start), it.link)
-        for it in turn.spans
-    ]
-    return Markup(plots.plot_spans(spans, turn.took, title="Times of the turn"))
+    return Markup(plots.plot_strip([(span.kind, span.start - begin, span.end - begin)], max(turn.took, 1.0)))
 
 
 def show_call(pages: Pages, connection: Connection, request: Request) -> str:
@@ -67,6 +61,8 @@ def show_call(pages: Pages, connection: Connection, request: Request) -> str:
         tools=body.get("tools") or [],
         rest={key: value for key, value in body.items() if key not in ("messages", "tools")},
         answer=find_answer(connection, call),
+        may_ask=call.purpose == "turn" and call.reply is not None and not call.error,
+        again=list_asked_again(connection, call),
         session=loader.find_session_by_id(connection, call.of),
     )
 

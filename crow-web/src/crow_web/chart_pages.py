@@ -3,9 +3,9 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from urllib.parse import quote
+from itertools import accumulate
 
-from crow_eval.plots import Bar, plot_bars
+from crow_eval.plots import Bar, plot_bars, plot_strip
 from markupsafe import Markup
 from sqlalchemy import Connection
 from starlette.requests import Request
@@ -50,7 +50,7 @@ def show_charts(pages: Pages, connection: Connection, request: Request) -> str:
     by_day: dict[int, list[DayUsage]] = {}
     for each in usage:
         by_day.setdefault(each.day, []).append(each)
-    shown = range(min(by_day), since // DAY + days) if by_day else range(0)
+    shown = range(since // DAY, since // DAY + days) if by_day else range(0)
     charts = [(title, draw_sums(title, shown, by_day, names, value)) for title, value in SUMS]
     charts += [(title, draw_means(title, shown, by_day, value, parts)) for title, value, parts in MEANS]
     tools = queries.list_tools(connection, since)
@@ -62,7 +62,7 @@ def show_charts(pages: Pages, connection: Connection, request: Request) -> str:
         usage=usage,
         charts=charts,
         tools=tools,
-        tool_chart=draw_tools(tools),
+        bars=[draw_tool(each, tools[0].all) for each in tools],
     )
 
 
@@ -105,15 +105,8 @@ def make_bar(day: int, parts: Sequence[float]) -> Bar:
     return Bar(date[5:], parts, f"{date}: {sum(parts):,.4g}", f"/?since={date}&until={date}")
 
 
-def draw_tools(tools: Sequence[queries.ToolUsage]) -> Markup:
-    """Draw the calls of each tool: completed, denied, failed."""
-    bars = [
-        Bar(
-            it.tool[:12],
-            (it.completed, it.denied, 0, it.failed),
-            f"{it.tool}: {it.completed:,} completed, {it.denied:,} denied, {it.failed:,} failed",
-            f"/permissions?tool={quote(it.tool)}",
-        )
-        for it in tools[:12]
-    ]
-    return Markup(plot_bars(bars, title="Tool calls"))
+def draw_tool(tool: queries.ToolUsage, most: int) -> Markup:
+    """Draw the calls of a tool: completed, denied, failed."""
+    ends = list(accumulate((tool.completed, tool.denied, tool.failed), initial=0))
+    kinds = zip(("c0", "c5", "c3"), ends, ends[1:], strict=False)
+    return Markup(plot_strip([(kind, start, end) for kind, start, end in kinds if end > start], most))

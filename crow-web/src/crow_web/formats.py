@@ -13,6 +13,10 @@ def format_time(at: int | None) -> str:
     return f"{datetime.fromtimestamp(at / 1000, UTC).astimezone():%Y-%m-%d %H:%M:%S}" if at else ""
 
 
+def format_moment(at: datetime | None) -> str:
+    return f"{at.astimezone():%Y-%m-%d %H:%M:%S}" if at else ""
+
+
 def format_clock(at: int | None) -> str:
     return f"{datetime.fromtimestamp(at / 1000, UTC).astimezone():%H:%M}" if at else ""
 

@@ -79,6 +79,14 @@ def to_json(value: Any) -> Markup:
     return Markup(colour(replace_invalid(json.dumps(value, indent=2, ensure_ascii=False)), "json"))
 
 
+def to_arguments(text: str) -> Markup:
+    """Return the arguments of a tool call as indented and coloured JSON; as they are, if they are no JSON."""
+    try:
+        return to_json(json.loads(text))
+    except ValueError:
+        return escape(replace_invalid(text))
+
+
 def colour_json(text: str) -> Markup:
     """Return JSON with colours."""
     return Markup(colour(replace_invalid(text), "json"))
@@ -107,11 +115,11 @@ def list_classes(style: Style) -> str:
 
 
 def to_diff(diff: str) -> Markup:
-    """Return the lines of a unified diff, each with a class for its kind."""
+    """Return the lines of a unified diff, each with a class for its kind, without the two that name the file."""
     kinds = {"+": "added", "-": "removed", "@": "place"}
     rows = (
-        Markup('<span class="{}">{}</span>').format("place" if at < 2 else kinds.get(line[:1], "same"), line or " ")
-        for at, line in enumerate(replace_invalid(diff).splitlines())
+        Markup('<span class="{}">{}</span>').format(kinds.get(line[:1], "same"), line or " ")
+        for line in replace_invalid(diff).splitlines()[2:]
     )
     return Markup("").join(rows)
 

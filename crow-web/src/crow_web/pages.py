@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
+from crow_agent.workflows import WorkflowError
 from crow_core.errors import ConfigError, ModelError, PromptError, StoreError
 from crow_persistence.database import Database
 from crow_persistence.export.html import replace_invalid
@@ -18,11 +19,11 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from crow_web import formats, markup
 
 HERE = Path(__file__).parent
-SENTENCES = ConfigError, ModelError, PromptError, StoreError
+SENTENCES = ConfigError, ModelError, PromptError, StoreError, WorkflowError
 """Errors that are sentences for a person."""
 
-Handler = Callable[["Pages", Connection, Request], str]
-"""Returns a page."""
+Handler = Callable[["Pages", Connection, Request], str | Response]
+"""Returns a page, or another answer."""
 Change = Callable[["Pages", Mapping[str, str], Request], str]
 """Changes what a form asks for, and returns the address of the page to go to."""
 
@@ -34,8 +35,7 @@ class Pages:
         self.database = database
         self.env = env
         self.read_only = read_only
-        self._templates = make_templates()
-        self._templates.globals.update({"read_only": read_only})
+        self._templates = make_templates(read_only=read_only)
 
     def render(self, template: str, /, **values: Any) -> str:
         return self._templates.get_template(template).render(**values)
@@ -44,8 +44,9 @@ class Pages:
         """Answer a request by a handler; what it cannot find is a page with a sentence."""
         try:
             with self.database.begin_read() as connection:
-                return HTMLResponse(handler(self, connection, request))
-        except StoreError as error:
+                answer = handler(self, connection, request)
+                return HTMLResponse(answer) if isinstance(answer, str) else answer
+        except SENTENCES as error:
             return self.explain("Not found", str(error), 404)
 
     async def answer_form(self, change: Change, request: Request) -> Response:
@@ -62,7 +63,7 @@ class Pages:
         return HTMLResponse(self.render("error.html", heading=title, sentence=sentence), status)
 
 
-def make_templates() -> Environment:
+def make_templates(*, read_only: bool) -> Environment:
     """Load the templates, which escape all values that are not markup already."""
     made = Environment(
         loader=FileSystemLoader(HERE / "templates"),
@@ -77,9 +78,11 @@ def make_templates() -> Environment:
         diff=markup.to_diff,
         json=markup.to_json,
         json_text=markup.colour_json,
+        arguments=markup.to_arguments,
         id=id,
         output=markup.to_output,
         time=formats.format_time,
+        moment=formats.format_moment,
         clock=formats.format_clock,
         count=formats.format_count,
         tokens=formats.format_tokens,
@@ -88,7 +91,11 @@ def make_templates() -> Environment:
         snippet=formats.mark_snippet,
         home=formats.shorten_home,
     )
-    shared: dict[str, Any] = {"decode_media": decode_media, "describe_media": describe_media}
+    shared: dict[str, Any] = {
+        "decode_media": decode_media,
+        "describe_media": describe_media,
+        "read_only": read_only,
+    }
     made.globals.update(shared)
     return made
 

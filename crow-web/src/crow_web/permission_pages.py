@@ -35,7 +35,7 @@ def show_permissions(pages: Pages, connection: Connection, request: Request) -> 
     )
     rows, has_more = queries.list_decisions(connection, wanted)
     for row, about in zip(rows, describe_calls(connection, rows), strict=True):
-        row["about"], row["files"] = about, loader.decode_or(row["files"], [])
+        row["about"] = about
     add_places(pages.env, connection, rows)
     answers = KeptAnswers(pages.database.folder)
     return pages.render(
@@ -70,8 +70,9 @@ def list_places(env: Mapping[str, str], folder: str) -> Iterator[tuple[str, str]
     except (ConfigError, OSError):
         return
     for one in settings:
-        if one.keys[0] == "permissions" and one.source != DEFAULT and isinstance(one.value, list):
-            yield from ((str(rule), one.source) for rule in cast("list[Any]", one.value))
+        value: Any = one.value
+        if one.keys[0] == "permissions" and one.source != DEFAULT and isinstance(value, list):
+            yield from ((str(rule), one.source) for rule in cast("list[Any]", value))
 
 
 def revoke(pages: Pages, form: Mapping[str, str], request: Request) -> str:

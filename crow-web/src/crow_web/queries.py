@@ -6,7 +6,7 @@ from datetime import UTC, date, datetime
 from typing import Any
 
 from crow_core.text import to_line
-from crow_persistence import leases, requests, search
+from crow_persistence import leases, loader, requests, search
 from crow_persistence.entries import encode
 from crow_persistence.loader import SELECT_FIRST_KIND
 from crow_persistence.tables import calls, decisions, messages, sessions
@@ -20,6 +20,8 @@ PAGE = 50
 """Sessions or decisions of a page."""
 TITLE = 80
 """Characters of a prompt in place of a title."""
+RESULTS = "completed", "failed"
+"""Verdicts of results."""
 FOUND = 200
 """Messages of which a search shows the sessions."""
 
@@ -301,17 +303,30 @@ class DecisionFilter:
 
 
 def list_decisions(connection: Connection, wanted: DecisionFilter) -> tuple[list[dict[str, Any]], bool]:
-    """Return one page of decisions and results, latest first, and whether there are more."""
+    """Return one page of decisions, latest first, each with its outcome and the files that the call changed, and
+    whether there are more. If the verdict is one of RESULTS, these are returned instead."""
     query = select(decisions).where(decisions.c.session.startswith(wanted.session, autoescape=True))
     columns = decisions.c.tool, decisions.c.verdict, decisions.c.call
     for column, value in zip(columns, (wanted.tool, wanted.verdict, wanted.call), strict=True):
         query = query.where(column == value) if value else query
+    if wanted.verdict not in RESULTS:
+        query = query.where(decisions.c.kind != "result")
     if wanted.by:
         query = query.where(decisions.c.by.contains(wanted.by, autoescape=True))
     if wanted.before:
         query = query.where(decisions.c.number < wanted.before)
-    rows = connection.execute(query.order_by(decisions.c.number.desc()).limit(PAGE + 1)).mappings().all()
-    return [dict(row) for row in rows[:PAGE]], len(rows) > PAGE
+    found = connection.execute(query.order_by(decisions.c.number.desc()).limit(PAGE + 1)).mappings().all()
+    rows = [dict(row) for row in found[:PAGE]]
+    its = select(decisions).where(
+        decisions.c.kind == "result", decisions.c.session.in_({row["session"] for row in rows})
+    )
+    its = its.where(decisions.c.call.in_({row["call"] for row in rows}))
+    results = {(row["session"], row["call"]): dict(row) for row in connection.execute(its).mappings()}
+    for row in rows:
+        result = row if row["kind"] == "result" else results.get((row["session"], row["call"]))
+        row["outcome"] = result["verdict"] if result else ""
+        row["files"] = loader.decode_or(result["files"], []) if result else []
+    return rows, len(found) > PAGE
 
 
 def count_decisions(connection: Connection) -> Sequence[Row[Any]]:

@@ -12,6 +12,7 @@ from crow_persistence.tables import messages, sessions
 from markupsafe import Markup
 from sqlalchemy import Connection, Row, func, select
 from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
 
 from crow_web.formats import format_clock
 from crow_web.pages import Pages, read_number
@@ -24,9 +25,11 @@ MARKS = {"compaction", "rewind", "shrink", "child", "parent", "option", "importe
 """Kinds of markers that are shown as lines across the timeline. Others are folded."""
 
 
-def show_session(pages: Pages, connection: Connection, request: Request) -> str:
-    """Show a page of what was said and done in a session."""
+def show_session(pages: Pages, connection: Connection, request: Request) -> str | Response:
+    """Show a page of what was said and done in a session, or lead to the message with a tool call."""
     row, transcript = load(connection, request)
+    if entry := find_asking(transcript, request.query_params.get("call", "")):
+        return RedirectResponse(f"/session/{row.id}?at={entry}#{entry}", 303)
     turns = list_turns(transcript)
     parts = [part for turn in turns for part in turn.parts]
     numbers = {part.id: number for number, part in enumerate(parts)}
@@ -50,6 +53,14 @@ def show_session(pages: Pages, connection: Connection, request: Request) -> str:
         files=list_files(transcript),
         limit=8_000,
     )
+
+
+def find_asking(transcript: Transcript, call: str) -> str:
+    """Return the id of the message that holds a tool call; "" if there is none."""
+    for entry in transcript.record.log:
+        if any(use["id"] == call for use in entry.get("tool_calls", [])):
+            return entry.get("crow", {}).get("id", "")
+    return ""
 
 
 def show_entry(pages: Pages, connection: Connection, request: Request) -> str:
