@@ -5,6 +5,7 @@ import shutil
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -41,6 +42,12 @@ print("{HOSTILE}")
 """
 
 
+@pytest.fixture
+def env(tmp_path: Path) -> dict[str, str]:
+    """The environment of crow, whose settings and data are in `tmp_path`."""
+    return {"CROW_HOME": str(tmp_path), "HOME": str(tmp_path), "PATH": os.environ["PATH"], "CROW_SANDBOX": "off"}
+
+
 @dataclass
 class Site:
     """The pages, as a browser sees them."""
@@ -56,7 +63,7 @@ class Site:
 
 
 @pytest.fixture
-async def site(database: Database) -> AsyncIterator[Site]:
+async def site(database: Database, env: dict[str, str]) -> AsyncIterator[Site]:
     """Yield the pages of a database with two sessions."""
     url = database.url.render_as_string(hide_password=False)
     replies = [
@@ -81,7 +88,7 @@ async def site(database: Database) -> AsyncIterator[Site]:
             ids.append(session.session_id)
             for prompt in prompts:
                 await editor.prompt(session.session_id, prompt)
-    gate = Gate(make_app(database), PORT)
+    gate = Gate(make_app(database, env), PORT)
     address = f"http://127.0.0.1:{PORT}"
     async with httpx2.AsyncClient(
         transport=httpx2.ASGITransport(app=gate), base_url=address, follow_redirects=True
@@ -116,12 +123,14 @@ def problems() -> list[str]:
 
 
 @pytest.fixture
-async def page(database: Database, site: Site, browser: "Browser", problems: list[str]) -> AsyncIterator["Page"]:
+async def page(
+    database: Database, env: dict[str, str], site: Site, browser: "Browser", problems: list[str]
+) -> AsyncIterator["Page"]:
     """Yield a page that shows the list of the sessions of `site`; at the end, it must have had no problems."""
     gates: list[Gate] = []
 
     def make_gate(url: str) -> Gate:
-        gates.append(Gate(make_app(database), urlsplit(url).port or 0))
+        gates.append(Gate(make_app(database, env), urlsplit(url).port or 0))
         return gates[0]
 
     async with serve(make_gate) as url:

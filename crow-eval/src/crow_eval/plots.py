@@ -140,7 +140,7 @@ def plot_bars(bars: Sequence[Bar], *, title: str) -> str:
             parts.append(f'<line class="zero" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{floor_at}"/>')
         if bar.label and number % every == 0:
             parts.append(text(x + step / 2, BAR_HEIGHT - 4, bar.label, "tick", "middle"))
-    return draw(BAR_HEIGHT, title, parts)
+    return draw(BAR_HEIGHT, title, parts, role="group" if any(bar.link for bar in bars) else "img")
 
 
 def plot_strip(spans: Sequence[tuple[str, float, float]], length: float) -> str:
@@ -170,11 +170,11 @@ def find_ticks(low: float, high: float, count: int) -> list[float]:
     return [number * step for number in range(first, floor(high / step + 1e-9) + 1)]
 
 
-def draw(height: float, title: str, parts: Sequence[str]) -> str:
-    """Make the SVG of a plot."""
+def draw(height: float, title: str, parts: Sequence[str], *, role: str = "img") -> str:
+    """Make the SVG of a plot. One with links has the role `group`, so that screen readers reach them."""
     inner = "".join(parts)
     return (
-        f'<svg class="plot" viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{escape(title)}">'
+        f'<svg class="plot" viewBox="0 0 {WIDTH} {height:.0f}" role="{role}" aria-label="{escape(title)}">'
         f"<title>{escape(title)}</title>{inner}</svg>"
     )
 

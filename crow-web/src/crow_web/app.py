@@ -34,7 +34,7 @@ PAGES: Mapping[str, Handler] = {
     "/call/{id}/ask": ask_again.show_form,
     "/permissions": permission_pages.show_permissions,
     "/prompts": prompt_pages.show_prompts,
-    "/prompts/{name}": prompt_pages.show_prompt,
+    "/prompts/{name:path}": prompt_pages.show_prompt,
     "/evaluations": evaluation_pages.show_evaluations,
     "/evaluations/{id}": evaluation_pages.show_evaluation,
     "/workflows": workflow_pages.show_workflows,
