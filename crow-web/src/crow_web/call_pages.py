@@ -12,9 +12,12 @@ from starlette.requests import Request
 
 from crow_web import queries
 from crow_web.ask_again import list_asked_again
-from crow_web.pages import Pages
+from crow_web.pages import Pages, read_number
 from crow_web.session_pages import load
 from crow_web.turns import Span, Turn, list_turns
+
+TURNS = 50
+"""Turns of a page."""
 
 
 def show_calls(pages: Pages, connection: Connection, request: Request) -> str:
@@ -22,7 +25,17 @@ def show_calls(pages: Pages, connection: Connection, request: Request) -> str:
     _, transcript = load(connection, request)
     turns = [turn for turn in list_turns(transcript) if turn.prompt or turn.calls]
     calls = {f"/call/{call['id']}": call for call in transcript.model_calls}
-    return pages.render("calls.html", session=transcript.summary, turns=turns, calls=calls, bar=draw_span)
+    first = min(read_number(request.query_params.get("from", "")), len(turns)) // TURNS * TURNS
+    return pages.render(
+        "calls.html",
+        session=transcript.summary,
+        turns=turns[first : first + TURNS],
+        first=first,
+        step=TURNS,
+        total=len(turns),
+        calls=calls,
+        bar=draw_span,
+    )
 
 
 def draw_span(turn: Turn, span: Span) -> Markup:

@@ -47,10 +47,12 @@ def show_charts(pages: Pages, connection: Connection, request: Request) -> str:
     for each in usage:
         most[each.name] += each.input + each.output
     names = [name for name, _ in most.most_common(NAMES)] + ([OTHERS] if len(most) > NAMES else [])
+    length = 7 if days > DAYS * 3 else 1
+    first = since // DAY
     by_day: dict[int, list[DayUsage]] = {}
     for each in usage:
-        by_day.setdefault(each.day, []).append(each)
-    shown = range(since // DAY, since // DAY + days) if by_day else range(0)
+        by_day.setdefault(each.day - (each.day - first) % length, []).append(each)
+    shown = range(first, first + days, length) if by_day else range(0)
     charts = [(title, draw_sums(title, shown, by_day, names, value)) for title, value in SUMS]
     charts += [(title, draw_means(title, shown, by_day, value, parts)) for title, value, parts in MEANS]
     tools = queries.list_tools(connection, since)
@@ -68,7 +70,7 @@ def show_charts(pages: Pages, connection: Connection, request: Request) -> str:
 
 def draw_sums(
     title: str,
-    days: Sequence[int],
+    days: range,
     by_day: dict[int, list[DayUsage]],
     names: Sequence[str],
     value: Callable[[DayUsage], float],
@@ -79,13 +81,13 @@ def draw_sums(
         parts = dict.fromkeys(names, 0.0)
         for each in by_day.get(day, []):
             parts[each.name if each.name in parts else OTHERS] += value(each)
-        bars.append(make_bar(day, list(parts.values())))
+        bars.append(make_bar(day, days.step, list(parts.values())))
     return Markup(plot_bars(bars, title=title))
 
 
 def draw_means(
     title: str,
-    days: Sequence[int],
+    days: range,
     by_day: dict[int, list[DayUsage]],
     value: Callable[[DayUsage], float],
     count: Callable[[DayUsage], float],
@@ -95,14 +97,14 @@ def draw_means(
     for day in days:
         own = by_day.get(day, [])
         number = sum(map(count, own))
-        bars.append(make_bar(day, [sum(map(value, own)) / number if number else 0.0]))
+        bars.append(make_bar(day, days.step, [sum(map(value, own)) / number if number else 0.0]))
     return Markup(plot_bars(bars, title=title))
 
 
-def make_bar(day: int, parts: Sequence[float]) -> Bar:
-    """Make the bar of a day, which leads to its sessions."""
-    date = queries.to_utc_day(day)
-    return Bar(date[5:], parts, f"{date}: {sum(parts):,.4g}", f"/?since={date}&until={date}")
+def make_bar(day: int, length: int, parts: Sequence[float]) -> Bar:
+    """Make the bar of some days, which leads to their sessions."""
+    date, last = queries.to_utc_day(day), queries.to_utc_day(day + length - 1)
+    return Bar(date[5:], parts, f"{date}: {sum(parts):,.4g}", f"/?since={date}&until={last}")
 
 
 def draw_tool(tool: queries.ToolUsage, most: int) -> Markup:

@@ -22,7 +22,7 @@ TITLE = 80
 """Characters of a prompt in place of a title."""
 RESULTS = "completed", "failed"
 """Verdicts of results."""
-FOUND = 200
+FOUND = 120
 """Messages of which a search shows the sessions."""
 
 
@@ -136,8 +136,9 @@ def list_conditions(wanted: SessionFilter) -> Iterator[ColumnElement[bool]]:
 
 def list_agents(connection: Connection) -> list[str]:
     """Return the agents from which sessions are imported."""
-    copied = select(messages.c.body).join(sessions).where(sessions.c.copied.is_not(None), messages.c.kind == "imported")
-    found = {str(search.read_entry(body).get("crow", {}).get("agent", "")) for body in connection.scalars(copied)}
+    copied = select(sessions.c.number).where(sessions.c.copied.is_not(None))
+    its = select(messages.c.body).where(messages.c.kind == "imported", messages.c.session.in_(copied))
+    found = {str(search.read_entry(body).get("crow", {}).get("agent", "")) for body in connection.scalars(its)}
     return sorted(found - {""})
 
 

@@ -21,6 +21,12 @@ from crow_web.turns import Turn, list_turns
 
 PARTS = 120
 """Messages of a page."""
+LIMIT = 8_000
+"""Characters of a tool's result that the page of a session shows."""
+LISTED = 60
+"""Prompts of an outline; of more, those of the shown page are listed."""
+BARS = 100
+"""Bars of the chart of the context. Of more requests, each bar shows the last of several."""
 MARKS = {"compaction", "rewind", "shrink", "child", "parent", "option", "imported", "reask", "worktree", "rating"}
 """Kinds of markers that are shown as lines across the timeline. Others are folded."""
 
@@ -37,21 +43,22 @@ def show_session(pages: Pages, connection: Connection, request: Request) -> str 
     at = numbers.get(query.get("at", ""), read_number(query.get("from", "")))
     start = min(at, max(len(parts) - 1, 0)) // PARTS * PARTS
     starts = accumulate((len(turn.parts) for turn in turns), initial=0)
+    outline = [(turn, at // PARTS * PARTS) for at, turn in zip(starts, turns, strict=False) if turn.prompt]
+    if len(outline) > LISTED:
+        outline = [(turn, page) for turn, page in outline if page == start]
     return pages.render(
         "session.html",
         **describe(connection, row, transcript),
-        turns=turns,
-        turn_of={turn.prompt.id: turn for turn in turns if turn.prompt},
-        page_of={id(turn): first // PARTS * PARTS for first, turn in zip(starts, turns, strict=False)},
+        outline=outline,
+        strips={id(turn): draw_strip(turn) for turn, _ in outline},
         most=max((turn.fill for turn in turns), default=0),
-        strips={id(turn): draw_strip(turn) for turn in turns},
         parts=parts[start : start + PARTS],
         first=start,
         total=len(parts),
         step=PARTS,
         chart=draw_context(transcript, turns),
         files=list_files(transcript),
-        limit=8_000,
+        limit=LIMIT,
     )
 
 
@@ -152,6 +159,8 @@ def draw_context(transcript: Transcript, turns: Sequence[Turn]) -> Markup:
     compaction."""
     times = [part.at or 0 for turn in turns for part in turn.parts if part.title.startswith("Compacted")]
     shown = [call for call in transcript.model_calls if call["purpose"] == "turn" and call["input"]]
+    every = -(-len(shown) // BARS) or 1
+    shown = shown[every - 1 :: every]
     bars: list[plots.Bar] = []
     for number, call in enumerate(shown):
         cached, last = call["cached"] or 0, shown[number - 1]["started"] if number else 0

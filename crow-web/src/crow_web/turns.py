@@ -1,5 +1,6 @@
 """The turns of a session: each prompt with what followed it, its model calls, and how its time was spent."""
 
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -65,10 +66,11 @@ def list_turns(transcript: Transcript) -> list[Turn]:
             turns.append(Turn(part))
         turns[-1].parts.append(part)
         place[part.id] = len(turns) - 1
+    begun = [turn.prompt.at or 0 if turn.prompt else 0 for turn in turns]
     at = 0
     for call in transcript.model_calls:
-        begun = [n for n, turn in enumerate(turns) if turn.prompt and (turn.prompt.at or 0) <= call["started"]]
-        at = place.get(call["id"], max([at, *begun]))
+        found = place.get(call["id"])
+        at = max(at, bisect_right(begun, call["started"]) - 1) if found is None else found
         turns[at].calls.append(call)
     answered = list_answers_of_persons(transcript)
     for turn in turns:
