@@ -14,6 +14,7 @@ import pytest
 from crow_core import Crow
 from crow_core.mcp.server import Server
 from crow_core.testing import Reply, ScriptedCall, ScriptedModel, connect
+from crow_extensions.commands import commands
 from crow_permissions.extension import permissions
 from crow_persistence.database import Database
 from crow_persistence.extension import persistence
@@ -80,7 +81,7 @@ async def site(database: Database, env: dict[str, str]) -> AsyncIterator[Site]:
         return f"kept {text}"
 
     crow = Crow(ScriptedModel(replies), servers=[Server("notes", lambda: tools, shared=True)])
-    crow.use(persistence, url=url, folder=database.folder).use(permissions, mode="yolo")
+    crow.use(persistence, url=url, folder=database.folder).use(permissions, mode="yolo").use(commands)
     ids: list[str] = []
     async with connect(crow) as editor:
         for prompts in (["Plan the garden", "Shorter, please"], [HOSTILE]):
@@ -88,6 +89,7 @@ async def site(database: Database, env: dict[str, str]) -> AsyncIterator[Site]:
             ids.append(session.session_id)
             for prompt in prompts:
                 await editor.prompt(session.session_id, prompt)
+        await editor.prompt(ids[0], "/good It is short")
     gate = Gate(make_app(database, env), PORT)
     address = f"http://127.0.0.1:{PORT}"
     async with httpx2.AsyncClient(

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from crow_agent.settings.config import get_database_url, load_config, load_environment
+from crow_agent.settings.config import load_config, load_environment
 from crow_agent.settings.discovery import search_models
 from crow_agent.settings.home import Home
 from crow_core.app import Crow
@@ -117,7 +117,8 @@ async def send(pages: Pages, stored: StoredSession, prompt: Prompt | None, model
     config, env = load_config(home, pages.env), load_environment(home, pages.env)
     models = (await search_models(config, env, model or find_only_model([stored], env))).models
     changes = Changes(prompt, next(iter(models.values())) if model else None, {}, len(stored.requests))
-    app = Crow(models).use(persistence, url=get_database_url(config, home), folder=home.data)
+    url = pages.database.url.render_as_string(hide_password=False)
+    app = Crow(models).use(persistence, url=url, folder=pages.database.folder)
     try:
         (outcome,) = await reask_all(
             app, pages.database, [stored], changes, lambda one: choose_model(models, changes, one), 1, lambda _: None

@@ -1,6 +1,7 @@
 """Texts of models, tools and files as HTML. Whatever is in them, nothing of it becomes markup that runs or loads."""
 
 import json
+import re
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -24,6 +25,8 @@ TAGS = {
     *("p", "br", "hr", "h1", "h2", "h3", "h4", "h5", "h6", "ul", "ol", "li", "blockquote", "pre", "code", "em"),
     *("strong", "s", "table", "thead", "tbody", "tr", "th", "td", "a", "span"),
 }
+OTHER_SEQUENCES = re.compile(r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b\[[0-9;?]*[A-Za-ln-z]")
+"""Escape sequences that are no colours: links, titles, movements."""
 FORMATTERS: Any = formatters
 LEXERS: Any = lexers
 """Pygments, the types of which are not complete."""
@@ -96,7 +99,7 @@ def to_output(text: str) -> Markup:
     """Return the output of a command, with the colours that its escape sequences name."""
     if "\x1b" not in text:
         return escape(replace_invalid(text))
-    coloured = Text.from_ansi(replace_invalid(text))
+    coloured = Text.from_ansi(replace_invalid(OTHER_SEQUENCES.sub("", text)))
     plain, pieces, at = coloured.plain, list[str](), 0
     for span in sorted(coloured.spans, key=lambda span: (span.start, span.end)):
         names = list_classes(span.style) if isinstance(span.style, Style) else ""

@@ -7,7 +7,7 @@ from typing import Any
 from crow_core.messages.message import list_edits
 from crow_eval import plots
 from crow_persistence import leases, loader, search
-from crow_persistence.export.transcript import Transcript, make_diff
+from crow_persistence.export.transcript import Transcript, TranscriptPart, make_diff
 from crow_persistence.tables import messages, sessions
 from markupsafe import Markup
 from sqlalchemy import Connection, Row, func, select
@@ -27,7 +27,7 @@ LISTED = 60
 """Prompts of an outline; of more, those of the shown page are listed."""
 BARS = 100
 """Bars of the chart of the context. Of more requests, each bar shows the last of several."""
-MARKS = {"compaction", "rewind", "shrink", "child", "parent", "option", "imported", "reask", "worktree", "rating"}
+MARKS = {"compaction", "rewind", "shrink", "child", "parent", "option", "imported", "reask", "worktree"}
 """Kinds of markers that are shown as lines across the timeline. Others are folded."""
 
 
@@ -49,6 +49,7 @@ def show_session(pages: Pages, connection: Connection, request: Request) -> str 
     return pages.render(
         "session.html",
         **describe(connection, row, transcript),
+        **find_forks(connection, row, transcript, parts),
         outline=outline,
         strips={id(turn): draw_strip(turn) for turn, _ in outline},
         most=max((turn.fill for turn in turns), default=0),
@@ -95,9 +96,6 @@ def describe(connection: Connection, row: Row[Any], transcript: Transcript) -> d
         "marks": MARKS,
         "ratings": {note.get("reply"): note for note in rated},
         "is_open": row.owner is not None and not leases.is_free(connection, row, ""),
-        "origin": loader.find_session_by_id(connection, row.origin) if row.origin else None,
-        "forked_at": find_entry(connection, find_first_own(connection, row.number)) if row.origin else "",
-        "forks": find_forks(connection, row.id),
     }
 
 
@@ -112,15 +110,24 @@ def find_entry(connection: Connection, number: int | None) -> str:
     return str(search.read_entry(body).get("crow", {}).get("id", "")) if body else ""
 
 
-def find_forks(connection: Connection, id: str) -> dict[str, list[tuple[str, str]]]:
-    """Return the forks of a session, by the id of the last entry that each shares with it: their ids and titles."""
-    found: dict[str, list[tuple[str, str]]] = {}
-    its = select(sessions).where(sessions.c.origin == id, sessions.c.deleted.is_(None))
-    for row in connection.execute(its.order_by(sessions.c.number)).all():
-        first = find_first_own(connection, row.number)
-        parent = connection.scalar(select(messages.c.parent).where(messages.c.id == first))
-        found.setdefault(find_entry(connection, parent), []).append((row.id, row.title or row.id[:8]))
-    return found
+def find_forks(
+    connection: Connection, row: Row[Any], transcript: Transcript, parts: Sequence[TranscriptPart]
+) -> dict[str, Any]:
+    """Find the session that one was forked from (`origin`) with the first message that is its own (`forked_at`), and
+    its forks by the last message that each shares with it: their ids and titles (`forks`)."""
+    order = {entry.get("crow", {}).get("id", ""): number for number, entry in enumerate(transcript.record.log)}
+    shown = [(order.get(part.id, 0), part.id) for part in parts]
+    forks: dict[str, list[tuple[str, str]]] = {}
+    its = select(sessions).where(sessions.c.origin == row.id, sessions.c.deleted.is_(None))
+    for fork in connection.execute(its.order_by(sessions.c.number)).all():
+        first = find_first_own(connection, fork.number)
+        parent = find_entry(connection, connection.scalar(select(messages.c.parent).where(messages.c.id == first)))
+        last = max((one for one in shown if one[0] <= order.get(parent, 0)), default=(0, ""))
+        forks.setdefault(last[1], []).append((fork.id, fork.title or fork.id[:8]))
+    own = find_entry(connection, find_first_own(connection, row.number)) if row.origin else ""
+    forked_at = next((id for number, id in shown if own and number >= order.get(own, 0)), "")
+    origin = loader.find_session_by_id(connection, row.origin) if row.origin else None
+    return {"origin": origin, "forked_at": forked_at, "forks": forks}
 
 
 def list_files(transcript: Transcript) -> list[tuple[str, str, str, list[str]]]:
