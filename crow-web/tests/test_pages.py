@@ -33,7 +33,7 @@ async def test_a_session_is_found_by_its_words_and_read_with_its_calls(site: "Si
     assert "No session fits" in await site.read("/?errors=1")
     assert "No session fits" in await site.read("/?folder=/elsewhere")
     shown = await site.read(f"/session/{site.sessions[0]}")
-    for words in ("I plan first.", "All is done.", "kept a heron &lt;b&gt;", "Permission: allow", "crow -r"):
+    for words in ("I plan first.", "All is done.", "kept a heron &lt;b&gt;", "Permission</a>: allow", "crow -r"):
         assert words in shown
     assert await site.read(f"/session/{site.sessions[0][:10]}") == shown
 

@@ -63,7 +63,7 @@ class Pages:
         return HTMLResponse(self.render("error.html", heading=title, sentence=sentence), status)
 
 
-def make_templates(*, read_only: bool) -> Environment:
+def make_templates(*, read_only: bool = False) -> Environment:
     """Load the templates, which escape all values that are not markup already."""
     made = Environment(
         loader=FileSystemLoader(HERE / "templates"),
