@@ -23,6 +23,13 @@ from crow_core.acp.schema import (
     SessionNotification,
     SetSessionConfigOptionRequest,
 )
+from crow_core.acp.shared_methods import (
+    REWIND_METHOD,
+    REWIND_POINTS_METHOD,
+    STEERING_METHOD,
+    is_taken,
+    make_steering_params,
+)
 from msgspec import UNSET, Struct
 from prompt_toolkit.buffer import Buffer
 
@@ -59,6 +66,8 @@ CLOSE_TIMEOUT = 5.0
 """Seconds to wait for the agent's end when leaving."""
 PASTE_LINES = 8
 """Lines of a paste above which only its size is shown in the editor."""
+TURNS_LIMIT = 50
+"""Messages that `/rewind` offers."""
 PASTE_LENGTH = 2_000
 """The same in characters."""
 ROWS_AT_A_QUESTION = 2
@@ -98,6 +107,8 @@ class Chat:
         self.painter = Painter(choose_theme(settings.theme, os.environ))
         self.client: ChatClient | None = None
         self.session_id = ""
+        self._turn_ids: list[str] = []
+        """The ids of the messages that `/rewind` offers, the newest first."""
         self._is_used = False
         """Whether something was said in the session."""
         self._choose = settings.choose
@@ -260,7 +271,7 @@ class Chat:
             case effects.Steer():
                 self._start(self._steer(effect))
             case effects.Withdraw():
-                self._start(self._withdraw_words())
+                self._withdraw_words()
             case effects.Cancel():
                 self._start(self._cancel())
             case effects.Respond(id=id, response=response):
@@ -432,17 +443,17 @@ class Chat:
         try:
             if client := self.client:
                 blocks = await self._make_prompt(words.text, words.outputs)
-                answer = await client.request("_crow/steer", {"sessionId": self.session_id, "prompt": blocks})
-                taken = isinstance(answer, dict) and answer.get("taken") is True  # pyright: ignore[reportUnknownMemberType]
+                params = make_steering_params(self.session_id, blocks)
+                taken = is_taken(await client.request(STEERING_METHOD, params))
         except RpcError:
-            pass  # they are sent as a prompt, whose answer says what is wrong
+            pass  # withdrawn; or they are sent as a prompt, whose answer says what is wrong
         except ConnectionClosed:
             return  # the end of the connection is told by its own task
         self.perform(self.state.end_steer(words, taken, time.monotonic()))
 
-    async def _withdraw_words(self) -> None:
+    def _withdraw_words(self) -> None:
         if self.client:
-            await self.client.request("_crow/steer", {"sessionId": self.session_id, "withdraw": True})
+            self.client.connection.cancel_requests(STEERING_METHOD)
 
     async def _cancel(self) -> None:
         if self.client:
@@ -469,23 +480,28 @@ class Chat:
 
     async def _list_turns(self) -> None:
         if self.client:
-            answer = await self.client.request("_crow/undo", {"sessionId": self.session_id, "list": True})
-            texts: list[list[str]] = [each["texts"] for each in answer["turns"]]
-            self.perform(offer_turns(self.state, [each[-1] if each else "" for each in texts]))
+            answer = await self.client.request(REWIND_POINTS_METHOD, {"sessionId": self.session_id})
+            points = answer["points"][: -TURNS_LIMIT - 1 : -1]
+            self._turn_ids = [each["messageId"] for each in points]
+            self.perform(offer_turns(self.state, list(map(find_typed_text, points))))
 
     async def _take_back(self, turns: int, confirmed: bool) -> None:
         if not self.client:
             return
-        params = {"sessionId": self.session_id, "turns": turns, "confirm": confirmed}
-        answer = await self.client.request("_crow/undo", params)
-        files = ", ".join(each["path"].removeprefix(f"{self.settings.cwd}/") for each in answer.get("files", []))
+        params = {"sessionId": self.session_id, "messageId": self._turn_ids[turns - 1], "mode": "both"}
+        answer = await self.client.request(REWIND_METHOD, {**params, "dryRun": not confirmed})
+        if why := answer["files"].get("error"):
+            self.perform(self.state.remark(f"{why} Nothing was taken back.", "warning"))
+            return
+        paths = answer["files"]["filesChanged"]
+        files = ", ".join(path.removeprefix(f"{self.settings.cwd}/") for path in paths)
         count = f"{turns} message{'' if turns == 1 else 's'}"
         if confirmed:
             what = f"files as before: {files}" if files else "no file had to change"
             self.perform(self.state.take_back(turns, f"Took back {count}; {what}."))
         else:
             what = f"restores {files}" if files else "changes no file"
-            if stays := ", ".join(map(str, answer.get("stays", []))):
+            if stays := ", ".join(map(str, answer.get("_meta", {}).get("crow", {}).get("stays", []))):
                 what += f"; what these did stays: {stays}"
             self.perform(confirm_taking_back(self.state, turns, f"This takes back {count}, and {what}."))
 
@@ -786,3 +802,12 @@ def run(settings: Settings) -> int:
         return await Chat(settings).run()
 
     return asyncio.run(main())
+
+
+def find_typed_text(point: dict[str, Any]) -> str:
+    """Find what the user typed in a message of `_session/rewind_points`: crow names it apart from what goes with it."""
+    match point:
+        case {"_meta": {"crow": {"texts": [*_, str(last)]}}}:
+            return last
+        case _:
+            return str(point["text"])
