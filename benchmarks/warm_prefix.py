@@ -4,8 +4,8 @@
     uv run python benchmarks/warm_prefix.py
 
 Prints for each request the tokens of the prompt, how many of them the server had in its cache by its own count, and
-the seconds to the first token. The bare requests have no system prompt and no tools, only the conversation so far. Nothing
-else should use the server.
+the seconds to the first token. The bare requests have no system prompt and no tools, only the conversation so far.
+Nothing else should use the server.
 """
 
 import asyncio
