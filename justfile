@@ -69,6 +69,7 @@ bench:
     uv run benchmarks/evaluation.py
     uv run benchmarks/idle.py
     uv run benchmarks/permissions.py
+    uv run benchmarks/web.py
 
 # regenerate the ACP structs, the tools, the pages on the command line and the settings, and the table of hooks
 generate:
