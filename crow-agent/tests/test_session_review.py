@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from crow_core.acp.schema import CancelledOutcome, RequestPermissionRequest, RequestPermissionResponse, SelectedOutcome
 from crow_core.testing import Reply, ScriptedModel
 from crow_core.testing.script import ScriptedCall as Use
 from crow_permissions.review import REVIEW, ReviewSettings
 from crow_testing.reviewed import (
-    Person,
     converse,
     get_diffs,
     get_text,
@@ -212,6 +210,7 @@ async def test_changes_of_a_session_can_be_undone(sandbox: ReviewSettings, proje
         await talk.prompt()
         assert list_names(project) == ["new.txt", "notes.txt"]
         await talk.editor.prompt(talk.id, "/undo")
+        await talk.editor.prompt(talk.id, "/undo yes")
         assert list_names(project) == ["notes.txt"]
         assert (project / "notes.txt").read_text() == "one\n"
         assert await talk.prompt() == "one\n"
@@ -227,11 +226,16 @@ async def test_nothing_is_left_of_a_session_when_the_conversation_has_closed(
         pid = find_shell(talk.session)
         assert list_layers(sandbox) != []
     async with asyncio.timeout(20):
-        while os.path.exists(f"/proc/{pid}"):
+        while is_alive(pid):
             await asyncio.sleep(0.01)
     assert os.listdir(sandbox.folder) == []
-    assert "sleep\0001234" not in list_processes()
-    assert str(project) not in Path("/proc/self/mountinfo").read_text()
+    async with asyncio.timeout(20):
+        while "sleep\0001234" in list_processes():
+            await asyncio.sleep(0.01)
+
+
+def is_alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
 
 
 def list_processes() -> str:
@@ -243,37 +247,35 @@ def list_processes() -> str:
 
 
 async def test_cancelled_command_of_a_session_ends_it(sandbox: ReviewSettings, project: Path) -> None:
-    model = in_turn(in_session("echo two >> notes.txt; sleep 1000", wait=100), in_session("cat notes.txt"))
+    model = in_turn(in_session("echo two >> notes.txt; sleep 4711", wait=100), in_session("cat notes.txt"))
     async with converse(project, sandbox, model) as talk:
-        turn = asyncio.ensure_future(talk.prompt())
+        turn = asyncio.ensure_future(talk.editor.prompt(talk.id, "go"))
         async with asyncio.timeout(20):
-            while "sleep\0001000" not in list_processes():
+            while "sleep\0004711" not in list_processes():
                 await asyncio.sleep(0.01)
         await talk.editor.cancel(talk.id)
         await turn
         assert talk.questions == []
         assert list_layers(sandbox) == []
+        async with asyncio.timeout(20):
+            while "sleep\0004711" in list_processes():
+                await asyncio.sleep(0.01)
         assert (project / "notes.txt").read_text() == "one\n"
+        await talk.prompt("The model says that it is done.")
         assert await talk.prompt() == "one\n"
 
 
 async def test_cancelled_question_leaves_the_session_and_is_asked_again(sandbox: ReviewSettings, project: Path) -> None:
-    class Canceller(Person):
-        async def on_permission(self, question: RequestPermissionRequest) -> RequestPermissionResponse:
-            self.questions.append(question)
-            if len(self.questions) == 1:
-                return RequestPermissionResponse(outcome=CancelledOutcome())
-            return RequestPermissionResponse(outcome=SelectedOutcome(option_id=question.options[0].option_id))
-
-    model = ScriptedModel(
-        [Reply(tool_calls=[in_session("echo two >> notes.txt")]), *in_turn(in_session("true")).script]
-    )
-    async with converse(project, sandbox, model, person=Canceller) as talk:
-        await talk.editor.prompt(talk.id, "go")
+    uses = (in_session("echo two >> notes.txt"), in_session("true"))
+    model = ScriptedModel([Reply(tool_calls=[use]) for use in uses])
+    async with converse(project, sandbox, model, None) as talk:
+        for count in (1, 2):
+            turn = asyncio.ensure_future(talk.editor.prompt(talk.id, "go"))
+            await talk.editor.until(lambda editor, count=count: len(editor.questions) == count)
+            await talk.editor.cancel(talk.id)
+            await turn
         assert (project / "notes.txt").read_text() == "one\n"
-        await talk.prompt()
-        assert len(talk.questions) == 2
-        assert (project / "notes.txt").read_text() == "one\ntwo\n"
+        assert [diff.new_text for diff in get_diffs(talk.questions[1])] == ["one\ntwo\n"]
 
 
 async def test_session_that_ended_by_itself_is_opened_anew_in_the_sandbox(
@@ -288,7 +290,7 @@ async def test_session_that_ended_by_itself_is_opened_anew_in_the_sandbox(
         await talk.prompt()
         pid = find_shell(talk.session)
         async with asyncio.timeout(20):
-            while os.path.exists(f"/proc/{pid}"):
+            while is_alive(pid):
                 await asyncio.sleep(0.01)
         said = await talk.prompt()
         if "not run" in said:  # its end was seen before the command was given
@@ -313,14 +315,14 @@ async def test_programs_of_a_session_are_interrupted_and_go_on(sandbox: ReviewSe
         assert talk.questions == []
 
 
-async def test_rule_that_allows_a_command_opens_its_session_outside_of_the_sandbox(
+async def test_session_that_was_opened_outside_of_the_sandbox_is_asked_about_before(
     sandbox: ReviewSettings, project: Path
 ) -> None:
     model = in_turn(in_session("readlink /proc/self/ns/pid"), in_session("echo $(true) >> notes.txt"))
-    allow = ["terminal:readlink *"]
-    async with converse(project, sandbox, model, allow=allow, permit="reject_once") as talk:
+    async with converse(project, sandbox, model, mode="yolo", permit="reject_once") as talk:
         assert await talk.prompt() == os.readlink("/proc/self/ns/pid") + "\n"
-        assert "was not run" in await talk.prompt()  # asked about before, as what it changes cannot be seen
+        await talk.editor.set_option(talk.id, "mode", "ask")
+        assert "was not run" in await talk.prompt()  # what it changes could not be seen
         assert len(talk.questions) == 1
 
 

@@ -408,8 +408,11 @@ class Review:
 
     def forget(self, session: Session, call: str) -> ReviewedCommand | None:
         """Forget a command."""
+        state = session.state[REVIEW]
         session.state[REACHABLE].pop(call, None)
-        return session.state[REVIEW].commands.pop(call, None)
+        if (command := state.commands.pop(call, None)) and command.is_in_terminal:
+            state.open_names = [name for name in state.open_names if name != get_name(command)]
+        return command
 
     async def note_applied(self, session: Session) -> None:
         """Note for /undo what was applied in a turn that was cancelled before the results were in the log."""

@@ -25,6 +25,7 @@ def check(result: int) -> int:
 
 def main() -> None:
     """Enter the namespaces, and wait for bytes."""
+    assert sys.platform == "linux"
     pid, *folders = sys.argv[1:]
     libc = ctypes.CDLL(None, use_errno=True)
     mounts = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY)

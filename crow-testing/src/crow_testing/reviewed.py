@@ -87,7 +87,7 @@ def get_diffs(question: RequestPermissionRequest) -> list[DiffContent]:
 
 
 def decisions(session: Session) -> list[tuple[str, str, list[str]]]:
-    notes = [entry.get("crow", {}) for entry in session.log]
+    notes: list[Any] = [entry.get("crow", {}) for entry in session.log]
     return [(note["is"], note["by"], note.get("changed", [])) for note in notes if note.get("kind") == "decision"]
 
 
