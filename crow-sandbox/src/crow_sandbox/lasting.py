@@ -213,7 +213,8 @@ class LastingRun:
         mine = {path for path in changed if read_layer_mark(upper, path) != lasting.seen[path].view}
         found = {path for path in changed if path not in mine}
         for folder in lasting.opaque & lasting.seen.keys():
-            found.update(list_additions(folder, root, upper) if folder not in mine else ())
+            added = list_additions(folder, root, upper) if folder not in mine else ()
+            found.update(path for path in added if path not in lasting.seen)  # the session has removed the others
         for path in paths:
             status = find_status(root, path)
             is_new = path not in lasting.seen and read_layer_mark(upper, path) is None
