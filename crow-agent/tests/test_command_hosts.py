@@ -234,15 +234,19 @@ async def test_session_of_the_terminal_may_reach_an_allowed_host_from_then_on(
 
 
 @pytest.mark.posix("there are no terminal sessions")
-async def test_session_of_the_terminal_with_hosts_loses_them_once_private_data_was_read(
+async def test_session_of_the_terminal_loses_its_hosts_once_private_data_was_read(
     project: Path, sandbox: ReviewSettings, host: Host
 ) -> None:
+    (project / ".env").write_text("KEY=1\n")
+    (project / "send.py").write_text(f"import os\nos.system({host.get()!r})")
     settings = replace(sandbox, hosts=[*sandbox.hosts, host.name])
-    secret, page = {"name": "secret", "arguments": {}}, run(host.get(), session="one")
-    async with converse(project, settings, in_turn(page, secret, page), "reject", **PRIVATE) as talk:
+    send = run("python3 send.py", session="one")
+    read = {"name": "file_editor", "arguments": {"command": "view", "path": ".env"}}
+    async with converse(project, settings, in_turn(send, read, send), "reject", tainted=True) as talk:
         assert await talk.prompt() == "hello\n"
         await talk.prompt()
-        assert "hello" not in await talk.prompt()
+        assert f"[{OFF}{host.name}, and the user rejected it.]" in await talk.prompt()
+        assert "This session has read private data (.env)" in talk.texts[0]
         assert host.requests == 1
 
 
