@@ -70,6 +70,11 @@ bench:
     uv run benchmarks/idle.py
     uv run benchmarks/permissions.py
 
+# build all packages; check their contents and metadata; install each alone and all together on each Python that is here
+packages *versions="3.11 3.12 3.13 3.14":
+    uv run --group release scripts/check_packages.py {{versions}}
+    CROW_TEST_INSTALL=1 uv run --group release pytest --slow -n0 tests/test_install.py tests/test_release.py
+
 # regenerate the ACP structs, the tools, the pages on the command line and the settings, and the table of hooks
 generate:
     uv run scripts/generate_acp_schema.py
