@@ -75,13 +75,18 @@ packages *versions="3.11 3.12 3.13 3.14":
     uv run --group release scripts/check_packages.py {{versions}}
     CROW_TEST_INSTALL=1 uv run --group release pytest --slow -n0 tests/test_install.py tests/test_release.py
 
-# regenerate the ACP structs, the tools, the pages on the command line and the settings, and the table of hooks
+# name the distributions that an installation brings and that have no licence
+audit:
+    uv run --group types scripts/generate_notices.py --audit
+
+# regenerate the ACP structs, the tools, the pages on the command line, the settings and the licences, and the table of hooks
 generate:
     uv run scripts/generate_acp_schema.py
     uv run scripts/generate_tools.py
     uv run scripts/generate_cli_help.py
     uv run scripts/generate_hook_table.py
     uv run scripts/generate_settings.py
+    uv run --group types scripts/generate_notices.py
 
 # serve a small model that calls tools, for `crow eval first-steps`; the first run downloads 1.1 GB
 lab *args:
