@@ -83,7 +83,7 @@ packages *versions="3.11 3.12 3.13 3.14":
 audit:
     uv run --group types scripts/generate_notices.py --audit
 
-# regenerate the ACP structs, the tools, the pages on the command line, the settings and the licences, and the table of hooks
+# regenerate what scripts write: the ACP structs, the tools, the table of hooks, and the pages of the reference
 generate:
     uv run scripts/generate_acp_schema.py
     uv run scripts/generate_tools.py
@@ -91,6 +91,9 @@ generate:
     uv run scripts/generate_hook_table.py
     uv run scripts/generate_settings.py
     uv run --group types scripts/generate_notices.py
+    uv run scripts/generate_exit_codes.py
+    uv run scripts/generate_python_api.py
+    uv run scripts/draw_docs.py
 
 # serve a small model that calls tools, for `crow eval first-steps`; the first run downloads 1.1 GB
 lab *args:

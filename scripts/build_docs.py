@@ -3,7 +3,7 @@
     uv run --group docs scripts/build_docs.py
 
 Links of the pages lead to files of the repository. Those that the site does not have lead to GitHub instead. The build
-fails at a link that leads nowhere, at a page that the navigation lacks, and at anything that a page loads from elsewhere.
+fails at a link that leads nowhere, at a page that the navigation lacks, and at a file that a page loads from elsewhere.
 """
 
 import posixpath
@@ -13,6 +13,7 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any, cast
 from urllib.parse import unquote, urldefrag
 
 import yaml
@@ -30,8 +31,12 @@ LINK = re.compile(r"(?<=\]\()([^)\s]+)(?=\))")
 def find_pages() -> dict[str, str]:
     """Return the path in the site of each file of the repository that is a page or a picture."""
     docs = ROOT / "docs"
-    pages = {f"docs/{file.relative_to(docs)}": str(file.relative_to(docs)) for file in docs.rglob("*") if file.is_file()}
-    pages |= {f"{file.parent.name}/README.md": f"packages/{file.parent.name}.md" for file in ROOT.glob("crow-*/README.md")}
+    pages = {
+        f"docs/{file.relative_to(docs)}": str(file.relative_to(docs)) for file in docs.rglob("*") if file.is_file()
+    }
+    pages |= {
+        f"{file.parent.name}/README.md": f"packages/{file.parent.name}.md" for file in ROOT.glob("crow-*/README.md")
+    }
     return pages | {"README.md": "index.md"} | {name: name for name in TOP}
 
 
@@ -71,7 +76,9 @@ def split_fences(text: str) -> list[str]:
 def adapt(text: str) -> str:
     """Return Markdown of GitHub as Python-Markdown reads it: four blanks in lists, one word after a fence."""
     parts = split_fences(re.sub(r"^( *```\w+) [^`\n]*$", r"\1", text, flags=re.M))
-    return "".join(part if part.startswith("```") else re.sub(r"^ {2,3}(?=\S)", "    ", part, flags=re.M) for part in parts)
+    return "".join(
+        part if part.startswith("```") else re.sub(r"^ {2,3}(?=\S)", "    ", part, flags=re.M) for part in parts
+    )
 
 
 def stage() -> list[str]:
@@ -101,7 +108,9 @@ def find_decisions() -> list[Path]:
 
 def list_decisions() -> str:
     rows = [f"- [{read_title(file)}]({file.name})\n" for file in find_decisions()]
-    return f"# Decisions\n\nWhy crow is as it is: a page for each question that a newcomer would ask.\n\n{''.join(rows)}"
+    return (
+        f"# Decisions\n\nWhy crow is as it is: a page for each question that a newcomer would ask.\n\n{''.join(rows)}"
+    )
 
 
 def write_config() -> list[str]:
@@ -117,11 +126,12 @@ def write_config() -> list[str]:
     return list(walk_nav(config["nav"]))
 
 
-def walk_nav(nav: list[object]) -> list[str]:
+def walk_nav(nav: list[Any]) -> list[str]:
+    """Return the pages of a navigation: each entry is a page, or one title with a page or with entries."""
     found: list[str] = []
     for entry in nav:
-        for value in entry.values() if isinstance(entry, dict) else [entry]:
-            found += [value] if isinstance(value, str) else walk_nav(value)
+        (value,) = cast("dict[str, Any]", entry).values() if isinstance(entry, dict) else (entry,)
+        found += [value] if isinstance(value, str) else walk_nav(value)
     return found
 
 
