@@ -141,7 +141,7 @@ crow stores everything in one database, SQLite or PostgreSQL. Rows are not chang
 sessions and drafts, and those of model calls and evaluations that end. Times are milliseconds since 1970 (UTC).
 Digests are SHA-256 in hexadecimal. [What is stored](../crow-persistence/README.md) has the promises.
 
-![The tables and their references](images/schema.svg)
+[![The tables and their references](images/schema.svg)](images/schema.svg)
 
 A table `search` has the words of all messages, for the full-text search.
 
