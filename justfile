@@ -71,13 +71,30 @@ bench:
     uv run benchmarks/permissions.py
     uv run benchmarks/web.py
 
-# regenerate the ACP structs, the tools, the pages on the command line and the settings, and the table of hooks
+# build the documentation site in build/site, offline; fails at a dead link and at a page that the navigation lacks
+docs:
+    uv run --group docs scripts/build_docs.py
+
+# build all packages; check their contents and metadata; install each alone and all together on each Python that is here
+packages *versions="3.11 3.12 3.13 3.14":
+    uv run --group release scripts/check_packages.py {{versions}}
+    CROW_TEST_INSTALL=1 uv run --group release pytest --slow -n0 tests/test_install.py tests/test_release.py
+
+# name the distributions that an installation brings and that have no licence
+audit:
+    uv run --group types scripts/generate_notices.py --audit
+
+# regenerate what scripts write: the ACP structs, the tools, the table of hooks, and the pages of the reference
 generate:
     uv run scripts/generate_acp_schema.py
     uv run scripts/generate_tools.py
     uv run scripts/generate_cli_help.py
     uv run scripts/generate_hook_table.py
     uv run scripts/generate_settings.py
+    uv run --group types scripts/generate_notices.py
+    uv run scripts/generate_exit_codes.py
+    uv run scripts/generate_python_api.py
+    uv run scripts/draw_docs.py
 
 # serve a small model that calls tools, for `crow eval first-steps`; the first run downloads 1.1 GB
 lab *args:
