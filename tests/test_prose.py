@@ -12,7 +12,7 @@ HELD = [
     *(f"docs/{name}.md" for name in ("agents", "editors", "extensions", "life-of-a-prompt", "loop", "models")),
     *(f"docs/{name}.md" for name in ("releasing", "scripts", "serve", "sessions", "settings", "start", "systems")),
     "docs/upgrading.md",
-    *(f"crow-{name}/README.md" for name in ("acp-tools", "cli", "compact", "core", "eval", "extensions")),
+    *(f"crow-{name}/README.md" for name in ("acp-tools", "agent", "cli", "compact", "core", "eval", "extensions")),
     *(f"crow-{name}/README.md" for name in ("permissions", "persistence", "skills", "system", "terminal", "testing")),
     "crow-agent/src/crow_agent/settings/structs.py",
     "crow-core/src/crow_core/session/session.py",
