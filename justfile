@@ -69,6 +69,7 @@ bench:
     uv run benchmarks/evaluation.py
     uv run benchmarks/idle.py
     uv run benchmarks/permissions.py
+    uv run benchmarks/web.py
 
 # print the figures of the prose of each page, or each hard sentence of some files
 prose *files:

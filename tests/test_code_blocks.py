@@ -1,7 +1,7 @@
 """Every block of code in a page is valid in its language, and what it imports from crow exists.
 
-Other tests run them: `test_docs.py`, `test_extension_guide.py`, `test_tutorial.py`, `test_commands_in_docs.py`, and
-the tests of each package for its README.
+Other tests run the blocks: `test_docs.py`, `test_extension_guide.py`, `test_tutorial.py`, `test_commands_in_docs.py`,
+and the tests of each package for its README.
 """
 
 import ast
