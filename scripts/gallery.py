@@ -130,11 +130,10 @@ class Walk:
 
     def read(self) -> str:
         """Read the last rows, without what differs between two runs."""
-        text = "\n".join(self.read_all().rstrip().split("\n")[-self.crow.screen.lines :])
-        text = text.replace(str(self.home), HOME)
+        text = self.read_all().rstrip().replace(str(self.home), HOME)
         for pattern, steady in STEADY:
             text = re.sub(pattern, steady, text, flags=re.M)
-        return text
+        return "\n".join(text.split("\n")[-self.crow.screen.lines :])
 
     def read_all(self) -> str:
         """Read the screen and what has left it."""

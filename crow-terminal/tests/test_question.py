@@ -19,13 +19,14 @@ from crow_core.acp.schema import (
     TextBlock,
     ToolCallFields,
 )
+from crow_terminal.abilities import Abilities
 from crow_terminal.agent_connections import AgentAddress
 from crow_terminal.blocks import AnsweredQuestion, UserPrompt
 from crow_terminal.chat import Chat, Settings
 from crow_terminal.live import compose_above
 from crow_terminal.printable_text import measure
 from crow_terminal.question import Question
-from crow_terminal.state import Abilities, State
+from crow_terminal.state import State
 from crow_terminal.theme import THEMES
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st

@@ -36,6 +36,7 @@ from crow_core.acp.schema import (
     UsageUpdate,
     UserMessageChunk,
 )
+from crow_terminal.abilities import Abilities
 from crow_terminal.blocks import CommandOutput, Note, UserPrompt
 from crow_terminal.command_menu import list_commands
 from crow_terminal.completion import ChatCompleter, find_files
@@ -67,7 +68,7 @@ from crow_terminal.printable_text import measure
 from crow_terminal.prompt_content import find_images, make_prompt
 from crow_terminal.question import Question
 from crow_terminal.session_options import OfferedOptions, find_changes
-from crow_terminal.state import Abilities, State
+from crow_terminal.state import State
 from crow_terminal.theme import THEMES
 from crow_terminal.told_outputs import describe_output
 from crow_terminal.typing_pause import PAUSE

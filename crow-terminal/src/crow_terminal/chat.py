@@ -39,7 +39,7 @@ from crow_terminal.key_bindings import make_bindings
 from crow_terminal.live import compose_above, compose_footer, compose_menu
 from crow_terminal.local_commands import find_command
 from crow_terminal.markdown import Prose
-from crow_terminal.page import NoPage, Pages
+from crow_terminal.page import NoPage, PageServer
 from crow_terminal.paint import Painter
 from crow_terminal.pickers import confirm_taking_back, offer_turns, pick_option, pick_prompt, pick_session
 from crow_terminal.printable_text import clip, clip_ansi, escape_line
@@ -86,7 +86,7 @@ class Settings(Struct, frozen=True):
     choose: bool = False
     """Whether the user chooses one of the stored sessions first."""
     page: Sequence[str] = ()
-    """The command that serves the pages of sessions, as `Pages` starts it; empty for none."""
+    """The command that serves the pages of sessions, as `PageServer` starts it; empty for none."""
 
 
 class Chat:
@@ -120,7 +120,7 @@ class Chat:
         self._tasks: set[asyncio.Task[None]] = set()
         self._session_task: asyncio.Task[None] | None = None
         self._command: UserCommand | None = None
-        self._pages = Pages(settings.page)
+        self._pages = PageServer(settings.page)
         self._draft: str | None = None
         """The text of the editor while the user writes an answer there."""
         self._tail: tuple[Any, int, list[str]] = (None, 0, [])

@@ -30,7 +30,7 @@ from crow_core.acp.schema import (
 from crow_core.acp.transports import Transport
 from msgspec import UNSET
 
-from crow_terminal.state import Abilities
+from crow_terminal.abilities import Abilities
 
 AgentQuestion: TypeAlias = RequestPermissionRequest | CreateElicitationRequest
 

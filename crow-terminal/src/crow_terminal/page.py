@@ -27,7 +27,7 @@ class NoPage(Exception):
     """The page cannot be shown; the message is a sentence for the user."""
 
 
-class Pages:
+class PageServer:
     """The process, which is started when a page is opened for the first time."""
 
     def __init__(self, command: Sequence[str]) -> None:

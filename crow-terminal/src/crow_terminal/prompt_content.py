@@ -11,8 +11,8 @@ from urllib.parse import unquote
 
 from crow_core.acp.schema import ContentBlock, ImageBlock, ResourceLinkBlock, TextBlock
 
+from crow_terminal.abilities import Abilities
 from crow_terminal.blocks import CommandOutput
-from crow_terminal.state import Abilities
 from crow_terminal.told_outputs import describe_output
 
 MENTION = re.compile(r"""(?:^|(?<=\s))@(?:"([^"\n]+)"|'([^'\n]+)'|(\S+))""")
