@@ -107,3 +107,7 @@ lab *args:
 # record the terminal again: the images of the README
 record:
     uv run scripts/record_terminal.py
+
+# draw the scenes of the terminal at four sizes into a folder, and store their texts, which a test compares
+gallery folder="/tmp/crow-gallery":
+    uv run scripts/gallery.py --folder {{folder}} --update
