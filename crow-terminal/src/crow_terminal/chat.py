@@ -364,7 +364,7 @@ class Chat:
 
     async def _open_session(self, client: ChatClient, session: str, last: bool) -> None:
         async with asyncio.timeout(START_TIMEOUT):
-            self.state.abilities = await client.start()
+            self.state.abilities = await client.start(self.settings.agent.version)
         cwd = self.settings.cwd
         if last and self.state.abilities.lists:
             stored = await client.request("session/list", ListSessionsRequest(cwd=cwd))

@@ -135,7 +135,11 @@ class Session(SessionUpdates):
 
     async def announce_commands(self) -> None:
         """Tell the client which slash commands there are."""
-        commands = [
+        await self.update(AvailableCommandsUpdate(available_commands=self.list_commands()))
+
+    def list_commands(self) -> list[AvailableCommand]:
+        """List the slash commands as clients show them."""
+        return [
             AvailableCommand(
                 name=command.name,
                 description=command.description,
@@ -143,7 +147,6 @@ class Session(SessionUpdates):
             )
             for command in self.commands.values()
         ]
-        await self.update(AvailableCommandsUpdate(available_commands=commands))
 
     async def ask_model(self, request: ModelRequest, purpose: str) -> ModelCall:
         """Ask the model something outside the conversation.
