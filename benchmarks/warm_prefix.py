@@ -23,7 +23,7 @@ from crow_core.session.session import Session
 from crow_core.testing import connect
 
 URL = os.environ.get("CROW_LAB_URL", "http://127.0.0.1:8137/v1")
-NAME = "qwen2.5-coder-1.5b"
+NAME = os.environ.get("CROW_LAB_MODEL", "qwen2.5-coder-1.5b")
 PROMPTS = ("What is a list in Python? Answer in one sentence.", "And what is a tuple? Answer in one sentence.")
 
 
@@ -34,7 +34,7 @@ def report(label: str, call: ModelCall) -> None:
 
 
 def make_model() -> ChatModel:
-    parameters = {"temperature": 0, "max_tokens": 60}
+    parameters = {"temperature": 0, "max_tokens": 24}
     return ChatModel(name=NAME, base_url=URL, parameters=parameters, quirks=find_quirks(URL, NAME))
 
 

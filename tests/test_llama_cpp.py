@@ -94,9 +94,9 @@ class Command:
         return json.loads(await self.run("sessions", "show", id, "--view", "--json"))
 
     def find_last_task(self) -> int:
-        """Return the number of the request that the server has begun last."""
+        """Return the number of the request that the server has begun last; -1 if there was none."""
         with urllib.request.urlopen(f"{self.llama}/slots") as answer:
-            return max(slot["id_task"] for slot in json.load(answer))
+            return max(slot.get("id_task", -1) for slot in json.load(answer))
 
     def is_busy(self) -> bool:
         """Whether the server is working on a request."""

@@ -119,6 +119,19 @@ async def test_file_is_shown_in_place_of_its_first_change(tmp_path: Path, projec
     assert (project / "report.py").read_text().endswith("print(price + tax)\n")
 
 
+async def test_file_that_exists_is_shown_before_it_is_overwritten(tmp_path: Path, project: Path):
+    write = use("write", path="report.py", content="print(110)\n")
+    async with ScriptedServer([write, write, Reply("Done.")]) as server:
+        crow = await make_crow(tmp_path, server.url)
+        async with connect(crow) as editor:
+            session = await editor.new_session(str(project))
+            await editor.prompt(session.session_id, "Print 110.")
+    first, second = [m["content"] for m in server.requests[-1]["messages"] if m["role"] == "tool"]
+    assert "print(price - tax)" in first
+    assert first.endswith("or replace to change a line.]")
+    assert second.startswith("Overwrote report.py")
+
+
 async def test_search_goes_through_the_folder_where_its_place_is_invented_and_lists_files_where_nothing_is_found(
     tmp_path: Path, project: Path
 ):

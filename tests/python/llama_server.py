@@ -20,6 +20,7 @@ parameters.hostnames = ["127.0.0.1"]
 parameters.port = 0
 parameters.n_ctx = int(sys.argv[1])
 parameters.n_parallel = 1
+parameters.swa_full = True  # else Gemma's cache has its last 512 tokens alone, and no beginning of a prompt
 parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = 2
 server = xllamacpp.Server(parameters)
 print(server.listening_address, flush=True)

@@ -74,7 +74,11 @@ MAX_SHOWN = 200
 LOOKED = "[If this is enough, answer the user now. Call another tool only if the task needs it.]"
 CHANGED = "[If this is all that the user asked for, answer the user now in one sentence. If it is wrong, correct it.]"
 FIRST_LOOK = "Nothing was changed yet: look at the file first."
-CHANGE_NOW = "[Now call replace. Copy old_text from the file, a whole line; new_text is that line as it shall be.]"
+CHANGE_NOW = {
+    "replace": "[Now call replace. Copy old_text from the file, a whole line; new_text is that line as it shall be.]",
+    "write": "[The file has this text. Now call write with all of its new text, or replace to change a line.]",
+}
+"""What to do after a file was shown in place of its first change, by the tool that would have changed it."""
 NEXT = {"read": LOOKED, "list": LOOKED, "search": LOOKED, "run": LOOKED, "write": CHANGED, "replace": CHANGED}
 """What to do after a call."""
 
@@ -135,16 +139,20 @@ def small_models(crow: Crow) -> None:
 
     @crow.before_tool
     async def show_first(session: Session, tool_call: ToolCall) -> ToolResult | None:
-        """Show a file in place of the first change of it: small models write what they expect there."""
+        """Show a file in place of the first change of it: small models write what they expect there.
+
+        A file that does not exist cannot be read, and is written at once.
+        """
         path = str(tool_call.arguments.get("path"))
-        if not session.state[SMALL] or find_name(tool_call) != "replace" or path in session.state[SEEN]:
+        name = find_name(tool_call)
+        if not session.state[SMALL] or name not in CHANGE_NOW or path in session.state[SEEN]:
             return None
         session.state[SEEN].add(path)
         if not (shown := await use_tool(session, tool_call, "read", path)):
             return None
         session.state[SHOWN].add(tool_call.id)
         content = [adapt_part(part, session.cwd) for part in shown]
-        return ToolResult([{"type": "text", "text": FIRST_LOOK}, *content, {"type": "text", "text": CHANGE_NOW}])
+        return ToolResult([{"type": "text", "text": FIRST_LOOK}, *content, {"type": "text", "text": CHANGE_NOW[name]}])
 
     @crow.before_tool
     def search_everywhere(session: Session, tool_call: ToolCall) -> ToolCall | None:
