@@ -11,6 +11,7 @@ from crow_core.messages.message import Message
 from crow_core.models.chat_model import ChatModel
 from crow_core.models.endpoint import is_local
 from crow_core.models.model_call import ModelCall
+from crow_core.models.window import ask_server
 from crow_core.session.session import Session
 from crow_core.session_state import StateKey
 
@@ -72,6 +73,10 @@ def warm_up(crow: Crow) -> None:
 async def fill_cache(crow: Crow, session: Session, model: ChatModel, state: WarmUp) -> None:
     """Send what the next request begins with. A failure is left to that request."""
     await session.turns.id_known.wait()
+    if not model.facts.is_loaded:  # a busy server may not have answered yet
+        model.facts = await ask_server(model)
+    if not model.facts.is_loaded:
+        return
     with suppress(ModelError, PromptError):
         async with session.turns.lock:
             await crow.update_tools(session)
