@@ -267,7 +267,7 @@ class Play:
         async with ScriptedServer(self.answer, pages=file.pages) as self.server:
             site = self.server.url.removesuffix("/v1")
             self.values |= {"site": site, "project": str(machine.project), "home": str(machine.home)}
-            self.values |= {"python": sys.executable, "long": "and so on " * 500}
+            self.values |= {"python": sys.executable, "long": " ".join(f"and so on to {n}" for n in range(300))}
             write_files(machine.project, self.fill(file.files))
             write_files(machine.home, self.fill(file.home))
             settings = {"base_url": self.server.url, "model": "scripted", "api_key": "key", **file.endpoint}

@@ -25,6 +25,7 @@ from msgspec import UNSET, Struct, field
 from msgspec.structs import asdict, replace
 
 from crow_terminal.markdown import CodeLines, MarkdownSplitter, Prose
+from crow_terminal.told_outputs import split_outputs
 
 FINAL = ("completed", "failed")
 """The states in which a tool call has ended."""
@@ -110,6 +111,8 @@ class OpenCall(Struct):
     """The lines before them."""
     asked_at: float | None = None
     """The time since which the user is asked about it; None if nothing is asked."""
+    shows_plan: bool = False
+    """True if it has shown the plan, and so has nothing else to show."""
     is_left: bool = False
     """True if the user cancelled the turn instead of answering the question about this call."""
 
@@ -154,6 +157,8 @@ class BlockRecord:
             case PlanUpdate(entries=entries):
                 done = self.end_text()
                 self.plan = Plan(tuple(entries))
+                for one in self.running.values():
+                    one.shows_plan |= one.call.kind == "think"
                 return done
             case NoticeUpdate(title=title, description=description, severity=severity):
                 text = f"{title}: {description}" if description else title
@@ -172,7 +177,8 @@ class BlockRecord:
         """Return the rest of the open message, as another thing follows it."""
         done: list[Block] = []
         if self._prompt:
-            done.append(UserPrompt("".join(self._prompt)))
+            told, text = split_outputs("".join(self._prompt))
+            done += [*(CommandOutput(*each) for each in told), UserPrompt(text)]
         if self._splitter:
             done += self._splitter.end()
         if self._answer:
@@ -255,6 +261,8 @@ class BlockRecord:
                 denied, not_run = "denied" in notes, notes.get("notRun") is True
             case _:
                 denied = not_run = False
+        if running.shows_plan and running.call.status == "completed":
+            return done
         not_run |= running.is_left and running.call.status == "failed"
         return [*done, Call(running.call, running.get_seconds(now), id in self._shown, denied, not_run)]
 

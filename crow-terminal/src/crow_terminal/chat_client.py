@@ -10,6 +10,7 @@ from crow_core.acp.client import OPTION_NAMES, AcpClient
 from crow_core.acp.connection import RpcError
 from crow_core.acp.schema import (
     AUTH_REQUIRED,
+    PROTOCOL_VERSION,
     BooleanConfigOptionCapabilities,
     ClientCapabilities,
     ClientSessionCapabilities,
@@ -27,10 +28,11 @@ from crow_core.acp.schema import (
     SessionConfigOptionsCapabilities,
     SessionNotification,
 )
+from crow_core.acp.shared_methods import can_rewind, can_steer
 from crow_core.acp.transports import Transport
 from msgspec import UNSET
 
-from crow_terminal.state import Abilities
+from crow_terminal.abilities import Abilities
 
 AgentQuestion: TypeAlias = RequestPermissionRequest | CreateElicitationRequest
 
@@ -59,8 +61,8 @@ class ChatClient(AcpClient):
         self._answers: dict[int, asyncio.Future[Any]] = {}
         self._ids = count(1)
 
-    async def start(self) -> Abilities:
-        """Agree on the protocol version and exchange capabilities."""
+    async def start(self, version: int = PROTOCOL_VERSION) -> Abilities:
+        """Agree on the protocol version, at most this one, and exchange capabilities."""
         session = ClientSessionCapabilities(
             notices=NoticeCapabilities(),
             compaction=CompactionCapabilities(),
@@ -68,7 +70,8 @@ class ChatClient(AcpClient):
         )
         forms = ElicitationCapabilities(form=ElicitationFormCapabilities(), url=ElicitationUrlCapabilities())
         capabilities = ClientCapabilities(session=session, elicitation=forms, meta=OPTION_NAMES)
-        return find_abilities(await self.initialize(f"crow-terminal {__version__}", capabilities))
+        name = f"crow-terminal {__version__}"
+        return find_abilities(await self.initialize(name, capabilities, version=version))
 
     def answer(self, id: int, response: Any) -> None:
         """Answer a question."""
@@ -107,16 +110,16 @@ def find_abilities(initialized: InitializeResponse) -> Abilities:
     info = initialized.agent_info
     match can.meta:
         case {"crow": {**own}}:
-            methods, answers = own.get("methods", ()), own.get("permissionAnswers", ())
+            answers = own.get("permissionAnswers", ())
         case _:
-            methods, answers = (), ()
+            answers = ()
     return Abilities(
         name=(info.title or info.name) if info else "",
         lists=can.session_capabilities.list not in (UNSET, None),
         loads=can.load_session,
-        undoes="_crow/undo" in methods,
+        undoes=can_rewind(initialized.meta),
         images=can.prompt_capabilities.image,
         resumes=can.session_capabilities.resume not in (UNSET, None),
         answers=tuple(map(str, answers)),
-        steers="_crow/steer" in methods,
+        steers=can_steer(initialized.meta),
     )

@@ -9,7 +9,7 @@ from crow_terminal.blocks import StyledLine
 from crow_terminal.dialogs import Row
 from crow_terminal.paint import wrap
 from crow_terminal.permission import Answer
-from crow_terminal.printable_text import clip, fold, measure
+from crow_terminal.printable_text import clip, fold, hang, measure
 from crow_terminal.question import Question
 from crow_terminal.theme import Theme
 
@@ -43,6 +43,13 @@ def compose_question(
     about = compose_about(question, width - 2, room, theme) if room > 0 else []
     title = compose_title(question, width, theme, number, count)
     return [title, *(f"{edge} {line}" if line else edge for line in [*about, *answers]), *hint][: max(height, 2)]
+
+
+def compose_subject(question: Question, width: int, height: int, theme: Theme) -> list[str]:
+    """Compose what a question is about without its answers, in at most `height` rows."""
+    edge = theme.style("bad" if question.danger else "warning", "│")
+    about = compose_about(question, width - 2, height - 1, theme)
+    return [compose_title(question, width, theme, 1, 1), *(f"{edge} {line}" for line in about if line)]
 
 
 def compose_title(question: Question, width: int, theme: Theme, number: int, count: int) -> str:
@@ -87,10 +94,10 @@ def fold_lines(question: Question, width: int) -> Sequence[tuple[int, StyledLine
 def fold_line(line: StyledLine, width: int) -> list[str]:
     if line.style == "warning":  # it is in words
         return [piece for part in wrap(line.text, width) for piece in fold(part, width)]
-    first, *rest = fold(line.text, width)
-    if not rest or line.indent > width // 2:
-        return [first, *rest]
-    return [first, *(f"{' ' * line.indent}{piece}" for piece in fold(line.text[len(first) :], width - line.indent))]
+    if line.indent > width // 2:
+        return fold(line.text, width)
+    label, text = line.text[: line.indent], line.text[line.indent :]
+    return [f"{' ' * len(label) if n else label}{row}" for n, row in enumerate(hang(text, width - len(label)))]
 
 
 def list_answer_rows(question: Question, width: int, theme: Theme, letter: str) -> list[str]:

@@ -36,8 +36,9 @@ class TypingPause(Struct):
         self.followed, self.letter = self.letter, ""
 
     def forget_key(self) -> None:
-        """The last key has moved within the question, and so is not typing."""
-        self.last = self.before
+        """The last key has moved within the question: after a pause, that is not typing."""
+        if self.came_before():
+            self.last = self.before
 
     def came_before(self) -> bool:
         """True if there was a pause before the last key."""

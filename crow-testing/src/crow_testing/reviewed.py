@@ -101,7 +101,7 @@ class Person(Editor):
         return self.fixed or answer
 
 
-class ReviewedTalk:
+class ReviewedConversation:
     """A session with a scripted model, and an editor that answers the questions."""
 
     def __init__(self, crow: Crow, model: ScriptedModel, editor: Editor, session_id: str) -> None:
@@ -131,7 +131,7 @@ async def converse(
     answer: RequestPermissionResponse | None = None,
     person: type["Person"] = Person,
     **options: Any,
-) -> AsyncGenerator[ReviewedTalk]:
+) -> AsyncGenerator[ReviewedConversation]:
     crow = make_crow(model, sandbox, **options)
     ours, theirs = memory_pair()
     agent = asyncio.ensure_future(AcpAgent(theirs, crow).serve())
@@ -141,7 +141,7 @@ async def converse(
         async with editor.serving():
             await editor.initialize("editor", ClientCapabilities(terminal=True, meta=OPTION_NAMES))
             opened = await editor.new_session(str(project))
-            yield ReviewedTalk(crow, model, editor, opened.session_id)
+            yield ReviewedConversation(crow, model, editor, opened.session_id)
     finally:
         await asyncio.wait([agent])
         await crow.shut_down()

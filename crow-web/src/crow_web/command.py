@@ -39,7 +39,7 @@ def web(session: str, port: int, no_open: bool) -> None:
         fail(f"--port: {port} cannot be used ({os.strerror(error.errno or 0)}). Leave it out for a free one.")
     hide_memory()
     number = listener.getsockname()[1]
-    gate = Gate(make_app(database), number)
+    gate = Gate(make_app(database, os.environ), number)
     address = f"http://127.0.0.1:{number}{place}?token={gate.token}"
     click.echo(address)
     if not no_open:

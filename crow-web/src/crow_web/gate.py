@@ -14,7 +14,7 @@ HEADERS = {
     "media-src data:; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'; "
     "require-trusted-types-for 'script'; trusted-types 'none'",
     "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
+    "referrer-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-store",
@@ -61,8 +61,8 @@ class Gate:
             return PlainTextResponse("This server does not go by the name in your Host header.", 421)
         if (origin := headers.get("origin")) is not None and origin.lower() != f"http://{host}":
             return PlainTextResponse("Pages of your origin may not read this.", 403)
-        if scope["method"] not in ("GET", "HEAD"):
-            return PlainTextResponse("crow web changes nothing.", 405)
+        if scope["method"] not in ("GET", "HEAD") and (scope["method"] != "POST" or origin is None):
+            return PlainTextResponse("Only forms of these pages change something.", 405)
         if compare_digest(HTTPConnection(scope).cookies.get(self._cookie, "").encode(), self._key.encode()):
             return None
         query = parse_qsl(scope["query_string"].decode(errors="replace"))
