@@ -149,7 +149,7 @@ async def describe_sandbox(context: "Context") -> str:
     }
     end = ends.get(context.permissions.mode, "you are asked about what it changes")
     hosts = describe_hosts(context, config.sandbox.hosts)
-    return f"it runs there at once, also in a session of the terminal, and {end}; {hosts}"
+    return f"it runs there at once, and {end}, also in a session of the terminal; {hosts}"
 
 
 def describe_hosts(context: "Context", hosts: Sequence[str]) -> str:
