@@ -71,6 +71,10 @@ bench:
     uv run benchmarks/permissions.py
     uv run benchmarks/web.py
 
+# print the figures of the prose of each page, or each hard sentence of some files
+prose *files:
+    uv run scripts/check_prose.py {{files}}
+
 # build the documentation site in build/site, offline; fails at a dead link and at a page that the navigation lacks
 docs:
     uv run --group docs scripts/build_docs.py
@@ -104,3 +108,7 @@ lab *args:
 # record the terminal again: the images of the README
 record:
     uv run scripts/record_terminal.py
+
+# draw the scenes of the terminal at four sizes into a folder, and store their texts, which a test compares
+gallery folder="/tmp/crow-gallery":
+    uv run scripts/gallery.py --folder {{folder}} --update

@@ -101,6 +101,15 @@ def test_the_script_outside_of_a_clone_says_so(clone: Path, tmp_path: Path):
     assert done.stderr.startswith(f"crow was not installed: {tmp_path} is not a clone of crow")
 
 
+def test_the_script_without_uv_and_python_says_what_to_install(clone: Path, tmp_path: Path):
+    for name in ("sh", "dirname"):
+        (tmp_path / name).symlink_to(str(shutil.which(name)))
+    script = str(clone / "packaging" / "install.sh")
+    done = subprocess.run(["sh", script], capture_output=True, text=True, check=False, env={"PATH": str(tmp_path)})
+    assert done.returncode == 1
+    assert done.stderr.startswith("crow was not installed: there is no uv, pipx or python3 here.")
+
+
 @more
 def test_the_command_of_the_formula_and_the_container_installs_the_locked_packages(
     clone: Path, env: dict[str, str], tmp_path: Path

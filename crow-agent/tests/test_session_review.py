@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -324,6 +325,42 @@ async def test_session_that_was_opened_outside_of_the_sandbox_is_asked_about_bef
         await talk.editor.set_option(talk.id, "mode", "ask")
         assert "was not run" in await talk.prompt()  # what it changes could not be seen
         assert len(talk.questions) == 1
+
+
+PROGRAM = """
+import asyncio, sys
+from pathlib import Path
+from crow_permissions.review import ReviewSettings
+from crow_testing.reviewed import converse, in_turn, run
+
+async def main(project, sandbox):
+    command = "echo two > notes.txt; sleep 2468 & sleep 2469"
+    model = in_turn(run(command, session="one", wait=1), run("true $(true)"))
+    async with converse(Path(project), ReviewSettings(Path(sandbox)), model, mode="plan") as talk:
+        await talk.prompt()
+        print("begun", flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+async def test_killed_crow_leaves_no_process_and_no_layer_of_a_session(sandbox: ReviewSettings, project: Path) -> None:
+    words = [sys.executable, "-c", PROGRAM, str(project), str(sandbox.folder)]
+    crow = await asyncio.create_subprocess_exec(*words, stdout=asyncio.subprocess.PIPE)
+    assert crow.stdout
+    assert await crow.stdout.readline() == b"begun\n"
+    assert "sleep\0002468" in list_processes()
+    crow.kill()
+    await crow.wait()
+    async with asyncio.timeout(20):
+        while any(each in list_processes() for each in ("sleep\0002468", "sleep\0002469", f"{project}\0")):
+            await asyncio.sleep(0.01)
+    assert list_layers(sandbox) != []
+    async with converse(project, sandbox, in_turn(in_session("cat notes.txt"), KILL)) as talk:
+        assert await talk.prompt() == "one\n"
+        await talk.prompt()
+        assert list_layers(sandbox) == []
 
 
 def find_shell(session: Any) -> int:

@@ -391,9 +391,12 @@ def replay_entries(entries: Sequence[Message], cwd: str, compactions: bool) -> I
                     title = seen.get("title", "")
                     tool_call = ToolCall(use, arguments or {}, arguments is not None, kind, title)
                     yield to_announcement(tool_call, cwd)
-                    yield to_update(to_result(message), tool_call)
                     if (plan := message.get("crow", {}).get("plan")) is not None:
                         yield PlanUpdate(entries=convert_leniently(plan, list[PlanEntry]))
+                    if message.get("content") == NOT_RUN:
+                        yield to_failure(tool_call, begun=False)
+                    else:
+                        yield to_update(to_result(message), tool_call)
             case _ if compactions and marker_kind(entry) == "compaction":
                 yield CompactionUpdate(compaction_id=str(id), status="completed")
             case _:

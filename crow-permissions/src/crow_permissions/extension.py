@@ -84,7 +84,7 @@ from crow_permissions.review import (
 )
 from crow_permissions.rules import Rules, parse_rules, suggest_tool
 from crow_permissions.running import find_sign_of_crow
-from crow_permissions.session_review import change_hosts, end_session, settle_session
+from crow_permissions.session_review import MISSES, change_hosts, end_session, settle_session
 from crow_permissions.simple_commands import UNKNOWN, read_command_line
 from crow_permissions.subjects import find_path, find_start, find_subject
 
@@ -330,6 +330,8 @@ def permissions(
             return result
         refused, mark = command.list_refused(), network.mark()
         asked = replace(command, tool_call=tool_call)
+        if not refused and result.meta.get("crow/exit") and complains(result):
+            result = add_note(result, MISSES)
         answer = await ask_for_hosts(session, asked, result) if permissions.mode != "plan" else None
         command.decisions = mark
         if answer is None or not answer.allowed:

@@ -54,7 +54,7 @@ MODES = (
     Choice(
         "accept-edits", "Accept edits", "Changes files in the project without asking; asks before it runs a command"
     ),
-    Choice("plan", "Plan", "Only reads: changes nothing and runs nothing"),
+    Choice("plan", "Plan", "Changes nothing: edits are denied, and what commands in the sandbox change is discarded"),
     Choice("yolo", "Yolo", "Asks nothing", fleeting=True),
 )
 

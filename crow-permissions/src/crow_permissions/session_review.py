@@ -20,6 +20,10 @@ from crow_permissions.review import (
 )
 from crow_permissions.shown_changes import ChangeSet, show_name
 
+MISSES = (
+    "In the sandbox, a session reaches no daemon and no server outside; a single command may be allowed to run outside"
+)
+"""Tells the model what to do where a session has failed for want of these."""
 IN_PLAN = "Plan mode: what this session changes is discarded when it ends"
 
 

@@ -296,6 +296,14 @@ class Sandbox:
             return Standing("workspace" if level == "review" else level, proof.says)
         return Standing("off", proof.says)
 
+    async def prove_network(self) -> str:
+        """Say which network commands have, as a sentence for a person, by making one."""
+        proof, network = await asyncio.to_thread(prove, self.folder), Network()
+        if proof.binding:
+            await network.open(proof.binding.program)
+            await network.close()
+        return network.says
+
     async def begin(self, policy: Policy) -> SandboxRun:
         """Begin a run. Raises SandboxError if the policy cannot be applied here."""
         run = await asyncio.to_thread(self._begin, policy)

@@ -750,11 +750,11 @@ class Chat:
 
     def complete(self) -> None:
         editor = self.terminal.editor
-        if editor.complete_state:
+        if editor.complete_state and editor.complete_state.completions:
             editor.complete_next()
         else:
             self._completes = True
-            editor.start_completion()
+            editor.start_completion()  # unless it looks for some already
 
     def note_completions(self, editor: Buffer) -> None:
         """Mark the first completion, if Tab was pressed before there was one."""

@@ -32,7 +32,7 @@ from crow_core.acp.shared_methods import can_rewind, can_steer
 from crow_core.acp.transports import Transport
 from msgspec import UNSET
 
-from crow_terminal.state import Abilities
+from crow_terminal.abilities import Abilities
 
 AgentQuestion: TypeAlias = RequestPermissionRequest | CreateElicitationRequest
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
 
-from crow_terminal.command_menu import list_commands, list_values, rank_commands
+from crow_terminal.command_menu import GROUP_END, list_commands, list_values, rank_commands
 from crow_terminal.state import State
 
 MENTION = re.compile(r"""(?:^|(?<=\s))@(?:"([^"\n]*)|'([^'\n]*)|((?:[^\s@"'][^\s@]*)?))$""")
@@ -118,7 +118,7 @@ class ChatCompleter(Completer):
                 f"/{one.name} " if one.hint else f"/{one.name}",
                 -len(text),
                 display=f"/{one.name}" + (f" {one.hint}" if one.hint else ""),
-                display_meta=one.description if typed else f"{one.group} · {one.description}",
+                display_meta=one.description if typed else f"{one.group}{GROUP_END}{one.description}",
             )
 
     def complete_argument(self, name: str, words: str) -> Iterable[Completion]:
