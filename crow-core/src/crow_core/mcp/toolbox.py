@@ -289,7 +289,24 @@ class Toolbox:
         """Run a call that `reject` did not answer: by a handler, or by a server, which is sent `meta` as `_meta`.
 
         A handler is called only with the `session` whose call it is: without one, the tool answers with an error.
+        `cancel` ends a call of a session: then its result says that the user did.
         """
+        if session is None:
+            return await self._call(tool_call, meta, None)
+        task = asyncio.current_task()
+        assert task is not None
+        self._running[tool_call.id] = task
+        try:
+            return await self._call(tool_call, meta, session)
+        except asyncio.CancelledError:
+            if tool_call.id not in self._cancelled or task.uncancel() > 0:
+                raise
+            return ToolResult.error(CANCELLED)
+        finally:
+            del self._running[tool_call.id]
+
+    async def _call(self, tool_call: ToolCall, meta: dict[str, Any], session: Any) -> ToolResult:
+        """Run a call by a handler or a server."""
         tool = tool_call.tool
         assert tool is not None
         assert tool.server is not None
@@ -298,20 +315,6 @@ class Toolbox:
         arguments = tool_call.arguments
         running = RunningCall(self.host, tool_call.id, tool_call.title, may_repeat=tool.may_repeat(arguments))
         return await tool.server.call(tool.definition["name"], arguments, meta, running)
-
-    async def call_cancellable(self, tool_call: ToolCall, meta: dict[str, Any], session: Any) -> ToolResult:
-        """Run a call as `call` does, but let `cancel` end it: then its result says that the user did."""
-        task = asyncio.current_task()
-        assert task is not None
-        self._running[tool_call.id] = task
-        try:
-            return await self.call(tool_call, meta, session)
-        except asyncio.CancelledError:
-            if tool_call.id not in self._cancelled or task.uncancel() > 0:
-                raise
-            return ToolResult.error(CANCELLED)
-        finally:
-            del self._running[tool_call.id]
 
     def cancel(self, id: str) -> bool:
         """Cancel a tool call that runs; the others go on. Return False if no such call runs."""
