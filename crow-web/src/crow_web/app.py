@@ -27,6 +27,7 @@ from starlette.staticfiles import StaticFiles
 
 from crow_web import markup, queries
 from crow_web.chart import Bar, draw_bars, draw_spans
+from crow_web.chats import Chats
 from crow_web.queries import DecisionFilter, SessionFilter
 
 HERE = Path(__file__).parent
@@ -52,9 +53,11 @@ Handler = Callable[["Pages", Connection, Request], str]
 class Pages:
     """Makes the pages."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, *, has_chats: bool = False) -> None:
         self.database = database
         self._templates = make_templates()
+        own: dict[str, Any] = {"chats": has_chats}
+        self._templates.globals.update(own)
 
     def render(self, template: str, /, **values: Any) -> str:
         return self._templates.get_template(template).render(**values)
@@ -68,9 +71,9 @@ class Pages:
             return HTMLResponse(self.render("error.html", sentence=str(error)), 404)
 
 
-def make_app(database: Database) -> Starlette:
-    """Make the app that answers requests which the gate has let in."""
-    pages = Pages(database)
+def make_app(database: Database, chats: Chats | None = None) -> Starlette:
+    """Make the app that answers requests which the gate has let in. Without `chats`, it only reads."""
+    pages = Pages(database, has_chats=chats is not None)
     addresses: Mapping[str, Handler] = {
         "/": show_sessions,
         "/session/{id}": show_session,
@@ -88,7 +91,9 @@ def make_app(database: Database) -> Starlette:
             Route("/session/{id}/export", partial(export, pages)),
             Route("/static/code.css", answer_with_style),
             Mount("/static", StaticFiles(directory=HERE / "static")),
-        ]
+            *(chats.routes if chats else ()),
+        ],
+        lifespan=chats.lifespan if chats else None,
     )
 
 
