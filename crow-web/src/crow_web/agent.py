@@ -1,7 +1,7 @@
 """The connection to the agent: opened when a chat needs it, shared by all chats, closed when none is open."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -19,7 +19,7 @@ from crow_core.acp.schema import (
     SessionNotification,
     SessionUpdate,
 )
-from crow_terminal.agent_connections import AgentAddress, AgentLink, NoAgent, connect
+from crow_terminal.agent_connections import AgentLink, NoAgent
 from crow_terminal.chat_client import AgentQuestion, ChatClient
 from crow_terminal.state import Abilities
 from msgspec import UNSET
@@ -47,10 +47,9 @@ class SessionListener(Protocol):
 class Agent:
     """An agent that is started, or connected to, when the first session is opened."""
 
-    def __init__(self, address: AgentAddress, folder: str) -> None:
-        """`folder` is the working directory of a command."""
-        self.address = address
-        self.folder = folder
+    def __init__(self, open_link: Callable[[], Awaitable[AgentLink]]) -> None:
+        """`open_link` starts the agent, or connects to it; it raises NoAgent."""
+        self._open_link = open_link
         self.client: ChatClient | None = None
         self.abilities = Abilities()
         self.listeners: dict[str, SessionListener] = {}
@@ -66,7 +65,7 @@ class Agent:
         """Return the open connection. Raises NoAgent."""
         async with self._lock:
             if self.client is None:
-                link = await connect(self.address, self.folder)
+                link = await self._open_link()
                 client = ChatClient(link.transport, self._receive, self._ask, self._withdraw)
                 ready: asyncio.Future[Abilities] = asyncio.get_running_loop().create_future()
                 self._holding = asyncio.ensure_future(self._hold(client, link, ready))
@@ -83,7 +82,7 @@ class Agent:
                     ready.set_result(await client.start())
                 await client.until_closed()
             except TimeoutError:
-                problem = f"{self.address.name} did not answer within {START_TIMEOUT:g} seconds."
+                problem = f"The agent did not answer within {START_TIMEOUT:g} seconds."
             except RpcError as error:
                 problem = client.describe_error(error)
             except ConnectionClosed:

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from secrets import token_hex
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from crow_core.acp.connection import ConnectionClosed, RpcError
 from crow_core.errors import StoreError
 from crow_persistence.database import Database
-from crow_terminal.agent_connections import AgentAddress, NoAgent
+from crow_terminal.agent_connections import AgentLink, NoAgent
 from jinja2 import Environment
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -34,9 +34,18 @@ MAX_CHATS = 50
 class Chats:
     """The chats by the ids of their sessions."""
 
-    def __init__(self, address: AgentAddress, folder: str, database: Database, templates: Environment) -> None:
-        """`folder` is the one in which a new session begins."""
-        self.agent = Agent(address, folder)
+    def __init__(
+        self,
+        open_link: Callable[[], Awaitable[AgentLink]],
+        folder: str,
+        database: Database,
+        templates: Environment,
+        *,
+        is_remote: bool = False,
+    ) -> None:
+        """`open_link` starts the agent, or connects to it. `folder` is the one in which a new session begins. An agent
+        that `is_remote` may have sessions that the database does not."""
+        self.agent = Agent(open_link)
         self._folder, self._database, self._templates = folder, database, templates
         shared: dict[str, Any] = {"chats": True}
         templates.globals.update(shared)
@@ -44,7 +53,7 @@ class Chats:
         self._chats: set[Chat] = set()
         self._boot = token_hex(8)
         """Tells pages that the server was started again."""
-        self._owns_database = not address.url
+        self._is_remote = is_remote
         self.routes: Sequence[BaseRoute] = (
             Route("/chat", self.show_page),
             Route("/chat/{id}", self.show_page),
@@ -61,6 +70,9 @@ class Chats:
         finally:
             tending.cancel()
             await self.agent.close()
+
+    def list_chats(self) -> Sequence[Chat]:
+        return [*self._chats]
 
     async def show_page(self, request: Request) -> HTMLResponse:
         """Answer with the page of a session, or of a new one, without its log, which comes over the WebSocket."""
@@ -111,7 +123,7 @@ class Chats:
             try:
                 found = await asyncio.to_thread(read_history, self._database, self._renderer, id)
             except StoreError:
-                if self._owns_database:
+                if not self._is_remote:
                     return None
                 database = None  # the agent has a database of its own
             else:

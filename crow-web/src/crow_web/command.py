@@ -3,6 +3,7 @@
 import os
 import socket
 import webbrowser
+from functools import partial
 
 import click
 from crow_cli.process import fail, hide_memory
@@ -46,13 +47,14 @@ def web(session: str, port: int, no_open: bool, read_only: bool, cwd: str, url: 
     chats = None
     if not read_only:
         from crow_cli.start_chat import CROW
-        from crow_terminal.agent_connections import AgentAddress
+        from crow_terminal.agent_connections import AgentAddress, connect
 
         from crow_web.app import make_templates
         from crow_web.chats import Chats
 
-        address = AgentAddress(url, url=url, token=token) if url else AgentAddress("crow", CROW)
-        chats = Chats(address, os.path.abspath(cwd), database, make_templates())
+        agent = AgentAddress(url, url=url, token=token) if url else AgentAddress("crow", CROW)
+        folder = os.path.abspath(cwd)
+        chats = Chats(partial(connect, agent, folder), folder, database, make_templates(), is_remote=bool(url))
     gate = Gate(make_app(database, chats), number)
     address = f"http://127.0.0.1:{number}{place}?token={gate.token}"
     click.echo(address)

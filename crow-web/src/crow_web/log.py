@@ -173,7 +173,7 @@ class Log:
 
     def _render_open(self) -> str:
         block = self.record.open
-        return self._renderer.render("open", block, self._renderer.render_block(block)) if block else ""
+        return self._renderer.render("open", block, Markup(self._renderer.render_block(block))) if block else ""
 
 
 def render_code(block: CodeLines) -> Markup:
@@ -239,7 +239,8 @@ def make_diff(diff: DiffContent) -> str:
     if len(old) + len(new) > MAX_DIFF_LENGTH:
         return "The change is too long to be shown."
     before = diff.path if diff.old_text else "/dev/null"
-    return "\n".join(difflib.unified_diff(old.splitlines(), new.splitlines(), before, diff.path, lineterm="", n=3))
+    lines = list(difflib.unified_diff(old.splitlines(), new.splitlines(), before, diff.path, lineterm="", n=3))
+    return "\n".join(lines or [f"--- {before}", f"+++ {diff.path}"])
 
 
 def make_image_url(image: ImageBlock) -> str:

@@ -37,7 +37,9 @@ class PermissionCard:
 
     def render(self, renderer: Renderer, id: int) -> str:
         words = [row for row in self.question.lines if row.style not in ("added", "removed", "dim", "prompt")]
-        lines = words if self.diffs else self.question.lines
+        lines = list(words if self.diffs else self.question.lines)
+        while lines and not lines[-1].text:
+            del lines[-1]
         lasting = [answer for answer in self.answers if is_lasting(answer, self.question.lasting)]
         once = [(n, answer) for n, answer in enumerate(self.answers) if answer not in lasting]
         longer = [(n, answer) for n, answer in enumerate(self.answers) if answer in lasting]
