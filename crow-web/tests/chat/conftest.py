@@ -143,11 +143,18 @@ async def start(database: Database, tmp_path: Path) -> AsyncIterator[Callable[..
             crow.servers_wait = 60.0
             stack.push_async_callback(crow.shut_down)
             links: list[AgentLink] = []
+            agents: list[asyncio.Task[None]] = []
+
+            async def wait_for_agents() -> None:
+                if agents:
+                    await asyncio.wait(agents)
+
+            stack.push_async_callback(wait_for_agents)  # after the server, which comes later, has ended
 
             async def open_link() -> AgentLink:
                 ours, theirs = memory_pair()
                 agent = asyncio.ensure_future(AcpAgent(theirs, crow, unstable=True).serve())
-                stack.push_async_callback(asyncio.wait, [agent])
+                agents.append(agent)
 
                 async def describe_end() -> str:
                     return "crow has ended."
