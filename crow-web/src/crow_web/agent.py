@@ -44,7 +44,7 @@ class SessionListener(Protocol):
         ...
 
 
-class Agent:
+class SharedAgent:
     """An agent that is started, or connected to, when the first session is opened."""
 
     def __init__(self, open_link: Callable[[], Awaitable[AgentLink]]) -> None:

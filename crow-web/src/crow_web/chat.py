@@ -33,11 +33,11 @@ from crow_terminal.session_options import OfferedOptions, list_entries
 from crow_terminal.state import find_call
 from msgspec import UNSET
 
-from crow_web.agent import Agent
+from crow_web.agent import SharedAgent
 from crow_web.completion import list_completions
 from crow_web.history import read_history
 from crow_web.live import Feed, Tab
-from crow_web.log import Log, Renderer, make_image_url
+from crow_web.log import BlockRenderer, Log, make_image_url
 from crow_web.questions import Card, FormCard, PermissionCard, make_form, refuse
 
 IDLE = 180.0
@@ -63,10 +63,12 @@ class Words:
     """True if the running turn is asked to take it."""
 
 
-class Chat:
+class WebChat:
     """A session, for any number of pages. It is opened by the first action, and closed when nothing happens."""
 
-    def __init__(self, agent: Agent, renderer: Renderer, database: Database | None, folder: str, id: str = "") -> None:
+    def __init__(
+        self, agent: SharedAgent, renderer: BlockRenderer, database: Database | None, folder: str, id: str = ""
+    ) -> None:
         """`id` is that of a stored session; empty for a new one."""
         self.id, self.folder, self.title = id, folder, ""
         self.feed = Feed()
@@ -406,7 +408,7 @@ class Chat:
 
     async def _fork(self, tab: Tab) -> None:
         """Go on in a copy of the session."""
-        copy = Chat(self._agent, self._renderer, self._database, self.folder)
+        copy = WebChat(self._agent, self._renderer, self._database, self.folder)
         opened = await self._agent.fork_session(copy, self.id, self.folder)
         await self._agent.close_session(opened.session_id)  # it is stored, and opened by the first action
         tab.add({"@go": f"/chat/{opened.session_id}"})

@@ -19,11 +19,11 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from crow_web import queries
-from crow_web.agent import Agent
-from crow_web.chat import ALONE, IDLE, Chat, get_time
+from crow_web.agent import SharedAgent
+from crow_web.chat import ALONE, IDLE, WebChat, get_time
 from crow_web.history import read_history
 from crow_web.live import INTERVAL, Tab
-from crow_web.log import Renderer
+from crow_web.log import BlockRenderer
 
 TEND_SECONDS = 1.0
 """Seconds between two looks at the sessions that others may change."""
@@ -45,12 +45,12 @@ class Chats:
     ) -> None:
         """`open_link` starts the agent, or connects to it. `folder` is the one in which a new session begins. An agent
         that `is_remote` may have sessions that the database does not."""
-        self.agent = Agent(open_link)
+        self.agent = SharedAgent(open_link)
         self._folder, self._database, self._templates = folder, database, templates
         shared: dict[str, Any] = {"chats": True}
         templates.globals.update(shared)
-        self._renderer = Renderer(templates)
-        self._chats: set[Chat] = set()
+        self._renderer = BlockRenderer(templates)
+        self._chats: set[WebChat] = set()
         self._boot = token_hex(8)
         """Tells pages that the server was started again."""
         self._is_remote = is_remote
@@ -71,7 +71,7 @@ class Chats:
             tending.cancel()
             await self.agent.close()
 
-    def list_chats(self) -> Sequence[Chat]:
+    def list_chats(self) -> Sequence[WebChat]:
         return [*self._chats]
 
     async def show_page(self, request: Request) -> HTMLResponse:
@@ -110,7 +110,7 @@ class Chats:
             chat.touched = get_time()
             sending.cancel()
 
-    async def _find(self, id: str) -> Chat | None:
+    async def _find(self, id: str) -> WebChat | None:
         """Return the chat of a session, or a new one; None if there is no such session."""
         for chat in self._chats:
             if id and chat.id == id:
@@ -130,7 +130,7 @@ class Chats:
                 id, folder = found.id, found.folder
                 if known := next((chat for chat in self._chats if chat.id == id), None):
                     return known
-        chat = Chat(self.agent, self._renderer, database, folder, id)
+        chat = WebChat(self.agent, self._renderer, database, folder, id)
         self._chats.add(chat)
         return chat
 
@@ -142,7 +142,7 @@ class Chats:
                 with suppress(NoAgent, RpcError, ConnectionClosed):
                     await self._tend_chat(chat)
 
-    async def _tend_chat(self, chat: Chat) -> None:
+    async def _tend_chat(self, chat: WebChat) -> None:
         is_shown = bool(chat.feed.tabs)
         if chat.phase == "ready" and get_time() - chat.touched > (IDLE if is_shown else ALONE):
             await chat.close()

@@ -12,7 +12,7 @@ from crow_persistence.tables import draft_parts, messages
 from sqlalchemy import Connection, func, select
 
 from crow_web.live import Source
-from crow_web.log import Log, Renderer
+from crow_web.log import BlockRenderer, Log
 
 STEP = 200
 """Updates by which the beginning of a long log is left out."""
@@ -40,7 +40,7 @@ class History:
     """False if the beginning is left out."""
 
 
-def read_history(database: Database, renderer: Renderer, id: str, known: tuple[Any, ...] = ()) -> History:
+def read_history(database: Database, renderer: BlockRenderer, id: str, known: tuple[Any, ...] = ()) -> History:
     """Read a session by its id or the beginning of it. Raises StoreError if there is none."""
     with database.begin_read() as connection:
         row = loader.find_session(connection, id)
@@ -60,7 +60,7 @@ def find_version(connection: Connection, number: int) -> tuple[Any, ...]:
 
 
 def show_log(
-    entries: list[Message], cwd: str, renderer: Renderer, *, is_running: bool
+    entries: list[Message], cwd: str, renderer: BlockRenderer, *, is_running: bool
 ) -> tuple[Log, dict[str, str], bool]:
     """Return the log of a session, its blocks by their ids, and whether it is whole.
 

@@ -35,7 +35,7 @@ MAX_OUTPUT = 60_000
 """Characters of a tool call's output that are shown: the last ones."""
 
 
-class Renderer:
+class BlockRenderer:
     """Makes the HTML of blocks from the macros in `blocks.html`."""
 
     def __init__(self, templates: Environment) -> None:
@@ -81,7 +81,7 @@ class Renderer:
 class Log:
     """Gives each block of a session its place: an id that stays, in the order in which the blocks begin."""
 
-    def __init__(self, renderer: Renderer, put: Callable[[str, Source], None], start: int = 0) -> None:
+    def __init__(self, renderer: BlockRenderer, put: Callable[[str, Source], None], start: int = 0) -> None:
         """`put` takes the id of a block and its HTML. `start` is the number of the first block."""
         self.record = BlockRecord()
         self.put = put

@@ -22,7 +22,7 @@ from crow_terminal.question import make_question
 from msgspec import Struct
 
 from crow_web import markup
-from crow_web.log import Renderer, make_diff
+from crow_web.log import BlockRenderer, make_diff
 
 
 class PermissionCard:
@@ -35,7 +35,7 @@ class PermissionCard:
         self.answers: list[Answer] = [row.value for row in rows]
         self.diffs = [make_diff(diff) for diff in find_diffs(call)]
 
-    def render(self, renderer: Renderer, id: int) -> str:
+    def render(self, renderer: BlockRenderer, id: int) -> str:
         words = [row for row in self.question.lines if row.style not in ("added", "removed", "dim", "prompt")]
         lines = list(words if self.diffs else self.question.lines)
         while lines and not lines[-1].text:
@@ -81,7 +81,7 @@ class FormCard:
         required = self.form.schema.required or []
         return [make_field(name, schema, name in required) for name, schema in self.form.schema.properties.items()]
 
-    def render(self, renderer: Renderer, id: int) -> str:
+    def render(self, renderer: BlockRenderer, id: int) -> str:
         return renderer.render("form", id, self.form, self.list_fields(), markup.to_link(self.form.page))
 
     def respond(self, values: Mapping[str, Sequence[str]]) -> CreateElicitationResponse | str:
