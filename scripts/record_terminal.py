@@ -6,55 +6,25 @@ two recordings differ little. Run it with `just record`.
 """
 
 import asyncio
-import fcntl
-import hashlib
 import os
-import pty
 import shutil
-import struct
 import subprocess
 import sys
 import tempfile
-import termios
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
-from html import escape
 from importlib.resources import as_file, files
-from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
-import pyte
 from crow_core.testing import Reply, ScriptedServer
-from crow_terminal.live import SPINNER
-from pyte.screens import Char
-
-assert sys.platform != "win32"  # it opens a pseudo-terminal
+from screen_drawing import CELL, DARK, LIGHT, SIZE, Drawing, draw_still
+from terminal_recorder import Frame, Recorder
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 COLUMNS, ROWS = 88, 26
-PATIENCE = 60.0
-"""Seconds after which a screen that does not come is an error."""
 PACE = 0.1
 """Seconds between the fragments of a reply: more than a frame of the terminal, so that each is seen."""
-LONGEST = 0.4
-"""Seconds that a frame is shown at most while the screen waits for the model or a command."""
-END_OF_FRAME = b"\x1b[?2026l"
-
-CELL, LINE, BASE, SIZE, MARGIN, BAR = 8.4, 18, 13, 14, 14, 30
-"""The width, height and baseline of a cell, the size of the font, the margin and the height of the window's title, in
-pixels."""
-FONTS = "ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono','Liberation Mono',monospace"
-DARK = {
-    "black": "#3b4252", "red": "#f07178", "green": "#a5d46a", "brown": "#ffcb6b",
-    "blue": "#82aaff", "magenta": "#c792ea", "cyan": "#7fdbca", "white": "#d0d4de",
-    "text": "#d6dae4", "ground": "#1b1e28", "bar": "#262a36", "brightblack": "#7a8194",
-}  # fmt: skip
-LIGHT = {
-    "black": "#24292f", "red": "#c2262e", "green": "#1a7f37", "brown": "#8a5a00",
-    "blue": "#0550ae", "magenta": "#8250df", "cyan": "#0b6e75", "white": "#57606a",
-    "text": "#24292f", "ground": "#ffffff", "bar": "#eaeef2", "brightblack": "#6e7781",
-}  # fmt: skip
 
 TASK = "One of the tests fails. Find the bug and fix it."
 FILE = "pancakes.py"
@@ -95,239 +65,6 @@ def make_replies() -> list[Reply]:
     return [Reply(words, tool_calls=cast(Any, calls), pace=PACE) for words, calls in steps]
 
 
-class Screen(pyte.Screen):
-    """A screen that keeps the attribute *dim* too, in place of *blink*, which crow does not use."""
-
-    def select_graphic_rendition(self, *attrs: int) -> None:
-        if attrs[:1] and attrs[0] not in (38, 48):
-            attrs = tuple(each for one in attrs for each in {2: (5,), 22: (22, 25)}.get(one, (one,)))
-        super().select_graphic_rendition(*attrs)
-
-
-Row = tuple[Char, ...]
-
-
-class Frame(NamedTuple):
-    """A screen of the recording, and how long it is shown."""
-
-    rows: tuple[Row, ...]
-    cursor: tuple[int, int] | None
-    """Its column and row; None while it is hidden."""
-    seconds: float
-
-
-def is_spinner(row: Row) -> bool:
-    return row[0].data in SPINNER
-
-
-class Recorder:
-    """A program on a pseudo-terminal, whose screens are kept."""
-
-    def __init__(self, command: Sequence[str], folder: Path, env: dict[str, str]) -> None:
-        self.screen = Screen(COLUMNS, ROWS)
-        self.stream = pyte.ByteStream(self.screen)
-        self.frames: list[Frame] = []
-        self._buffer = b""
-        self._main, terminal = pty.openpty()
-        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
-        self.process = subprocess.Popen(
-            command, stdin=terminal, stdout=terminal, stderr=terminal, cwd=folder, env=env, start_new_session=True
-        )
-        os.close(terminal)
-        self._changed = asyncio.Event()
-        asyncio.get_running_loop().add_reader(self._main, self._read)
-        self._step = 0.0
-
-    def _read(self) -> None:
-        try:
-            self._buffer += os.read(self._main, 65536)
-        except OSError:
-            asyncio.get_running_loop().remove_reader(self._main)
-        while END_OF_FRAME in self._buffer:
-            frame, _, self._buffer = self._buffer.partition(END_OF_FRAME)
-            self.stream.feed(frame)
-            if self._step:
-                self.keep(self._step)
-        if b"\x1b[?2026h" not in self._buffer:
-            self.stream.feed(self._buffer)
-            self._buffer = b""
-        self._changed.set()
-
-    @property
-    def text(self) -> str:
-        return "\n".join(line.rstrip() for line in self.screen.display)
-
-    def keep(self, seconds: float) -> None:
-        """Keep the screen as it is now; if only the spinner has moved, the last frame is shown longer instead."""
-        screen = self.screen
-        rows = tuple(tuple(screen.buffer[y][x] for x in range(COLUMNS)) for y in range(ROWS))
-        cursor = None if screen.cursor.hidden else (screen.cursor.x, screen.cursor.y)
-        last = self.frames[-1] if self.frames else None
-        if last and all(
-            one == other or (is_spinner(one) and is_spinner(other)) for one, other in zip(last.rows, rows, strict=True)
-        ):
-            self.frames[-1] = Frame(rows, cursor, min(last.seconds + seconds, max(last.seconds, seconds, LONGEST)))
-        else:
-            self.frames.append(Frame(rows, cursor, seconds))
-
-    async def until(self, condition: str | Callable[[str], bool], *, hold: float = 0.0, step: float = 0.0) -> None:
-        """Wait until the screen shows a text, and keep it for `hold` seconds; frames before it for `step` seconds."""
-        self._step = step
-        try:
-            async with asyncio.timeout(PATIENCE):
-                while not (condition in self.text if isinstance(condition, str) else condition(self.text)):
-                    self._changed.clear()
-                    await self._changed.wait()
-        except TimeoutError:
-            sys.exit(f"The screen never showed {condition!r}. It shows:\n{self.text}")
-        finally:
-            self._step = 0.0
-        if hold:
-            self.keep(hold)
-
-    async def type(self, text: str, seconds: float = 0.05) -> None:
-        """Type a text, a character each time the screen shows the one before it."""
-        typed = ""
-        for letter in text:
-            self.press(letter)
-            typed += letter
-            await self.until(lambda shown, typed=typed: typed.rstrip() in shown, hold=seconds)
-
-    def press(self, keys: str) -> None:
-        os.write(self._main, keys.encode())
-
-    async def answer(self, keys: str, step: float = 0.0) -> None:
-        """Press keys once the question that is shown takes them, and wait until it is answered."""
-        await self.until(" or ↑↓ Enter", step=step)
-        self.press(keys)
-        await self.until(lambda shown: " or ↑↓ Enter" not in shown, step=step)
-
-    def close(self) -> None:
-        asyncio.get_running_loop().remove_reader(self._main)
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
-        os.close(self._main)
-
-
-# SVG
-
-
-def get_style(cell: Char, colours: dict[str, str]) -> tuple[str, str, str]:
-    """Return the colour of a character, that of its ground (empty for none), and its other properties in CSS."""
-
-    def find(name: str, default: str) -> str:
-        return (
-            default
-            if name == "default"
-            else colours.get(name) or colours.get(name.removeprefix("bright")) or f"#{name}"
-        )
-
-    front, back = find(cell.fg, colours["text"]), find(cell.bg, "")
-    if cell.reverse:
-        front, back = back or colours["ground"], front
-    css = "font-weight:bold;" * cell.bold + "font-style:italic;" * cell.italics + "opacity:.6;" * cell.blink
-    css += "text-decoration:underline;" * cell.underscore
-    return front, back, css
-
-
-class Drawing:
-    """Draws screens; each row that occurs is defined once."""
-
-    def __init__(self, colours: dict[str, str]) -> None:
-        self.colours = colours
-        self.rows: dict[str, str] = {}
-        self.classes: dict[str, str] = {}
-
-    def draw(self, frame: Frame) -> str:
-        """Return the uses of the rows of a frame."""
-        uses = list[str]()
-        for y, row in enumerate(frame.rows):
-            if drawn := self._draw_row(row):
-                name = f"r{hashlib.sha1(drawn.encode()).hexdigest()[:6]}"
-                self.rows[name] = drawn
-                uses.append(f'<use href="#{name}" y="{y * LINE}"/>')
-        if frame.cursor:
-            x, y = frame.cursor
-            uses.append(f'<rect class="c" x="{x * CELL:g}" y="{y * LINE}" width="{CELL}" height="{LINE}"/>')
-        return "".join(uses)
-
-    def _draw_row(self, row: Row) -> str:
-        drawn = list[str]()
-        at = 0
-        for (front, back, css), cells in groupby(row, lambda cell: get_style(cell, self.colours)):
-            text = [cell.data for cell in cells]
-            if back:
-                drawn.append(f'<rect x="{at * CELL:g}" width="{len(text) * CELL:g}" height="{LINE}" fill="{back}"/>')
-            name = self.classes.setdefault(f"fill:{front};{css}", f"s{len(self.classes)}")
-            for start, length, piece in split_cells(text):
-                where = f'x="{(at + start) * CELL:g}" y="{BASE}" textLength="{length * CELL:g}"'
-                drawn.append(f'<text class="{name}" {where}>{escape(piece, quote=False)}</text>')
-            at += len(text)
-        return "".join(drawn)
-
-    def frame_window(self, title: str, content: str, css: str = "") -> str:
-        """Return the image: a window with this content."""
-        width, height = COLUMNS * CELL + 2 * MARGIN, ROWS * LINE + BAR + 2 * MARGIN
-        colours = self.colours
-        styles = [
-            f"text{{font:{SIZE}px {FONTS};white-space:pre}}",
-            f".c{{fill:{colours['text']};opacity:.7}}",
-            *(f".{name}{{{style}}}" for style, name in self.classes.items()),
-        ]
-        lights = "".join(
-            f'<circle cx="{20 + 20 * n}" cy="{BAR / 2:g}" r="6" fill="{colour}"/>'
-            for n, colour in enumerate(("#ff5f57", "#febc2e", "#28c840"))
-        )
-        # A fixed baseline and length of each piece of text make the cells alike in every font.
-        rows = "\n".join(f'<g id="{name}">{row}</g>' for name, row in sorted(self.rows.items()))
-        return f"""\
-<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" role="img">
-<title>{escape(title)}</title>
-<style>{"".join(styles)}{css}</style>
-<defs>
-{rows}
-</defs>
-<rect width="100%" height="100%" rx="9" fill="{colours["ground"]}"/>
-<path d="M0 {BAR}V9a9 9 0 0 1 9-9H{width - 9:g}a9 9 0 0 1 9 9V{BAR}z" fill="{colours["bar"]}"/>
-{lights}
-<svg x="{MARGIN}" y="{BAR + MARGIN}" width="{COLUMNS * CELL:g}" height="{ROWS * LINE}">
-{content}
-</svg>
-</svg>
-"""
-
-
-def split_cells(cells: Sequence[str]) -> Iterator[tuple[int, int, str]]:
-    """Split cells into pieces of text, each with its first column and its columns, without the blanks between them.
-
-    A character beyond ASCII is a piece of its own, as it may come from another font, with another width; so are lines.
-    """
-    start = 0
-    for kind, group in groupby(cells, key=lambda each: "ascii" if each.isascii() and each != "" else each or "wide"):
-        piece = [*group]
-        if kind == "ascii":
-            text = "".join(piece)
-            at = 0
-            for part in text.split("  "):
-                if part.strip():
-                    lead = len(part) - len(part.lstrip())
-                    yield start + at + lead, len(part.strip()), part.strip()
-                at += len(part) + 2
-        elif kind in "─━│":
-            yield start, len(piece), "".join(piece)
-        elif kind != "wide":
-            for n, letter in enumerate(piece):
-                after = start + n + 1
-                yield start + n, 2 if after < len(cells) and cells[after] == "" else 1, letter
-        start += len(piece)
-
-
-def draw_still(frame: Frame, title: str, colours: dict[str, str]) -> str:
-    drawing = Drawing(colours)
-    return drawing.frame_window(title, drawing.draw(frame))
-
-
 def draw_animation(frames: Sequence[Frame], title: str) -> str:
     """Draw the frames side by side, as on a film that moves by one frame at a time."""
     drawing = Drawing(DARK)
@@ -344,7 +81,7 @@ def draw_animation(frames: Sequence[Frame], title: str) -> str:
         f"@media(prefers-reduced-motion:reduce){{.f{{animation:none;{last}}}}}"
     )
     film = "\n".join(content)
-    return drawing.frame_window(title, f'<g class="f">\n{film}\n</g>', css)
+    return drawing.frame_window(title, f'<g class="f">\n{film}\n</g>', (COLUMNS, ROWS), css)
 
 
 # The recordings
@@ -369,7 +106,7 @@ async def record(home: Path) -> None:
             "HOME": str(home), "LANG": "C.UTF-8", "TERM": "xterm-256color", "PYTHONDONTWRITEBYTECODE": "1",
             "OPENAI_BASE_URL": server.url, "OPENAI_API_KEY": "none", "CROW_MODEL": "scripted",
         }  # fmt: skip
-        with closing(Recorder(["bash"], project, env)) as shell:
+        with closing(Recorder(["bash"], project, env, COLUMNS, ROWS)) as shell:
             await fix_the_bug(shell)
             write("terminal", draw_animation(shell.frames, "A recording of crow: it fixes the bug of its demo"))
             await look_back(shell)

@@ -22,7 +22,7 @@ def use(name: str, **arguments: Any) -> Reply:
     return Reply(tool_calls=[ScriptedCall(name=name, arguments=arguments)])
 
 
-async def make_crow(tmp_path: Path, url: str, name: str = "qwen2.5-coder:1.5b", **quirks: Any) -> Crow:
+async def make_crow(tmp_path: Path, url: str, name: str = "qwen2.5:1.5b", **quirks: Any) -> Crow:
     model = ChatModel(name=name, base_url=url, quirks=find_quirks(url, name, quirks))
     env = {"CROW_HOME": str(tmp_path / "home"), "HOME": str(tmp_path)}
     return await build(env, models={name: model}, mode="yolo")
@@ -53,7 +53,7 @@ async def test_small_model_is_offered_six_tools_and_a_short_prompt(tmp_path: Pat
     assert any("is a small model" in str(notice.title) for notice in editor.of(NoticeUpdate))
 
 
-@pytest.mark.parametrize(("name", "quirks"), [("qwen2.5-coder:1.5b", {"profile": "full"}), ("gpt-oss-20b", {})])
+@pytest.mark.parametrize(("name", "quirks"), [("qwen2.5:1.5b", {"profile": "full"}), ("gpt-oss-20b", {})])
 async def test_profile_is_switched_off_by_the_quirk_and_for_larger_models(
     name: str, quirks: dict[str, Any], tmp_path: Path, project: Path
 ):

@@ -27,8 +27,10 @@ from crow_core.acp.schema import (
     DiffContent,
     LoadSessionRequest,
     SetProviderRequest,
+    TextBlock,
     ToolCallUpdate,
 )
+from crow_core.acp.shared_methods import make_steering_params
 from crow_core.acp.transports import ChildTransport, spawn
 from crow_core.testing import Failure, Raw, Reply, ScriptedCall, ScriptedServer
 from crow_core.testing.wire import INVALID_LINES
@@ -415,16 +417,23 @@ async def test_crows_own_methods_are_announced_and_answered(machine: "Machine"):
             told = await editor.initialize("editor", ClientCapabilities())
             session = await editor.new_session(str(machine.project))
             assert told.agent_capabilities.meta
-            methods = ["_crow/search", "_crow/steer", "_crow/usage", "_crow/undo"]
+            methods = ["_crow/search", "_session/steering", "_crow/usage", "_session/rewind_points", "_session/rewind"]
             assert told.agent_capabilities.meta["crow"]["methods"] == methods
+            assert told.meta == {
+                "steering": {"supported": True},
+                "rewindSession": {"modes": ["files", "conversation", "both"]},
+            }
             assert (await editor.request("_crow/usage", {"sessionId": session.session_id}))["calls"] == 0
             assert await editor.request("_crow/search", {"sessionId": session.session_id, "words": "crow"}) == {
                 "hits": []
             }
-            steer = {"sessionId": session.session_id, "prompt": [{"type": "text", "text": "no turn runs"}]}
-            assert await editor.request("_crow/steer", steer) == {"taken": False}
-            with pytest.raises(RpcError, match="Nothing was taken back"):
-                await editor.request("_crow/undo", {"sessionId": session.session_id})
+            steer = make_steering_params(session.session_id, [TextBlock(text="no turn runs")])
+            answer = {"outcome": "promptRequired", "reason": "noRunningTurn"}
+            assert await editor.request("_session/steering", steer) == answer
+            points = await editor.request("_session/rewind_points", {"sessionId": session.session_id})
+            assert points == {"points": []}
+            with pytest.raises(RpcError, match="Unknown message"):
+                await editor.request("_session/rewind", {"sessionId": session.session_id, "messageId": "m"})
 
 
 @pytest.mark.parametrize(

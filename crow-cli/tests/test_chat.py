@@ -9,6 +9,7 @@ import pty
 import re
 import struct
 import subprocess
+import sys
 import termios
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
@@ -192,3 +193,33 @@ async def test_another_agent_takes_no_model_of_crow(machine: "Machine"):
     done = await machine.crow("chat", "--agent", "some agent", "-m", "x")
     assert done.code == 2
     assert "-m chooses a model of crow" in done.err
+
+
+BROWSER = """#!{python}
+import sys, urllib.request
+opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+page = opener.open(sys.argv[1]).read().decode()
+open("{page}", "w").write(page)
+"""
+"""A browser that keeps cookies, and writes the page down: to a pipe, which a test waits for."""
+
+
+async def test_web_shows_the_session_in_a_browser(machine: "Machine"):
+    browser, page = machine.project / "browser", machine.project / "page"
+    browser.write_text(BROWSER.format(python=sys.executable, page=page))
+    browser.chmod(0o755)
+    os.mkfifo(page)
+    machine.env["BROWSER"] = str(browser)
+    async with ScriptedServer([Reply("A real answer.")]) as server:
+        machine.ask(server.url)
+        async with open_screen(machine) as screen:
+            await screen.until("Ask")
+            screen.type("hello\r")
+            await screen.until("A real answer.")
+            await screen.until("% of 33k")
+            screen.type("/web\r")
+            await screen.until("http://127.0.0.1:")
+            async with asyncio.timeout(60):
+                text = await asyncio.to_thread(page.read_text)
+    assert "hello" in text
+    assert "A real answer." in text

@@ -241,7 +241,7 @@ async def test_words_for_a_turn_of_another_connection_are_refused(machine: "Mach
         await asked.wait()
         words = [{"type": "text", "text": "Rather in blue."}]
         with pytest.raises(RpcError) as refusal:
-            await other.request("_crow/steer", {"sessionId": id, "prompt": words})
+            await other.request("_session/steering", {"sessionId": id, "prompt": words})
         assert refusal.value.data == {"sessionId": id, "details": f"No session {id!r}."}
         assert await other.request("session/list", {})  # the connection works on
         finish.set()

@@ -185,7 +185,9 @@ async def test_words_that_arrive_during_a_compaction_are_in_the_next_request_wor
     async def answer(request: Request) -> Reply:
         if is_compaction(request) and not asked:
             prompt = [{"type": "text", "text": "Rather in blue."}]
-            asked.append(asyncio.ensure_future(talk.editor.request("_crow/steer", {"sessionId": id, "prompt": prompt})))
+            asked.append(
+                asyncio.ensure_future(talk.editor.request("_session/steering", {"sessionId": id, "prompt": prompt}))
+            )
             while not talk.session.state[STEERING].waiting:
                 await asyncio.sleep(0)
         return speaker(request)
@@ -193,7 +195,7 @@ async def test_words_that_arrive_during_a_compaction_are_in_the_next_request_wor
     async with talking(answer) as talk:
         id = talk.session.id
         assert await talk.say("Look at all of it") == "end_turn"
-        assert await asked[0] == {"taken": True}
+        assert (await asked[0])["outcome"] == "injected"
         requests = talk.model.requests
         after = requests[requests.index(talk.summaries()[0]) + 1]
         then = requests[requests.index(after) + 1]
@@ -211,7 +213,9 @@ async def test_words_that_are_waiting_when_the_conversation_is_compacted_stay_wo
     async def answer(request: Request) -> Reply:
         if tokens(request) > WINDOW * 0.6 and not asked:
             prompt = [{"type": "text", "text": words}]
-            asked.append(asyncio.ensure_future(talk.editor.request("_crow/steer", {"sessionId": id, "prompt": prompt})))
+            asked.append(
+                asyncio.ensure_future(talk.editor.request("_session/steering", {"sessionId": id, "prompt": prompt}))
+            )
             while not talk.session.state[STEERING].waiting:
                 await asyncio.sleep(0)
         return speaker(request)
@@ -219,7 +223,7 @@ async def test_words_that_are_waiting_when_the_conversation_is_compacted_stay_wo
     async with talking(answer) as talk:
         id = talk.session.id
         assert await talk.say("Look at all of it") == "end_turn"
-        assert await asked[0] == {"taken": True}
+        assert (await asked[0])["outcome"] == "injected"
         first = next(request for request in talk.asked() if "Rather in blue." in str(request))
         assert words.strip() in str(first["messages"][1:])
         assert talk.markers()

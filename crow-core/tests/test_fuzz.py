@@ -67,7 +67,7 @@ BASE: dict[str, dict[str, Any]] = {
     "providers/set": {"providerId": "main", "apiType": "openai", "baseUrl": "ftp://x", "headers": {"a": "b"}},
     "providers/disable": {"providerId": "main"},
     "_crow/usage": {"sessionId": HERE},
-    "_crow/undo": {"sessionId": HERE, "turns": 1, "confirm": True},
+    "_session/rewind": {"sessionId": HERE, "messageId": "m", "mode": "both"},
     "_unknown/thing": {},
     "nonsense": {},
     "": {},

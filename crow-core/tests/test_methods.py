@@ -1,6 +1,8 @@
 """Methods beyond ACP, whose names begin with an underscore."""
 
 import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from crow_core.session.session import Session
 from crow_core.testing import Reply, ScriptedModel
 from crow_core.testing.script import ScriptedCall as Use
 from crow_core.testing.wire import RawClient, connect_raw
+from crow_extensions.commands import commands
 from crow_extensions.undo import undo
 from crow_extensions.usage import usage
 from crow_permissions.extension import permissions
@@ -31,8 +34,8 @@ async def open_session(wire: RawClient, cwd: str = "/") -> str:
     return (await wire.ask("session/new", {"cwd": cwd, "mcpServers": []}))["result"]["sessionId"]
 
 
-async def prompt(wire: RawClient, session: str) -> dict[str, Any]:
-    return await wire.ask("session/prompt", {"sessionId": session, "prompt": [{"type": "text", "text": "go"}]})
+async def prompt(wire: RawClient, session: str, text: str = "go") -> dict[str, Any]:
+    return await wire.ask("session/prompt", {"sessionId": session, "prompt": [{"type": "text", "text": text}]})
 
 
 def make_app() -> Crow:
@@ -46,7 +49,8 @@ def code(answer: dict[str, Any]) -> int:
 async def test_initialize_lists_the_extension_methods():
     async with connect_raw(make_app().use(usage).use(undo)) as wire:
         capabilities = (await wire.ask("initialize", {"protocolVersion": 1}))["result"]["agentCapabilities"]
-        assert capabilities["_meta"] == {"crow": {"methods": ["_crow/usage", "_crow/undo"]}}
+        methods = ["_crow/usage", "_session/rewind_points", "_session/rewind"]
+        assert capabilities["_meta"] == {"crow": {"methods": methods}}
     async with connect_raw(make_app()) as wire:
         capabilities = (await wire.ask("initialize", {"protocolVersion": 1}))["result"]["agentCapabilities"]
         assert "_meta" not in capabilities
@@ -101,29 +105,106 @@ async def test_the_method_usage_returns_numbers():
         }
 
 
-async def test_the_method_undo_returns_a_plan_and_carries_it_out_if_confirmed(tmp_path: Path):
-    file = tmp_path / "new.txt"
-    edit = Use(name="file_editor", arguments={"command": "create", "path": str(file), "file_text": "hello\n"})
-    model = ScriptedModel([Reply(tool_calls=[edit]), Reply("Done.")])
-    crow = Crow(model, servers=[BUILT_IN]).use(permissions, mode="yolo").use(undo)
-    async with connect_raw(crow) as wire:
-        session = await open_session(wire, str(tmp_path))
-        assert code(await wire.ask("_crow/undo", {"sessionId": session})) == INVALID_REQUEST
-        await prompt(wire, session)
-        assert file.exists()
-        told = (await wire.ask("_crow/undo", {"sessionId": session}))["result"]
-        files = [{"path": str(file), "removed": True}]
-        assert told == {"done": False, "turns": 1, "prompt": "go", "files": files, "kept": [], "stays": []}
-        assert file.exists()
-        for wrong in ({"turns": "1"}, {"turns": True}, {"confirm": "yes"}):
-            assert code(await wire.ask("_crow/undo", {"sessionId": session, **wrong})) == INVALID_PARAMS
-        done = (await wire.ask("_crow/undo", {"sessionId": session, "confirm": True}))["result"]
-        assert done == {**told, "done": True}
-        assert not file.exists()
-        assert code(await wire.ask("_crow/undo", {"sessionId": session})) == INVALID_REQUEST
+def edit(file: Path, text: str) -> Use:
+    return Use(name="file_editor", arguments={"command": "create", "path": str(file), "file_text": text})
 
 
-async def test_the_method_undo_is_refused_while_a_turn_runs():
+@asynccontextmanager
+async def two_turns(folder: Path) -> AsyncGenerator[tuple[RawClient, str]]:
+    """A session whose turns `one` and `two` have created files with these names."""
+    replies = [Reply(f"Writing {n}.", tool_calls=[edit(folder / n, f"{n}\n")]) for n in ("one", "two")]
+    script = [reply for reply in replies for reply in (reply, Reply("Done."))]
+    crow = Crow(ScriptedModel([*script, Reply("Again.")]), servers=[BUILT_IN])
+    async with connect_raw(crow.use(permissions, mode="yolo").use(commands).use(undo)) as wire:
+        session = await open_session(wire, str(folder))
+        for text in ("one", "two"):
+            await prompt(wire, session, text)
+        yield wire, session
+
+
+async def list_points(wire: RawClient, session: str) -> list[dict[str, Any]]:
+    return (await wire.ask("_session/rewind_points", {"sessionId": session}))["result"]["points"]
+
+
+async def rewind(wire: RawClient, session: str, point: dict[str, Any], **params: Any) -> dict[str, Any]:
+    asked = {"sessionId": session, "messageId": point["messageId"], **params}
+    answer = await wire.ask("_session/rewind", asked)
+    return {key: value for key, value in answer["result"].items() if key != "_meta"}
+
+
+async def test_rewind_points_name_the_messages_that_began_a_turn_and_the_replies_before_them(tmp_path: Path):
+    async with two_turns(tmp_path) as (wire, session):
+        first, second = await list_points(wire, session)
+        await wire.ask("session/close", {"sessionId": session})
+    assert (first["text"], first["index"], first["resumeAtMessageId"]) == ("one", 1, None)
+    assert (second["text"], second["index"]) == ("two", 2)
+    assert second["resumeAtMessageId"]
+
+
+async def test_a_dry_run_tells_what_a_rewind_changes_and_changes_nothing(tmp_path: Path):
+    async with two_turns(tmp_path) as (wire, session):
+        first, second = await list_points(wire, session)
+        told = await rewind(wire, session, second, mode="both", dryRun=True)
+        files = {"canRewind": True, "filesChanged": [str(tmp_path / "two")], "insertions": 0, "deletions": 1}
+        assert told == {"files": files, "conversation": {"rewound": False, "messagesDropped": 3}}
+        told = await rewind(wire, session, first, mode="both", dryRun=True)
+        assert told["conversation"]["messagesDropped"] == 6
+        assert len(await list_points(wire, session)) == 2
+        assert (tmp_path / "two").exists()
+
+
+async def test_rewind_takes_back_files_conversation_or_both(tmp_path: Path):
+    one, two = tmp_path / "one", tmp_path / "two"
+    async with two_turns(tmp_path) as (wire, session):
+        first, second = await list_points(wire, session)
+        assert (await rewind(wire, session, second))["files"]["filesChanged"] == [str(two)]
+        assert [one.exists(), two.exists()] == [True, False]
+        assert len(await list_points(wire, session)) == 2
+        done = await rewind(wire, session, second, mode="conversation")
+        assert done == {"conversation": {"rewound": True, "messagesDropped": 3}}
+        assert [point["text"] for point in await list_points(wire, session)] == ["one"]
+        assert (await rewind(wire, session, first, mode="both"))["files"]["filesChanged"] == [str(one)]
+        assert not one.exists()
+        assert await list_points(wire, session) == []
+
+
+async def test_redo_after_a_rewind_of_the_conversation_alone_changes_no_file(tmp_path: Path):
+    two = tmp_path / "two"
+    async with two_turns(tmp_path) as (wire, session):
+        _, second = await list_points(wire, session)
+        await rewind(wire, session, second, mode="conversation")
+        two.write_text("mine")
+        await prompt(wire, session, "/redo")
+        assert len(await list_points(wire, session)) == 2
+    assert two.read_text() == "mine"
+
+
+async def test_a_file_that_somebody_else_changed_stops_a_rewind_of_both_unless_it_is_kept(tmp_path: Path):
+    two = tmp_path / "two"
+    async with two_turns(tmp_path) as (wire, session):
+        _, second = await list_points(wire, session)
+        two.write_text("mine")
+        refused = await rewind(wire, session, second, mode="both")
+        why = f"{two} has been changed by somebody else since."
+        assert refused == {"files": {"canRewind": False, "error": why}}
+        assert len(await list_points(wire, session)) == 2
+        kept = await rewind(wire, session, second, mode="both", _meta={"crow": {"keep": True}})
+        assert kept["conversation"]["rewound"]
+        assert kept["files"]["filesChanged"] == []
+    assert two.read_text() == "mine"
+
+
+async def test_a_wrong_rewind_is_an_error_and_changes_nothing(tmp_path: Path):
+    async with two_turns(tmp_path) as (wire, session):
+        first, _ = await list_points(wire, session)
+        asked = {"sessionId": session, "messageId": first["messageId"]}
+        for wrong in ({"mode": "all"}, {"mode": 7}, {"dryRun": "yes"}, {"messageId": "other"}, {"messageId": [1]}):
+            assert code(await wire.ask("_session/rewind", {**asked, **wrong})) == INVALID_PARAMS
+        assert code(await wire.ask("_session/rewind", {"sessionId": session})) == INVALID_PARAMS
+        assert len(await list_points(wire, session)) == 2
+
+
+async def test_rewind_is_refused_while_a_turn_runs():
     asked = asyncio.Event()
 
     async def think(request: Any) -> Reply:
@@ -134,4 +215,6 @@ async def test_the_method_undo_is_refused_while_a_turn_runs():
         session = await open_session(wire)
         wire.send("p", "session/prompt", {"sessionId": session, "prompt": [{"type": "text", "text": "go"}]})
         await asked.wait()
-        assert code(await wire.ask("_crow/undo", {"sessionId": session, "confirm": True})) == INVALID_REQUEST
+        (point,) = await list_points(wire, session)
+        params = {"sessionId": session, "messageId": point["messageId"]}
+        assert code(await wire.ask("_session/rewind", params)) == INVALID_REQUEST

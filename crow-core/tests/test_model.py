@@ -882,7 +882,7 @@ async def test_silence_in_a_stream_is_an_error_that_keeps_the_text(make: Make) -
 
 
 def test_server_on_this_machine_has_a_longer_read_timeout() -> None:
-    assert ChatModel(name="m", base_url="http://localhost:8080/v1").read_timeout == 600
+    assert ChatModel(name="m", base_url="http://localhost:8080/v1").read_timeout == 3600
     assert ChatModel(name="m", base_url="https://api.openai.com/v1").read_timeout == 120
     assert ChatModel(name="m", base_url="https://api.openai.com/v1", idle_timeout=5).read_timeout == 5
 

@@ -1,8 +1,11 @@
 """Calls that a server sends as text: in which forms they are run, and which texts are answers."""
 
+import ast
 import json
 import re
 from collections.abc import Iterator
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 from typing import Any
 
@@ -255,26 +258,68 @@ def test_answer_to_a_question_about_calls_has_none(prompt: Any):
     assert get_tools({"tools": tools, "messages": [*messages, {"role": "user", "content": "List it."}]}) != {}
 
 
-def list_texts() -> Iterator[str]:
-    """Yield the texts of this repository's documentation, whole and in parts, and recorded replies."""
+def split_markdown(text: str) -> Iterator[str]:
+    """Yield a text, its paragraphs and sections, its blocks of code, and the code alone."""
+    yield text
+    for pattern in (r"\n\n", r"\n#+ "):
+        yield from re.split(pattern, text)
+    yield from re.findall(r"^```.*?^```", text, re.M | re.S)
+    yield from re.findall(r"^```[^\n]*\n(.*?)^```", text, re.M | re.S)
+
+
+def list_documentation() -> Iterator[str]:
+    """Yield the texts of this repository's documentation and of installed packages on models and tools."""
     for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("crow-*/README.md")]:
-        text = path.read_text("utf-8")
-        yield text
-        for pattern in (r"\n\n", r"\n#+ "):
-            yield from re.split(pattern, text)
-        yield from re.findall(r"^```.*?^```", text, re.M | re.S)
-        yield from re.findall(r"^```[^\n]*\n(.*?)^```", text, re.M | re.S)
+        yield from split_markdown(path.read_text("utf-8"))
+    for name in ("fastmcp", "mcp", "openai", "pydantic", "jinja2", "hypothesis", "httpx2", "rich", "click"):
+        with suppress(PackageNotFoundError):
+            yield from split_markdown(str(metadata(name).get_payload()))
+
+
+def list_docstrings() -> Iterator[str]:
+    """Yield the docstrings of crow's modules, classes and functions: explanations of code."""
+    for path in ROOT.glob("crow-*/src/**/*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                yield ast.get_docstring(node) or ""
+
+
+def list_replies() -> Iterator[str]:
+    """Yield the recorded replies of models, with and without calls."""
     if RECORDINGS.is_dir():
         expected = json.loads((RECORDINGS / "expected.json").read_text("utf-8"))
         yield from (recording["content"] for recording in expected.values() if recording.get("content"))
 
 
-def test_no_documentation_and_no_recorded_reply_is_a_call():
+EXPLANATIONS = (
+    "For example, the model writes:\n\n{}",
+    "Such models print calls, and the server has no parser for them:\n\n{}\n\nSo crow parses them.",
+    "{}\n\nThe server then runs it and sends back the result.",
+    "# Tool calls\n\n{}",
+    "The syntax is as follows:\n\n{}\n\nNote that the arguments are a JSON object.",
+    "- The form of Qwen:\n\n{}\n\n- The form of Llama is another one.",
+    "You would get this output:\n\n{}",
+    "```python\nprint('first')\n```\n\nThen:\n\n{}",
+    "> {}",
+    "In the documentation of the API it looks like this:\n\n{}",
+    "An assistant would call the tool with these arguments:\n\n{}\n\nIt is only an illustration.",
+    "Zum Beispiel:\n\n{}",
+)
+"""Frames in which a call is an illustration."""
+
+
+def test_no_documentation_no_docstring_and_no_recorded_reply_is_a_call():
     names = "terminal file_editor grep glob tree fetch plan ask_user read write list search run replace view create"
     tools: dict[str, dict[str, Any]] = {name: {} for name in names.split()}
-    texts = [*list_texts()]
-    assert len(texts) > 1500
+    texts = {text for text in (*list_documentation(), *list_docstrings(), *list_replies()) if text.strip()}
+    assert len(texts) >= 5_000
     assert [text for text in texts if find_printed_calls(text, tools)] == []
+
+
+def test_no_explanation_of_a_form_is_a_call():
+    texts = [frame.format(form) for frame in EXPLANATIONS for form, _ in FORMS.values()]
+    assert len(texts) > 600
+    assert [text for text in texts if find_printed_calls(text, TOOLS)] == []
 
 
 REQUEST: dict[str, Any] = {

@@ -11,7 +11,7 @@ from crow_core.models.chat_model import ChatModel
 from crow_core.models.endpoint import is_on_private_network
 from crow_core.models.estimate import count_min_tokens
 from crow_core.models.quirks import Quirks
-from crow_core.models.window import find_window
+from crow_core.models.window import ask_server, find_window
 from crow_core.testing import Editor, Reply, ScriptedModel, ScriptedServer, connect
 from crow_extensions.context_window import context_window
 from crow_extensions.cut_prompts import cut_prompts
@@ -28,6 +28,9 @@ def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 NOTICES = ClientCapabilities(session=ClientSessionCapabilities(notices=NoticeCapabilities()))
+
+
+PROPS = {"default_generation_settings": {"n_ctx": 16384}}
 
 
 def listing(**entry: Any) -> dict[str, Any]:
@@ -61,6 +64,23 @@ def listing(**entry: Any) -> dict[str, Any]:
 async def test_window_is_read_from_the_servers_answers(pages: dict[str, Any], tokens: int | None) -> None:
     async with ScriptedServer([], pages=pages) as server:
         assert await find_window(ChatModel(name="m", base_url=server.url)) == tokens
+
+
+@pytest.mark.parametrize(
+    ("pages", "size", "is_loaded"),
+    [
+        ({"/props": PROPS, **listing(meta={"n_params": 1_777_088_000})}, 1_777_088_000, True),
+        ({"/props": PROPS, "/v1/models": {"data": [{"id": "file.gguf", "meta": {"n_params": 5_000}}]}}, 5_000, True),
+        ({"/api/show": {"model_info": {"general.parameter_count": 8_190_000_000}}}, 8_190_000_000, False),
+        ({"/api/ps": {"models": [{"name": "m", "context_length": 4096}]}}, None, True),
+        (listing(max_model_len=32768), None, False),
+    ],
+    ids=["llama.cpp", "llama.cpp under another name", "Ollama", "Ollama loaded", "vLLM"],
+)
+async def test_size_is_read_from_the_servers_answers(pages: dict[str, Any], size: int | None, is_loaded: bool) -> None:
+    async with ScriptedServer([], pages=pages) as server:
+        facts = await ask_server(ChatModel(name="m", base_url=server.url))
+    assert (facts.size, facts.is_loaded) == (size, is_loaded)
 
 
 @pytest.mark.parametrize(

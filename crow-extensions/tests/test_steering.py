@@ -7,13 +7,15 @@ import pytest
 from crow_core.acp.connection import RpcError
 from crow_core.acp.schema import (
     INVALID_PARAMS,
+    REQUEST_CANCELLED,
     AgentMessageChunk,
     TextBlock,
     ToolCallUpdate,
     UserMessageChunk,
 )
+from crow_core.acp.shared_methods import STEERING_METHOD, make_steering_params
 from crow_core.app import Crow
-from crow_core.errors import EndTurn, StoreError
+from crow_core.errors import EndTurn, ModelError, StoreError
 from crow_core.mcp.server import Server
 from crow_core.messages.message import Message
 from crow_core.session.session import Session
@@ -49,6 +51,9 @@ class Work:
 CALLING = Reply("Calling.", tool_calls=[Use(name="demo_work", arguments={}), Use(name="demo_work", arguments={})])
 
 
+PROMPT_REQUIRED = {"outcome": "promptRequired", "reason": "noRunningTurn"}
+
+
 async def open_session(editor: Editor) -> str:
     return (await editor.new_session("/")).session_id
 
@@ -58,8 +63,12 @@ def start(work: Any) -> "asyncio.Task[Any]":
 
 
 def steer(editor: Editor, session: str, *words: str) -> "asyncio.Task[Any]":
-    blocks = [{"type": "text", "text": text} for text in words]
-    return start(editor.request("_crow/steer", {"sessionId": session, "prompt": blocks}))
+    params = make_steering_params(session, [TextBlock(text=text) for text in words])
+    return start(editor.request(STEERING_METHOD, params))
+
+
+def is_injected(answer: dict[str, Any]) -> bool:
+    return answer["outcome"] == "injected"
 
 
 async def waiting(crow: Crow, count: int = 1) -> Session:
@@ -91,7 +100,7 @@ async def test_words_between_two_rounds_follow_the_results_of_all_tool_calls():
         assert shown(editor) == []
         work.go_on.set()
         assert (await turn).stop_reason == "end_turn"
-        assert [await each for each in asked] == [{"taken": True}] * 2
+        assert all([is_injected(await each) for each in asked])
         log = [entry for entry in session.log if entry.get("role") == "user"]
     assert list_messages(model) == [
         ("user", "go"),
@@ -130,7 +139,7 @@ async def test_a_turn_whose_last_answer_streams_goes_on_with_the_words():
         await waiting(crow, 2)
         finish.set()
         assert (await turn).stop_reason == "end_turn"
-        assert [await each for each in asked] == [{"taken": True}] * 2
+        assert all([is_injected(await each) for each in asked])
     assert list_messages(model) == [("user", "go"), ("assistant", "The end."), ("user", "one\n\ntwo")]
     assert shown(editor) == ["one", "two"]
     assert editor.text == "The end.In blue."
@@ -155,7 +164,7 @@ async def test_words_that_arrive_before_the_first_model_call_are_in_it():
         await waiting(crow)
         go_on.set()
         await turn
-        assert await asked == {"taken": True}
+        assert is_injected(await asked)
     assert list_messages(model) == [("user", "go\n\nrather")]
 
 
@@ -170,7 +179,7 @@ async def test_words_that_wait_when_the_turn_is_cancelled_are_not_taken_and_in_n
         session = await waiting(crow)
         await editor.cancel(id)
         assert (await turn).stop_reason == "cancelled"
-        assert await asked == {"taken": False}
+        assert await asked == PROMPT_REQUIRED
         assert "rather" not in str(session.log.entries)
         assert shown(editor) == []
         assert (await editor.prompt(id, "again")).stop_reason == "end_turn"
@@ -188,7 +197,7 @@ async def test_a_turn_that_has_made_all_its_model_calls_does_not_take_words():
         session = await waiting(crow)
         work.go_on.set()
         assert (await turn).stop_reason == "max_turn_requests"
-        assert await asked == {"taken": False}
+        assert await asked == PROMPT_REQUIRED
         assert "rather" not in str(session.log.entries)
 
 
@@ -209,7 +218,7 @@ async def test_words_that_end_the_last_allowed_round_are_shown_and_stay_in_the_l
         session = await waiting(crow)
         finish.set()
         assert (await turn).stop_reason == "max_turn_requests"
-        assert await asked == {"taken": True}
+        assert is_injected(await asked)
         assert shown(editor) == ["more"]
         assert session.log[-1].get("content") == "more"
 
@@ -235,9 +244,83 @@ async def test_without_a_turn_nothing_is_taken():
     crow = Crow(ScriptedModel([Reply("Hello.")])).use(steering)
     async with connect(crow) as editor:
         id = await open_session(editor)
-        assert await steer(editor, id, "rather") == {"taken": False}
+        assert await steer(editor, id, "rather") == PROMPT_REQUIRED
         await editor.prompt(id, "go")
-        assert await steer(editor, id, "rather") == {"taken": False}
+        assert await steer(editor, id, "rather") == PROMPT_REQUIRED
+
+
+async def test_words_without_a_turn_begin_one_for_a_client_that_does_not_send_them_itself():
+    model = ScriptedModel([Reply("Hello."), Reply("In blue.")])
+    crow = Crow(model).use(steering)
+    async with connect(crow) as editor:
+        id = await open_session(editor)
+        await editor.prompt(id, "go")
+        params = {"sessionId": id, "prompt": [{"type": "text", "text": "rather"}]}
+        assert await editor.request(STEERING_METHOD, params) == {"outcome": "startedNewTurn"}
+        await editor.until(lambda editor: editor.text.endswith("In blue."))
+    assert list_messages(model)[-1] == ("user", "rather")
+
+
+async def test_a_new_turn_that_fails_is_told():
+    crow = Crow(ScriptedModel([Reply(error=ModelError("The model is asleep."))])).use(steering)
+    async with connect(crow) as editor:
+        id = await open_session(editor)
+        params = {"sessionId": id, "prompt": [{"type": "text", "text": "go"}]}
+        assert await editor.request(STEERING_METHOD, params) == {"outcome": "startedNewTurn"}
+        await editor.until(lambda editor: "The model is asleep." in editor.thoughts)
+
+
+async def test_words_for_a_turn_that_is_cancelled_begin_no_other():
+    work, model = Work(), ScriptedModel([CALLING])
+    crow = Crow(model, servers=[work.server]).use(steering)
+    async with connect(crow) as editor:
+        id = await open_session(editor)
+        turn = start(editor.prompt(id, "go"))
+        await work.started.wait()
+        params = {"sessionId": id, "prompt": [{"type": "text", "text": "rather"}]}
+        asked = start(editor.request(STEERING_METHOD, params))
+        await waiting(crow)
+        await editor.cancel(id)
+        assert (await turn).stop_reason == "cancelled"
+        assert await asked == {"outcome": "failed"}
+
+
+async def test_words_that_are_withdrawn_too_late_are_answered_as_taken():
+    streaming, finish = asyncio.Event(), asyncio.Event()
+
+    async def answer(request: dict[str, Any]) -> Reply:
+        streaming.set()
+        await finish.wait()
+        return Reply("The end.")
+
+    crow = Crow(ScriptedModel(answer), max_requests=1).use(steering)
+
+    crow.methods["_mine/ping"] = lambda session, params: {}
+
+    @crow.message
+    async def withdraw(session: Session, entry: Message) -> None:
+        if entry.get("content") == "more":
+            editor.connection.cancel_requests(STEERING_METHOD)
+            await editor.request("_mine/ping", {"sessionId": session.id})
+
+    async with connect(crow) as editor:
+        id = await open_session(editor)
+        turn = start(editor.prompt(id, "go"))
+        await streaming.wait()
+        asked = steer(editor, id, "more")
+        await waiting(crow)
+        finish.set()
+        await turn
+        assert is_injected(await asked)
+
+
+@pytest.mark.parametrize("wish", ["later", 7, {}])
+async def test_an_unknown_wish_for_idle_sessions_is_an_error(wish: Any):
+    async with connect(Crow(ScriptedModel([])).use(steering)) as editor:
+        params = {"sessionId": await open_session(editor), "prompt": [{"type": "text", "text": "go"}]}
+        with pytest.raises(RpcError) as raised:
+            await editor.request(STEERING_METHOD, {**params, "_meta": {"steering": {"idleBehavior": wish}}})
+    assert raised.value.code == INVALID_PARAMS
 
 
 async def test_slash_commands_and_words_that_a_hook_refuses_are_left_to_a_prompt():
@@ -254,13 +337,14 @@ async def test_slash_commands_and_words_that_a_hook_refuses_are_left_to_a_prompt
         id = await open_session(editor)
         turn = start(editor.prompt(id, "go"))
         await work.started.wait()
-        assert await steer(editor, id, "/undo yes") == {"taken": False}
-        assert await steer(editor, id, "forbidden") == {"taken": False}
+        refused = {"outcome": "promptRequired", "reason": "slashCommand"}
+        assert await steer(editor, id, "/undo yes") == refused
+        assert await steer(editor, id, "forbidden") == {"outcome": "promptRequired", "reason": "refused"}
         asked = steer(editor, id, "the password is hunter2000")
         session = await waiting(crow)
         work.go_on.set()
         await turn
-        assert await asked == {"taken": True}
+        assert is_injected(await asked)
         assert "the password is" in str(session.log.entries)
         assert "hunter2000" not in str(session.log.entries)
 
@@ -295,7 +379,7 @@ async def test_words_that_cannot_be_stored_are_not_taken(last_round: bool):
         work.go_on.set()
         with pytest.raises(RpcError, match="cannot be stored"):
             await turn
-        assert await asked == {"taken": False}
+        assert await asked == PROMPT_REQUIRED
 
 
 async def test_words_that_joined_a_turn_are_taken_back_with_it():
@@ -309,12 +393,13 @@ async def test_words_that_joined_a_turn_are_taken_back_with_it():
         await waiting(crow)
         work.go_on.set()
         await turn
-        assert await asked == {"taken": True}
+        assert is_injected(await asked)
         await editor.prompt(id, "/undo")  # a command is no turn
-        turns = await editor.request("_crow/undo", {"sessionId": id, "list": True})
-        assert turns == {"turns": [{"texts": ["go"]}]}
-        taken = await editor.request("_crow/undo", {"sessionId": id, "turns": 1, "confirm": True})
-        assert taken["prompt"] == "go"
+        points = (await editor.request("_session/rewind_points", {"sessionId": id}))["points"]
+        assert [point["text"] for point in points] == ["go"]
+        rewind = {"sessionId": id, "messageId": points[0]["messageId"], "mode": "both"}
+        taken = await editor.request("_session/rewind", rewind)
+        assert taken["conversation"] == {"rewound": True, "messagesDropped": 4}
         await editor.prompt(id, "in red")
     assert list_messages(model) == [("user", "in red")]
 
@@ -334,7 +419,6 @@ async def test_waiting_words_are_withdrawn_and_those_that_the_model_has_are_not(
     crow = Crow(model, servers=[first.server]).use(steering)
     async with connect(crow) as editor:
         id = await open_session(editor)
-        assert await editor.request("_crow/steer", {"sessionId": id, "withdraw": True}) == {"withdrawn": 0}
         turn = start(editor.prompt(id, "go"))
         await first.started.wait()
         kept = steer(editor, id, "kept")
@@ -343,11 +427,14 @@ async def test_waiting_words_are_withdrawn_and_those_that_the_model_has_are_not(
         await streaming.wait()
         asked = [steer(editor, id, "one"), steer(editor, id, "two")]
         await waiting(crow, 2)
-        assert await editor.request("_crow/steer", {"sessionId": id, "withdraw": True}) == {"withdrawn": 2}
-        assert [await each for each in asked] == [{"taken": False}] * 2
+        editor.connection.cancel_requests(STEERING_METHOD)
+        for each in asked:
+            with pytest.raises(RpcError) as withdrawn:
+                await each
+            assert withdrawn.value.code == REQUEST_CANCELLED
         second.set()
         assert (await turn).stop_reason == "end_turn"
-        assert await kept == {"taken": True}
+        assert is_injected(await kept)
     users = [entry.get("content") for entry in session.log if entry.get("role") == "user"]
     assert users == ["go", "kept"]
     assert len(model.requests) == 2
@@ -370,9 +457,11 @@ async def test_words_that_a_hook_still_reads_are_withdrawn():
         await work.started.wait()
         asked = steer(editor, id, "rather")
         await reading.wait()
-        assert await editor.request("_crow/steer", {"sessionId": id, "withdraw": True}) == {"withdrawn": 1}
+        editor.connection.cancel_requests(STEERING_METHOD)
+        with pytest.raises(RpcError) as withdrawn:
+            await asked
+        assert withdrawn.value.code == REQUEST_CANCELLED
         finish.set()
-        assert await asked == {"taken": False}
         work.go_on.set()
         await turn
     assert "rather" not in str(model.requests)
@@ -389,11 +478,11 @@ async def test_words_with_an_image_join_the_turn():
             {"type": "text", "text": "like"},
             {"type": "image", "mimeType": "image/png", "data": "iVBORw0KGgppbWc="},
         ]
-        asked = start(editor.request("_crow/steer", {"sessionId": id, "prompt": blocks}))
+        asked = start(editor.request(STEERING_METHOD, {"sessionId": id, "prompt": blocks}))
         await waiting(crow)
         work.go_on.set()
         await turn
-        assert await asked == {"taken": True}
+        assert is_injected(await asked)
     kinds = [part["type"] for part in model.requests[-1]["messages"][-1]["content"]]
     assert kinds == ["text", "image_url"]
     assert [type(each.content).__name__ for each in editor.of(UserMessageChunk)] == ["TextBlock", "ImageBlock"]
@@ -412,7 +501,7 @@ async def test_words_during_a_question_for_permission_wait_for_the_answer():
         await waiting(crow)
         answer.set()
         assert (await turn).stop_reason == "end_turn"
-        assert await asked == {"taken": True}
+        assert is_injected(await asked)
     assert [role for role, _ in list_messages(model)] == ["user", "assistant", "tool", "tool", "user"]
 
 
@@ -421,5 +510,5 @@ async def test_what_is_no_prompt_is_an_error(prompt: Any):
     async with connect(Crow(ScriptedModel([])).use(steering)) as editor:
         id = await open_session(editor)
         with pytest.raises(RpcError) as raised:
-            await editor.request("_crow/steer", {"sessionId": id, "prompt": prompt})
+            await editor.request(STEERING_METHOD, {"sessionId": id, "prompt": prompt})
     assert raised.value.code == INVALID_PARAMS

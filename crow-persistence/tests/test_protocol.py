@@ -456,12 +456,12 @@ async def test_words_that_joined_a_running_turn_are_shown_again_where_they_were(
         turn = asyncio.ensure_future(editor.prompt(session, "go"))
         await streaming.wait()
         words = {"sessionId": session, "prompt": [{"type": "text", "text": "rather"}]}
-        steer = asyncio.ensure_future(editor.request("_crow/steer", words))
+        steer = asyncio.ensure_future(editor.request("_session/steering", words))
         while not any(one.state[STEERING].waiting for one in crow.sessions.values()):
             await asyncio.sleep(0)
         finish.set()
         await turn
-        assert await steer == {"taken": True}
+        assert (await steer)["outcome"] == "injected"
         await editor.request("session/close", CloseSessionRequest(session_id=session))
         shown = len(editor.updates)
         await editor.request("session/load", LoadSessionRequest(session_id=session, cwd="/", mcp_servers=[]))

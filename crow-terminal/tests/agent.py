@@ -45,6 +45,7 @@ from crow_core.acp.schema import (
     UsageUpdate,
     UserMessageChunk,
 )
+from crow_core.acp.shared_methods import STEERING_METHOD, to_meta
 from crow_core.acp.transports import stdio
 
 FOLDER = os.getcwd()
@@ -65,14 +66,13 @@ class Agent:
 
     async def initialize(self, params: InitializeRequest) -> InitializeResponse:
         own: Any = {"crow": {"permissionAnswers": ["reason", "command"]}}
-        if "STEERS" in os.environ:
-            own["crow"]["methods"] = ["_crow/steer"]
         return InitializeResponse(
             protocol_version=1,
             agent_info=Implementation(name="parrot", version="1"),
             agent_capabilities=AgentCapabilities(
                 meta=own, prompt_capabilities=PromptCapabilities(image="BLIND" not in os.environ)
             ),
+            meta=to_meta([STEERING_METHOD] if "STEERS" in os.environ else []),
         )
 
     async def new_session(self, params: NewSessionRequest) -> NewSessionResponse:
@@ -120,6 +120,9 @@ class Agent:
                 await self.edit(rest or "pancakes.py")
             case "flood":
                 await asyncio.gather(*(self.ask(f"rm number-{n}", str(n)) for n in range(int(rest))))
+            case "stubborn":
+                await self.ask("rm first")
+                await self.ask("rm second", "2")
             case "late":
                 asking = asyncio.ensure_future(self.ask("rm late"))
                 await asyncio.sleep(0.1)
@@ -127,6 +130,8 @@ class Agent:
                 await self.say("The turn is over.")
             case "form":
                 await self.form()
+            case "both":
+                await asyncio.gather(self.ask(rest), self.form())
             case "die":
                 sys.stderr.write("I have had enough\n")
                 sys.stderr.flush()
@@ -145,14 +150,14 @@ class Agent:
         await self.send(UsageUpdate(used=5_000, size=20_000))
         return PromptResponse(stop_reason="end_turn")
 
-    async def steer(self, method: str, params: dict[str, Any]) -> dict[str, bool]:
+    async def steer(self, method: str, params: dict[str, Any]) -> dict[str, str]:
         """Take words that do not begin with “no”; the others wait for the end of the turn."""
         text = params["prompt"][0]["text"]
         if text.startswith("no"):
             await self.cancelled.wait()
-            return {"taken": False}
+            return {"outcome": "promptRequired", "reason": "noRunningTurn"}
         await self.send(UserMessageChunk(content=TextBlock(text=text), message_id=text))
-        return {"taken": True}
+        return {"outcome": "injected"}
 
     async def ask(self, command: str, id: str = "1") -> None:
         call: Any = {"tool_call_id": id, "title": command, "kind": "execute"}

@@ -22,8 +22,9 @@ with suppress(ImportError):  # Windows has no pseudo-terminals
 AGENT = f"{sys.executable} {Path(__file__).with_name('agent.py')}"
 PATIENCE = 20.0
 START = """
-import sys
+import os
 import shlex
+import sys
 from crow_terminal.agent_connections import AgentAddress
 from crow_terminal.chat import Settings, run
 from crow_terminal.plain import run_plain
@@ -31,7 +32,8 @@ kind, command, folder = sys.argv[1:4]
 agent = AgentAddress("parrot", shlex.split(command))
 if kind == "plain":
     sys.exit(run_plain(agent, folder))
-sys.exit(run(Settings(agent, folder, history=lambda: folder + "/history")))
+page = shlex.split(os.environ.get("PAGE", ""))
+sys.exit(run(Settings(agent, folder, history=lambda: folder + "/history", page=page)))
 """
 
 

@@ -80,6 +80,61 @@ def test_many_lines_a_paste_and_the_history(start: "Start", tmp_path: Path):
     assert (tmp_path / "history").stat().st_mode & 0o777 == 0o600
 
 
+def test_ctrl_r_searches_the_earlier_prompts_and_brings_one_to_the_editor(start: "Start"):
+    screen = start()
+    screen.until("small")
+    for text in ("bake a cake", "wash the bowl", "bake a pie", "wash the bowl"):
+        screen.type(f"{text}\r")
+        screen.until(f"You said: {text}")
+    screen.type("a draft\x12")
+    screen.until("Earlier prompts")
+    shown = screen.text[screen.text.index("❯ Earlier prompts") :]
+    assert [line.strip("❯ ") for line in shown.split("\n")[1:4]] == ["wash the bowl", "bake a pie", "bake a cake"]
+    screen.type("bake c")
+    screen.until(lambda: "“bake c”" in screen.text and "bake a pie" not in screen.text[screen.text.index("❯ Earl") :])
+    screen.type("\x7f\x1b")
+    screen.until("❯ a draft")  # Esc leaves the prompt as it was
+    screen.type("\x12")
+    screen.until("Earlier prompts")
+    screen.type("pie\r")
+    screen.until("❯ bake a pie")
+    screen.type("!\r")
+    screen.until("You said: bake a pie!")
+
+
+def test_ctrl_r_without_earlier_prompts_is_a_sentence(start: "Start"):
+    screen = start()
+    screen.until("small")
+    screen.type("\x12")
+    screen.until("There are no earlier prompts.")
+
+
+KEEP, RESTORE = b"\x1b[22;2t", b"\x1b[23;2t"
+"""Make the terminal keep, and restore, the title of its window."""
+
+
+@pytest.mark.parametrize("end", ["\x04", signal.SIGTERM, signal.SIGKILL])
+def test_title_of_the_window_is_the_agents_and_the_former_one_comes_back(start: "Start", end: str | signal.Signals):
+    screen = start()
+    screen.until("small")
+    screen.until(lambda: screen.screen.title.endswith(" · parrot"))
+    screen.type("ask\r")
+    screen.until("letter, or")
+    assert screen.screen.title.startswith("? ")
+    screen.type("\x1b")
+    screen.until("Answer: cancelled")
+    screen.until(lambda: not screen.screen.title.startswith("?"))
+    if isinstance(end, str):
+        screen.type(end)
+    else:
+        screen.process.send_signal(end)
+    screen.wait()
+    screen.until(lambda: RESTORE in screen.written)
+    assert screen.written.index(KEEP) < screen.written.index(b"\x1b]2;")
+    assert (screen.written.count(KEEP), screen.written.count(RESTORE)) == (1, 1)
+    assert screen.written.rindex(b"\x1b]2;") < screen.written.index(RESTORE)
+
+
 def test_esc_cancels_and_stays_and_the_queue_comes_back_to_the_editor(start: "Start"):
     screen = start()
     screen.until("small")
@@ -160,6 +215,40 @@ def test_a_permission_is_answered_by_arrows(start: "Start"):
     assert "? Run a command · Allow always: rm *\n  rm -rf build\n" in screen.text
     screen.type("\x0f")
     screen.until(lambda: any("└ out 0" in line for line in screen.everything))
+
+
+@pytest.mark.parametrize("key", ["\x1b", "\x03"])
+def test_esc_and_ctrl_c_answer_all_open_questions_by_cancelled(start: "Start", key: str):
+    screen = start(80, 60)
+    screen.until("small")
+    screen.type("flood 3\r")
+    screen.until("1 of 3")
+    screen.type(key)
+    screen.until(lambda: screen.text.count("Answer: cancelled") == 3)
+    screen.until("25% of 20k")
+    assert "╭" not in screen.text
+    assert screen.text.count("not answered, as the turn was stopped") == 1
+
+
+def test_form_behind_a_question_is_cancelled_with_it(start: "Start"):
+    screen = start()
+    screen.until("small")
+    screen.type("both rm x\r")
+    screen.until("1 of 2")
+    screen.type("\x1b")
+    screen.until("Answer: cancelled")
+    screen.until("Form: cancel")
+
+
+def test_question_of_a_turn_that_was_cancelled_is_not_shown(start: "Start"):
+    screen = start(80, 60)
+    screen.until("small")
+    screen.type("stubborn\r")
+    screen.until("rm first")
+    screen.type("\x1b")
+    screen.until(lambda: screen.text.count("Answer: cancelled") == 2)
+    assert "? Run a command · not answered, as the turn was stopped\n  rm first\n" in screen.text
+    assert screen.text.count("not answered") == 1
 
 
 def test_a_rejection_has_a_reason_and_a_command_is_edited(start: "Start"):
@@ -255,6 +344,16 @@ def test_completion_of_commands_and_files(start: "Start", tmp_path: Path):
     screen.type("@ign")
     screen.until("❯ @ign")
     assert "ignored.py" not in screen.text
+
+
+def test_tab_right_after_the_last_letter_completes(start: "Start", tmp_path: Path):
+    (tmp_path / "my notes.txt").touch()
+    screen = start()
+    screen.until("small")
+    screen.type("see @my\t")
+    screen.until('❯ see @"my notes.txt"')
+    screen.type("\x15/mod\t")
+    screen.until(lambda: screen.text.count("/model") > 1)
 
 
 def test_a_model_is_chosen_from_a_list(start: "Start"):
@@ -426,6 +525,32 @@ def test_plain_lines_for_pipes_and_screen_readers(program: list[str]):
     assert "Answer: no {'crow': {'reason': 'use git'}}" in done.stdout
     assert "Answer: yes {'crow': {'command': 'rm -v'}}" in done.stdout
     assert "You said: hi" in done.stdout
+
+
+def test_end_of_the_lines_at_a_question_answers_it_by_cancelled(program: list[str]):
+    command = [*program[:3], "plain", *program[4:]]
+    done = subprocess.run(command, input="ask\n", capture_output=True, text=True, timeout=20, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "  → not answered, as the turn was stopped\n" in done.stdout
+    assert "Answer: cancelled" in done.stdout
+
+
+def test_ctrl_c_at_a_question_in_plain_lines_answers_it_by_cancelled(program: list[str]):
+    command = [*program[:3], "plain", *program[4:]]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, start_new_session=True) as process:
+        assert process.stdin
+        assert process.stdout
+        process.stdin.write("ask\n")
+        process.stdin.flush()
+        while "e  Edit first" not in process.stdout.readline():
+            pass
+        process.send_signal(signal.SIGINT)
+        while "Answer: cancelled" not in process.stdout.readline():
+            pass
+        out, _ = process.communicate("hi\n", timeout=20)
+    assert process.returncode == 0
+    assert "You said: hi" in out
 
 
 @pytest.mark.parametrize(

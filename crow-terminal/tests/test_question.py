@@ -9,6 +9,7 @@ from time import perf_counter
 from typing import Any
 
 import pytest
+from crow_core.acp.client import answer_permission
 from crow_core.acp.schema import (
     BlockContent,
     DiffContent,
@@ -370,7 +371,7 @@ def test_an_answer_after_the_turn_has_ended_goes_to_the_prompt():
         await asyncio.sleep(1)
         person.press("a")
         await asyncio.sleep(1)
-        assert (person.answers, person.prompt) == ([], "ya")
+        assert (person.answers, person.prompt) == ([answer_permission()], "ya")  # which cancels
 
     run(answer())
 

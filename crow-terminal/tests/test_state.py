@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from crow_core.acp.client import answer_permission
 from crow_core.acp.schema import (
     AgentMessageChunk,
     AvailableCommand,
@@ -108,6 +109,15 @@ def test_a_prompt_waits_for_the_session_and_for_the_turn_before():
     assert sent(state.end_turn(END, 3.0)) == ["two"]
     assert sent(state.end_turn(END, 4.0)) == ["three"]
     assert sent(state.end_turn(END, 5.0)) == []
+
+
+def test_outputs_of_the_users_commands_wait_for_a_prompt_that_is_no_command():
+    state, output = ready(), CommandOutput("make", "done", 0)
+    state.submit("!make", 0.0)
+    state.end_command(output, True, 1.0)
+    assert state.submit("/usage", 2.0)[-1] == Send("/usage")
+    state.end_turn(END, 3.0)
+    assert state.submit("so?", 4.0)[-1] == Send("so?", (output,))
 
 
 def test_enter_without_text_cancels_once_for_the_next_of_the_queue():
@@ -303,7 +313,8 @@ def test_the_end_of_a_turn_closes_its_questions():
     state.submit("one", 0.0)
     ask(state, 1)
     ask(state, 2)
-    state.end_turn(PromptResponse(stop_reason="cancelled"), 11.0)
+    effects = state.end_turn(PromptResponse(stop_reason="end_turn"), 11.0)
+    assert effects[-2:] == [Respond(1, answer_permission()), Respond(2, answer_permission())]
     assert (state.asked, state.dialog, state.waiting) == (0, None, [])
 
 
@@ -311,9 +322,16 @@ def test_esc_at_a_question_stops_the_turn():
     state = ready()
     state.submit("one", 0.0)
     ask(state)
-    printed, cancel = state.stop(11.0)
+    printed, cancel, answer = state.stop(11.0)
     assert paint(printed)[0] == "? Run a command · not answered, as the turn was stopped"
-    assert cancel == Cancel()
+    assert (cancel, answer) == (Cancel(), Respond(1, answer_permission()))
+
+
+def test_esc_at_a_question_without_a_turn_answers_it():
+    state = ready()
+    ask(state)
+    assert state.stop(11.0)[1:] == [Respond(1, answer_permission())]
+    assert state.dialog is None
 
 
 @pytest.mark.parametrize("at_a_question", [True, False])

@@ -57,4 +57,4 @@ async def test_every_answer_forbids_what_the_pages_do_not_need(site: "Site"):
         assert "unsafe" not in policy
         assert "require-trusted-types-for 'script'" in policy
         assert headers["x-content-type-options"] == "nosniff"
-        assert headers["referrer-policy"] == "no-referrer"
+        assert headers["referrer-policy"] == "same-origin"

@@ -3,7 +3,18 @@
 import re
 from typing import TYPE_CHECKING
 
+import httpx2
 import pytest
+from crow_core.acp.schema import LoadSessionRequest
+from crow_core.app import Crow
+from crow_core.testing import Reply, ScriptedModel, ScriptedServer, connect
+from crow_extensions.commands import commands
+from crow_persistence.database import Database
+from crow_persistence.extension import persistence
+from crow_persistence.tables import calls, sessions
+from crow_web.app import make_app
+from crow_web.markup import to_output
+from sqlalchemy import select, update
 
 if TYPE_CHECKING:
     from conftest import Site
@@ -22,7 +33,7 @@ async def test_a_session_is_found_by_its_words_and_read_with_its_calls(site: "Si
     assert "No session fits" in await site.read("/?errors=1")
     assert "No session fits" in await site.read("/?folder=/elsewhere")
     shown = await site.read(f"/session/{site.sessions[0]}")
-    for words in ("I plan first.", "All is done.", "kept a heron &lt;b&gt;", "Permission: allow", "crow -r"):
+    for words in ("I plan first.", "All is done.", "kept a heron &lt;b&gt;", "Permission</a>: allow", "crow -r"):
         assert words in shown
     assert await site.read(f"/session/{site.sessions[0][:10]}") == shown
 
@@ -35,7 +46,7 @@ async def test_a_call_shows_the_request_as_it_was_sent_and_what_is_new_in_it(sit
     assert "the first of its kind" in first
     assert "byte for byte" in first
     assert "Plan the garden" in first
-    common = re.search(r"the first (\d+) of (\d+) messages are the same", second)
+    common = re.search(r"The first (\d+) of (\d+) messages are those of the request before", second)
     assert common
     assert int(common[2]) - int(common[1]) == 2
     assert second.count(">new</span>") == 2
@@ -52,7 +63,7 @@ async def test_permissions_prompts_and_charts_are_shown(site: "Site"):
     assert "<rect" in await site.read("/charts")
     prompts = await site.read("/prompts")
     for name in set(re.findall(r'href="/prompts/([^"]+)"', prompts)):
-        assert f"{name}@1" in await site.read(f"/prompts/{name}")
+        assert "<b>@1</b>" in await site.read(f"/prompts/{name}")
 
 
 async def test_hostile_texts_stay_texts_on_every_page(site: "Site"):
@@ -87,3 +98,85 @@ async def test_numbers_in_addresses_that_are_none_change_nothing(site: "Site"):
         assert (await site.client.get(f"/?{more}")).status_code == 200, more
         assert (await site.client.get(f"/session/{site.sessions[0]}?{more}")).status_code == 200, more
     assert (await site.client.get("/permissions?before=99999999999")).status_code == 200
+
+
+async def test_a_request_is_asked_again_once_and_both_answers_are_shown(site: "Site", env: dict[str, str]):
+    calls = await site.read(f"/session/{site.sessions[0]}/calls")
+    last = re.findall(r"/call/([0-9a-f]+)", calls)[-1]
+    form = await site.read(f"/call/{last}/ask")
+    assert "system@1" in form
+    assert "tokens" in form
+    origin = {"origin": str(site.client.base_url).rstrip("/")}
+    async with ScriptedServer([Reply("Shorter still.")]) as server:
+        env |= {"OPENAI_BASE_URL": server.url, "OPENAI_API_KEY": "key"}
+        for _ in range(2):  # the second is answered from the database
+            answer = await site.client.post(f"/call/{last}/ask", headers=origin, data={"model": "other", "prompt": ""})
+            assert answer.status_code == 200, answer.text
+    (sent,) = server.requests
+    assert sent["model"] == "other"
+    assert [message["role"] for message in sent["messages"]][-1] == "user"
+    assert "Shorter still." in answer.text
+    assert "Again with the model other" in answer.text
+    refused = await site.client.post(f"/call/{last}/ask", headers=origin, data={"prompt": "system@9"})
+    assert refused.status_code == 409
+    assert "has no version 9" in refused.text
+    listed = await site.read("/")
+    assert "Asked again" not in listed
+    assert "/session/" in await site.read("/?agent=asked+again")
+
+
+async def test_a_form_is_answered_only_from_our_pages(site: "Site"):
+    for headers, status in (({}, 405), ({"origin": "http://evil.example"}, 403)):
+        assert (await site.client.post("/permissions/revoke", headers=headers)).status_code == status
+
+
+async def test_pages_that_only_show_answer_no_form(database: Database, env: dict[str, str]):
+    app = make_app(database, env, read_only=True)
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app=app), base_url="http://x") as client:
+        assert (await client.post("/permissions/revoke", data={"answer": "1"})).status_code == 404
+        assert "Revoke" not in (await client.get("/permissions")).text
+
+
+async def test_sessions_are_filtered_by_rating_agent_cost_and_date(site: "Site", database: Database):
+    with database.begin_write() as connection:
+        costly = select(sessions.c.number).where(sessions.c.id == site.sessions[0]).scalar_subquery()
+        connection.execute(update(calls).where(calls.c.session == costly).values(cost=0.5, currency="USD"))
+    plan, other = "Plan the garden", "&lt;/title&gt;"
+    for query, has_plan, has_other in (
+        ("cost=1", True, False),
+        ("cost=1,6", False, False),
+        ("rating=good", True, False),
+        ("rating=bad", False, False),
+        ("agent=crow", True, True),
+        ("agent=sub-agents", False, False),
+        ("since=2020-01-01&until=2999-01-01", True, True),
+        ("until=2020-01-01", False, False),
+        ("since=2999-01-01", False, False),
+        ("model=scripted", True, True),
+        ("model=none", False, False),
+    ):
+        listed = (await site.read(f"/?{query}")).partition('<section class="day"')[2]
+        assert (plan in listed, other in listed) == (has_plan, has_other), query
+    assert "1.50 USD spent" in await site.read("/")
+
+
+async def test_escape_sequences_become_colours_and_no_markup():
+    text = str(to_output("plain \x1b[1;31m<red>\x1b[0m \x1b[38;5;46mgreen\x1b[0m \x1b]8;;javascript:alert(1)\x07link"))
+    assert text == 'plain <span class="a1 bold">&lt;red&gt;</span> <span class="a2">green</span> link'
+
+
+async def test_a_fork_is_marked_in_both_sessions(site: "Site", database: Database):
+    url = database.url.render_as_string(hide_password=False)
+    crow = Crow(ScriptedModel(lambda request: Reply("Well."))).use(persistence, url=url, folder=database.folder)
+    async with connect(crow.use(commands)) as editor:
+        first = (await editor.new_session("/tmp")).session_id
+        await editor.prompt(first, "one")
+        await editor.prompt(first, "/fork")
+        fork = editor.text.rpartition("Session ")[2].split()[0]
+        await editor.request("session/load", LoadSessionRequest(session_id=fork, cwd="/tmp", mcp_servers=[]))
+        await editor.prompt(fork, "two")
+    assert f'A fork goes on from here: <a href="/session/{fork}">' in await site.read(f"/session/{first}")
+    shown = await site.read(f"/session/{fork}")
+    said = shown.partition('<div class="entries">')[2]
+    assert f'Forked here from <a href="/session/{first}">' in said
+    assert said.index("<p>one</p>") < said.index("Forked here") < said.index("<p>two</p>")

@@ -59,6 +59,7 @@ from crow_extensions.truncate import truncate
 from crow_extensions.undo import undo
 from crow_extensions.until_done import until_done
 from crow_extensions.usage import usage
+from crow_extensions.warm_up import warm_up
 from crow_extensions.work_trees import work_trees
 from crow_mcp_server.web.search_settings import PROVIDER_KEYS
 from crow_mcp_server.workspace import Launch, LaunchError, Workspace, local_workspace
@@ -108,7 +109,7 @@ FIRST_EXTENSIONS: tuple[Extension, ...] = (
     *(commands, mcp, resources, tool_search, reasoning_effort, context_window, cut_prompts, usage),
     *(printed_calls, broken_replies, empty_replies, refused_images, refused_prompts),
     *(loop_guard, truncate, titles, undo, plan),
-    *(mentions, agents, skills, work_trees, small_models),
+    *(mentions, agents, skills, work_trees, small_models, warm_up),
 )
 """Used by default, in this order. `NAME = false` in `[extensions]` leaves one out."""
 OPTIONAL_EXTENSIONS: tuple[Extension, ...] = (budgets, until_done, subagents)

@@ -28,6 +28,7 @@ from crow_core.acp.schema import (
     TextBlock,
     ToolCallFields,
 )
+from crow_core.acp.shared_methods import STEERING_METHOD, can_steer, is_taken, make_steering_params
 from msgspec import UNSET, json
 
 from crow_agent.agent_client import ProgramClient
@@ -251,14 +252,12 @@ class AgentSession:
         that takes no words while a prompt runs; crow does.
         """
         self._check_open()
-        capabilities = self._client.initialized.agent_capabilities
-        if "_crow/steer" not in get_notes(capabilities.meta).get("methods", ()):
+        if not can_steer(self._client.initialized.meta):
             raise AgentError(
                 f"{self._client.connected.name} takes no words while a prompt runs. Send them as a prompt."
             )
-        blocks = self._to_blocks(prompt)
-        answer = await self._client.ask("_crow/steer", {"sessionId": self.id, "prompt": blocks})
-        return bool(answer["taken"])
+        params = make_steering_params(self.id, self._to_blocks(prompt))
+        return is_taken(await self._client.ask(STEERING_METHOD, params))
 
     async def fork(self) -> "AgentSession":
         """Open a new session that continues this one from here."""

@@ -23,6 +23,7 @@ from crow_core.models.quirks import Quirks
 from crow_core.text import escape_controls
 from msgspec import structs
 
+from crow_cli.chat_templates import write_fitting_template
 from crow_cli.machine import Finding, Verdict, examine_in_thread, to_findings
 from crow_cli.probes import PROBES, REQUIRED_PROBES, ExaminedModel, Probe, ProbeResult
 
@@ -115,6 +116,8 @@ async def doctor(env: Mapping[str, str], wanted: str, *, as_json: bool, save: bo
         append_table(path, to_toml(name, report.quirks))
     if not as_json:
         click.echo(escape_controls(to_advice(name, report, path if save else None)))
+        if advice := await write_fitting_template(examined, examined.printed, home.data / "templates"):
+            click.echo(escape_controls(advice))
     return report.code or int(broken)
 
 

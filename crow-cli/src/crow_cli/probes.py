@@ -47,6 +47,8 @@ class ExaminedModel(ChatModel):
     """The bytes of the last answer, as they came over the network."""
     notices: list[str] = field(default_factory=list[str])
     """The notices of the model calls during a probe."""
+    printed: str = ""
+    """The tool call that the server sent as text in the probe of tool calls; "" if it sent none."""
     long_call: ModelCall | None = None
     """The model call with the long prompt, which is repeated to test the cache."""
 
@@ -242,15 +244,46 @@ async def probe_length(examined: ExaminedModel) -> ProbeResult:
 
 
 async def probe_tools(examined: ExaminedModel) -> ProbeResult:
-    """Test whether the model calls a tool."""
+    """Test whether the model calls a tool: in the server's own form, and if not, under a JSON schema."""
+    known = examined.quirks
+    examined.quirks = structs.replace(known, call_form="native")
+    try:
+        native = await call_weather(examined)
+        if native.verdict == "ok" and known.call_form == "native":
+            return native
+        examined.quirks = structs.replace(known, call_form="schema" if known.call_form == "native" else known.call_form)
+        described = await call_weather(examined)
+    finally:
+        examined.quirks = structs.replace(examined.quirks, call_form=known.call_form)
+    if described.verdict != "ok" or (known.call_form == "native" and not takes_schemas(examined)):
+        return native
+    if known.call_form != "native":
+        return ProbeResult("ok", f"Tools are called in the form {known.call_form!r} (quirk call_form).")
+    sentence = f"{native.sentence} Under a JSON schema, tools are called."
+    return ProbeResult("partly", sentence, {"call_form": "schema"})
+
+
+def takes_schemas(examined: ExaminedModel) -> bool:
+    """Return whether the endpoint took the JSON schema of the last request."""
+    refused = "response_format" in examined.refused_parameters
+    examined.refused_parameters.discard("response_format")
+    return not refused
+
+
+async def call_weather(examined: ExaminedModel) -> ProbeResult:
+    """Let the model call a tool in the form that the quirks say."""
     model_call = await examined.complete("What is the weather in Paris? Call the tool.", tools=[WEATHER])
+    is_native = examined.quirks.call_form == "native"
+    printed = str(model_call.reply.get("crow", {}).get("printed") or "")
+    if is_native:
+        examined.printed = printed or (reply_text(model_call) if find_calls_of(model_call) else "")
     if not (made := parse_all_arguments(model_call)):
         return no_tool_call(model_call)
     if made[0] is None or not isinstance(made[0].get("city"), str):
         return ProbeResult(
             "partly", f"Tools are called, with arguments that do not fit: {shorten_text(str(made[0]))[:60]}."
         )
-    if model_call.reply.get("crow", {}).get("printed"):
+    if printed and is_native:
         return ProbeResult("partly", f"The server sends tool calls as text, and crow runs them. {TOOL_ADVICE}")
     return ProbeResult("ok", "Tools are called.")
 

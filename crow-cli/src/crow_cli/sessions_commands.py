@@ -102,9 +102,16 @@ def list_(everywhere: bool, agents: bool, limit: int, as_json: bool) -> None:
 @sessions.command()
 @SESSION
 @click.option("--view", is_flag=True, help="Show the messages that the model would read next.")
+@click.option("--web", "in_browser", is_flag=True, help="Show the session in a browser, as `crow web ID` does.")
 @AS_JSON
-def show(session: str, view: bool, as_json: bool) -> None:
+@click.pass_context
+def show(context: click.Context, session: str, view: bool, in_browser: bool, as_json: bool) -> None:
     """Show the messages and tool calls of a session. Secrets are not masked."""
+    if in_browser:
+        group = context.find_root().command
+        if isinstance(group, click.Group) and (web := group.get_command(context, "web")):
+            context.invoke(web, session=session)
+        return
     from crow_core.messages.passes import view as view_of
     from crow_persistence.export.jsonl import to_records
     from crow_persistence.export.transcript import Transcript

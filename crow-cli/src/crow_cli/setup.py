@@ -24,6 +24,7 @@ from crow_core.models.listing import asks_for_key, list_models
 from crow_core.text import escape_controls
 
 from crow_cli.console import escape_line, print_diff, print_note, shorten_path
+from crow_cli.local_models import recommend
 from crow_cli.menu import ask_text, choose, choose_text, has_terminal
 from crow_cli.process import fail
 from crow_cli.settings_file import Change, FileEdit, edit_config, edit_env
@@ -146,6 +147,7 @@ class Setup:
             click.echo(escape_line(f"{one.title} runs on this machine, with {count(len(one.models), 'model')}."))
         if not local:
             click.echo("No model server (Ollama, LM Studio, llama.cpp, vLLM) answers on this machine.")
+            print_note(recommend())
         with_key = [one for one in known if self.env.get(one.key)]
         options: list[tuple[Provider | None, str]] = [
             *((one, f"{one.title}, on this machine") for one in local),
@@ -338,6 +340,7 @@ def print_providers(local: list[Provider]) -> None:
     """Print the local servers that answer, with their models, then the providers."""
     for one in local:
         click.echo(escape_line(f"{one.id}: {to_display_url(one.base_url)}, {', '.join(one.models)}"))
+    print_note(recommend())
     for one in read_providers():
         click.echo(f"{one.id}: {one.base_url}, {one.key}{' is set' if os.environ.get(one.key) else ''}")
 

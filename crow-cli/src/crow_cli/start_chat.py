@@ -11,8 +11,8 @@ from crow_terminal.agent_connections import AgentAddress, NoAgent, parse_command
 
 CROW = (sys.executable, "-m", "crow_cli", "acp", "--unstable")
 """The command of crow as an agent: a process of its own, so that the screen is there before it."""
-
-
+PAGE = (sys.executable, "-m", "crow_cli", "web", "--no-open")
+"""The command that serves the pages of crow's sessions."""
 CHOOSE = "?"
 """Stands for the id of a session that the user chooses."""
 
@@ -80,6 +80,7 @@ def chat(
             prompt,
             shlex.join(words),
             resume == CHOOSE,
+            () if url or agent else PAGE,
         )
     )
 

@@ -193,3 +193,4 @@ def to_rows(status: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
             "Today",
             f"{today['calls']:,} model calls, {today['input']:,} tokens in, {today['output']:,} out; cost: {cost}",
         )
+        yield "Browser", "crow web shows sessions, requests, permissions and costs"

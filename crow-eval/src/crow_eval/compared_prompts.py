@@ -89,8 +89,13 @@ def check_prompt(prompt: PromptVersion) -> None:
 
 
 def replace_prompts(crow: Crow, *, prompts: Mapping[str, Prompt]) -> None:
-    """Use these prompts, by their names, in every session, whatever the configuration names."""
+    """Use these prompts, by their names, in every session, whatever the configuration names.
+
+    A session of a small model keeps its short system prompt in place of crow's usual one.
+    """
 
     @crow.session_start
     def replace(session: Session) -> None:
-        session.prompts.templates.update(prompts)
+        usual, templates = Prompt.from_package("system"), session.prompts.templates
+        is_small = templates["system"] == Prompt.from_package("small")
+        templates.update({name: one for name, one in prompts.items() if not (is_small and one == usual)})

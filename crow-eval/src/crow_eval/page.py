@@ -1,9 +1,9 @@
 """The report of an evaluation as one HTML file, without scripts and without anything from elsewhere."""
 
 from datetime import datetime
-from importlib.resources import files
+from functools import cache
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from crow_eval.cells import Cell
 from crow_eval.evaluation_report import LEVEL, Comparison, EvaluationReport, VariantReport
@@ -12,24 +12,19 @@ from crow_eval.plots import Dots, Estimate, plot_dots, plot_intervals
 
 def to_page(report: EvaluationReport) -> str:
     """Make the page of a report."""
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters |= {
-        "percent": format_percent,
-        "seconds": format_seconds,
-        "number": format_number,
-        "points": format_points,
-        "time": format_time,
-        "p": format_p,
-    }
-    template = environment.from_string((files("crow_eval") / "templates" / "page.html.j2").read_text("utf-8"))
+    return load_templates().get_template("page.html.j2").render(evaluation=report.evaluation, body=to_body(report))
+
+
+def to_body(report: EvaluationReport, link: str = "") -> str:
+    """Make the contents of the page of a report. With a `link`, such as /session/, each run leads to its session."""
     evaluation = report.evaluation
-    variants = evaluation.settings.variants
     grid = {(cell.task, cell.variant, cell.repetition): cell for cell in report.cells}
+    template = load_templates().get_template("report.html.j2")
     return template.render(
         report=report,
         evaluation=evaluation,
         settings=evaluation.settings,
-        variants=variants,
+        variants=evaluation.settings.variants,
         grid=grid,
         repetitions=range(1, evaluation.settings.repeat + 1),
         describe=describe_cell,
@@ -39,7 +34,24 @@ def to_page(report: EvaluationReport) -> str:
         differences=plot_differences(report.comparisons),
         times=plot_cells(report, "times"),
         tokens=plot_cells(report, "tokens"),
+        link=link,
     )
+
+
+@cache
+def load_templates() -> Environment:
+    """Load the templates of the page."""
+    loader = PackageLoader("crow_eval", "templates")
+    made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    made.filters |= {
+        "percent": format_percent,
+        "seconds": format_seconds,
+        "number": format_number,
+        "points": format_points,
+        "time": format_time,
+        "p": format_p,
+    }
+    return made
 
 
 def plot_rates(variants: list[VariantReport]) -> str:

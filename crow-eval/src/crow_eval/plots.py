@@ -95,6 +95,72 @@ def plot_dots(rows: Sequence[Dots], *, title: str, unit: str) -> str:
     return draw(height, title, parts)
 
 
+BAR_HEIGHT, BAR_LEFT, BAR_MOST = 150, 46, 40.0
+"""The height of a plot of bars, the room for its axis, and the width of a bar with its margin at most."""
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A bar of a plot."""
+
+    label: str
+    parts: Sequence[float]
+    """Heights from the bottom up; the n-th part of each bar has the n-th colour."""
+    said: str
+    """The text for a reader who points at the bar."""
+    link: str = ""
+    has_line: bool = False
+    """True if a line is drawn before the bar."""
+
+
+def plot_bars(bars: Sequence[Bar], *, title: str) -> str:
+    """Draw bars beside each other; "" if there is nothing to draw."""
+    top = max((sum(bar.parts) for bar in bars), default=0.0)
+    if top <= 0:
+        return ""
+    floor_at, room = BAR_HEIGHT - 20, BAR_HEIGHT - 30
+    step = min((WIDTH - BAR_LEFT) / len(bars), BAR_MOST)
+    parts: list[str] = []
+    for tick in find_ticks(0, top, 3):
+        y = floor_at - tick / top * room
+        parts.append(f'<line class="grid" x1="{BAR_LEFT}" x2="{WIDTH}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(text(BAR_LEFT - 6, y + 4, shorten_number(tick), "tick", "end"))
+    every = ceil(len(bars) / max(1, (WIDTH - BAR_LEFT) // 44))
+    for number, bar in enumerate(bars):
+        x, y = BAR_LEFT + number * step, float(floor_at)
+        drawn = f"<title>{escape(bar.said)}</title>"
+        for colour, value in enumerate(bar.parts):
+            height = value / top * room
+            y -= height
+            drawn += f'<rect class="c{colour % 6}" x="{x + step * 0.1:.1f}" y="{y:.1f}" width="{step * 0.8:.1f}" '
+            drawn += f'height="{height:.1f}"/>'
+        drawn += f'<rect class="room" x="{x:.1f}" y="0" width="{step:.1f}" height="{floor_at}"/>'
+        parts.append(f'<a href="{escape(bar.link)}">{drawn}</a>' if bar.link else f"<g>{drawn}</g>")
+        if bar.has_line:
+            parts.append(f'<line class="zero" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{floor_at}"/>')
+        if bar.label and number % every == 0:
+            parts.append(text(x + step / 2, BAR_HEIGHT - 4, bar.label, "tick", "middle"))
+    return draw(BAR_HEIGHT, title, parts, role="group" if any(bar.link for bar in bars) else "img")
+
+
+def plot_strip(spans: Sequence[tuple[str, float, float]], length: float) -> str:
+    """Draw spans of time in a line: the kind, which is the class of the mark, the start and the end of each."""
+    drawn = "".join(
+        f'<rect class="{kind}" x="{start / length * WIDTH:.1f}" y="0" '
+        f'width="{max((end - start) / length * WIDTH, 0.6):.1f}" height="6"/>'
+        for kind, start, end in spans
+    )
+    return f'<svg class="strip" viewBox="0 0 {WIDTH} 6" preserveAspectRatio="none" aria-hidden="true">{drawn}</svg>'
+
+
+def shorten_number(value: float) -> str:
+    """Return a number in few characters: 12k, 1.5M."""
+    for least, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= least:
+            return f"{value / least:.3g}{name}"
+    return f"{value:.3g}"
+
+
 def find_ticks(low: float, high: float, count: int) -> list[float]:
     """Return round values of an axis, about `count`."""
     raw = (high - low) / count
@@ -104,11 +170,11 @@ def find_ticks(low: float, high: float, count: int) -> list[float]:
     return [number * step for number in range(first, floor(high / step + 1e-9) + 1)]
 
 
-def draw(height: float, title: str, parts: Sequence[str]) -> str:
-    """Make the SVG of a plot."""
+def draw(height: float, title: str, parts: Sequence[str], *, role: str = "img") -> str:
+    """Make the SVG of a plot. One with links has the role `group`, so that screen readers reach them."""
     inner = "".join(parts)
     return (
-        f'<svg class="plot" viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{escape(title)}">'
+        f'<svg class="plot" viewBox="0 0 {WIDTH} {height:.0f}" role="{role}" aria-label="{escape(title)}">'
         f"<title>{escape(title)}</title>{inner}</svg>"
     )
 

@@ -14,6 +14,7 @@ from crow_core.errors import EndTurn
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.tool import ToolCall
 from crow_core.messages.message import Message, marker_kind, to_parts
+from crow_core.models.chat_model import ChatModel
 from crow_core.models.model_call import ModelCall, ModelRequest
 from crow_core.models.printed import find_printed_calls
 from crow_core.session.session import Session
@@ -87,7 +88,11 @@ def loop_guard(crow: Crow, *, tell: int = 2, answer: int = 3, repeats: Sequence[
 
     @crow.before_model
     def take_tools(request: ModelRequest, session: Session) -> ModelRequest | None:
-        return {key: value for key, value in request.items() if key != "tools"} if session.state[STUCK] else None
+        if not session.state[STUCK]:
+            return None
+        if isinstance(session.model, ChatModel) and session.model.quirks.call_form != "native":
+            return {"tool_choice": "none", **request}  # the prompt, which describes the tools, stays in the cache
+        return {key: value for key, value in request.items() if key != "tools"}
 
     @crow.after_model
     async def watch(session: Session, model_call: ModelCall) -> None:

@@ -1,12 +1,16 @@
 """Give small models few and simple tools, a short system prompt, and results that say what to do next."""
 
+import os
+import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from crow_core.app import Crow
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Handler, Server
 from crow_core.mcp.tool import ToolCall
+from crow_core.messages.message import RawToolCall
 from crow_core.models.chat_model import ChatModel
 from crow_core.session.prompts import Prompt
 from crow_core.session.session import Session
@@ -47,15 +51,15 @@ DEFINITIONS: list[dict[str, Any]] = [
     ),
     make_definition(
         "replace",
-        "Replace the text old, which occurs once in a file, with new.",
+        "Change a file: put new_text in the place of old_text, a whole line or several.",
         "file_editor",
         {"command": "str_replace"},
-        {"path": "string", "old": "string", "new": "string"},
-        ["path", "old", "new"],
+        {"path": "string", "old_text": "string", "new_text": "string"},
+        ["path", "old_text", "new_text"],
     ),
-    make_definition("list", "List the files of a folder.", "tree", {}, {"path": "string"}, []),
+    make_definition("list", "List the names of the files in a folder.", "tree", {}, {"path": "string"}, []),
     make_definition(
-        "search", "Search text in files.", "grep", {}, {"pattern": "string", "path": "string"}, ["pattern"]
+        "search", "Search for text inside files.", "grep", {}, {"pattern": "string", "path": "string"}, ["pattern"]
     ),
     make_definition("run", "Run a shell command.", "terminal", {}, {"command": "string"}, ["command"]),
 ]
@@ -64,7 +68,7 @@ REQUIRED: dict[str, list[str]] = {d["name"]: d["inputSchema"]["required"] for d 
 MAX_SHOWN = 200
 """Characters of the longest argument that is repeated in an error."""
 LOOKED = "[If this is enough, answer the user now. Call another tool only if the task needs it.]"
-CHANGED = "[Done. If nothing else was asked, answer the user now in one sentence.]"
+CHANGED = "[If this is all that the user asked for, answer the user now in one sentence. If it is wrong, correct it.]"
 NEXT = {"read": LOOKED, "list": LOOKED, "search": LOOKED, "run": LOOKED, "write": CHANGED, "replace": CHANGED}
 """What to do after a call."""
 
@@ -104,7 +108,7 @@ def small_models(crow: Crow) -> None:
         ]
 
     @crow.after_tool
-    def say_next(result: ToolResult, session: Session, tool_call: ToolCall) -> ToolResult | None:
+    async def say_next(result: ToolResult, session: Session, tool_call: ToolCall) -> ToolResult | None:
         if not session.state[SMALL]:
             return None
         name = find_name(tool_call)
@@ -113,7 +117,47 @@ def small_models(crow: Crow) -> None:
         if name is None:
             return ToolResult.error(f"There is no tool {tool_call.name[:100]!r}. The tools are: {', '.join(REQUIRED)}.")
         hint = f"A correct call: {suggest_call(name, tool_call.original)}" if result.is_error else NEXT[name]
-        return ToolResult([*result.content, {"type": "text", "text": hint}], result.is_error, result.meta)
+        content = [shorten_paths(part, session.cwd) for part in result.content]
+        if name == "search" and any(str(part.get("text", "")).startswith("Nothing matches") for part in content):
+            content += [shorten_paths(part, session.cwd) for part in await list_files(session, tool_call)]
+        return ToolResult([*content, {"type": "text", "text": hint}], result.is_error, result.meta)
+
+    @crow.before_tool
+    def search_everywhere(session: Session, tool_call: ToolCall) -> ToolCall | None:
+        """Search the whole folder where a model has invented the place."""
+        path = tool_call.arguments.get("path")
+        if not session.state[SMALL] or tool_call.name not in ("grep", "tree") or not isinstance(path, str):
+            return None
+        return None if Path(session.cwd, path).exists() else tool_call.change_arguments(path=".")
+
+
+async def list_files(session: Session, search: ToolCall) -> list[dict[str, Any]]:
+    """List the files where a search found nothing: a small model often searches for the name of one."""
+    path = search.arguments.get("path", ".")
+    use: RawToolCall = {
+        "id": search.id,
+        "type": "function",
+        "function": {"name": "list", "arguments": encode({"path": path}).decode()},
+    }
+    tool_call = session.toolbox.parse(use)
+    if tool_call.tool is None:
+        return []
+    result = await session.toolbox.call(tool_call, session.meta(tool_call), session)
+    return [] if result.is_error else result.content
+
+
+def shorten_paths(part: dict[str, Any], cwd: str) -> dict[str, Any]:
+    """Return a part of a result with paths as the model writes them: relative to the folder."""
+    if part.get("type") != "text":
+        return part
+    folder = re.escape(cwd.rstrip(os.sep))
+    return {**part, "text": re.sub(rf"{folder}(?:[/\\](?=[^\s/\\])|[/\\]?(?![^\s.:]))", replace_folder, part["text"])}
+
+
+def replace_folder(found: re.Match[str]) -> str:
+    """Return what stands for the folder: nothing before the rest of a path, else a point."""
+    is_before_path = found[0][-1] in "/\\" and found.string[found.end() : found.end() + 1].strip()
+    return "" if is_before_path else "."
 
 
 def suggest_call(name: str, given: dict[str, Any]) -> str:

@@ -8,11 +8,12 @@ from typing import Any
 from crow_core.acp.connection import RpcError
 from crow_core.acp.decoding import convert_leniently
 from crow_core.acp.schema import INVALID_PARAMS, ContentBlock, StopReason, UserMessageChunk
+from crow_core.acp.shared_methods import STEERING_METHOD
 from crow_core.agent.app_source import announce
 from crow_core.agent.request_params import check_prompt
 from crow_core.app import Crow
 from crow_core.content import find_first_text, to_blocks, to_user_message
-from crow_core.errors import EndTurn, StoreError
+from crow_core.errors import ConfigError, EndTurn, ModelError, StoreError
 from crow_core.messages.message import Message, get_id
 from crow_core.models.model_call import ModelRequest
 from crow_core.session.session import Session
@@ -25,20 +26,20 @@ class JoiningMessage:
     """A message of the user for the running turn."""
 
     message: Message
-    taken: "asyncio.Future[bool]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-    """True once the client was shown the message, which the log has then; False once the client has withdrawn it."""
+    shown: "asyncio.Future[None]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    """Done once the client was shown the message, which the log has then."""
 
 
 @dataclass
 class Steering:
     """The messages of the user that join the turns of a session."""
 
-    arriving: list[JoiningMessage] = field(default_factory=list[JoiningMessage])
-    """Those that pass the hook `before_prompt`."""
     waiting: list[JoiningMessage] = field(default_factory=list[JoiningMessage])
-    """Those that have passed it, and that the log does not have."""
+    """Those that have passed the hook `before_prompt`, and that the log does not have."""
     entered: list[JoiningMessage] = field(default_factory=list[JoiningMessage])
     """Those that have entered the log, and that the client has not been shown."""
+    tasks: "set[asyncio.Task[None]]" = field(default_factory=set["asyncio.Task[None]"])
+    """The turns that began with words for a turn that had ended."""
 
     def enter(self) -> Sequence[Message]:
         """Move all that wait to `entered`. The caller appends the messages that are returned to the log."""
@@ -47,28 +48,24 @@ class Steering:
         self.waiting.clear()
         return messages
 
-    def withdraw(self) -> int:
-        """Let go of all that have not entered, and return how many they were."""
-        withdrawn, self.arriving, self.waiting = [*self.arriving, *self.waiting], [], []
-        for steer in withdrawn:
-            steer.taken.set_result(False)
-        return len(withdrawn)
-
 
 STEERING = StateKey("steering", Steering)
 """The messages that join the turns of a session."""
 
 
 def steering(crow: Crow) -> None:
-    """Add the method `_crow/steer`, with the parameter `prompt`: content blocks for the running turn.
+    """Add the method `_session/steering`, which other agents have, too: content blocks (`prompt`) for the running turn.
 
     They pass the hook `before_prompt`, with the note `steer` in the message, and enter the log before the next model
-    call. A turn that would end goes on with them. The answer, `{"taken": bool}`, comes when they are stored, or when
-    the turn has ended without them: no turn runs, it was cancelled, it failed, or it has made all its model calls. A
-    slash command is not taken. A client keeps what was not taken, or not answered, and sends it as a prompt.
+    call. A turn that would end goes on with them. The answer comes when they are stored, `{"outcome": "injected"}` with
+    the `messageId` that the client was shown, or when the turn has ended without them: no turn runs, it was cancelled,
+    it failed, or it has made all its model calls. A slash command does not join a turn.
 
-    With `withdraw` in place of `prompt`, `true` takes back what waits: `{"withdrawn": 2}` says how many requests this
-    answers, each with `{"taken": false}`. What has entered the log stays; /undo takes it back with its turn.
+    Words that do not join a turn begin one: `{"outcome": "startedNewTurn"}`. With `_meta.steering.idleBehavior`
+    `promptRequired`, they do not: `{"outcome": "promptRequired", "reason": …}`, and the client sends them as a prompt.
+    After a cancelled or failed turn the outcome is `failed` for a client without this option.
+
+    `$/cancel_request` takes back what waits. What has entered the log stays; /undo takes it back with its turn.
 
     Use it before extensions that read the log in `before_model`, and those that continue a turn in `before_end`.
     """
@@ -102,39 +99,78 @@ def steering(crow: Crow) -> None:
             await show(box, session, wait=False)
 
     async def steer(session: Session, params: dict[str, Any]) -> dict[str, Any]:
-        """Answer the method `_crow/steer`. Raises RpcError."""
-        if params.get("withdraw") is True:
-            return {"withdrawn": session.state[STEERING].withdraw()}
+        """Answer the method `_session/steering`. Raises RpcError."""
         try:
             blocks = convert_leniently(params.get("prompt"), list[ContentBlock])
         except ValidationError as error:
             raise RpcError(INVALID_PARAMS, f"Invalid params: prompt: {error}") from error
         check_prompt(blocks, audio=announce(crow).audio)
-        message = to_user_message(blocks)
+        prompts_itself = parse_idle_behavior(params.get("_meta"))
+        turn = next(iter(session.turns.tasks), None)
+        message, is_command = to_user_message(blocks), find_first_text(to_user_message(blocks)).startswith("/")
         message.setdefault("crow", {})["steer"] = True
-        if not (turns := session.turns.tasks) or find_first_text(message).startswith("/"):
-            return {"taken": False}
-        turn, box, waiting = turns[0], session.state[STEERING], JoiningMessage(message)
-        box.arriving.append(waiting)
-        try:
-            waiting.message = await session.hooks.before_prompt.run(message, session)
-            if turn.done() or waiting not in box.arriving:
-                return {"taken": False}
-            box.arriving.remove(waiting)
-            box.waiting.append(waiting)
-            await asyncio.wait([waiting.taken, turn], return_when=asyncio.FIRST_COMPLETED)
-            taken = waiting.taken.done() and waiting.taken.result()
-            if taken:
-                await session.log.written()
-            return {"taken": taken}
-        except (EndTurn, StoreError):  # a prompt with these words is answered with the reason
-            return {"taken": False}
-        finally:
-            for place in (box.arriving, box.waiting):
-                if waiting in place:
-                    place.remove(waiting)
+        if turn and not is_command and (id := await join_turn(session, turn, message)):
+            return {"outcome": "injected", "messageId": id}
+        if prompts_itself:
+            reason = "slashCommand" if is_command else "refused" if turn and not turn.done() else "noRunningTurn"
+            return {"outcome": "promptRequired", "reason": reason}
+        if turn and turn.done() and (turn.cancelled() or turn.exception() or turn.result() == "cancelled"):
+            return {"outcome": "failed"}
+        starting = asyncio.ensure_future(start_turn(crow, session, to_user_message(blocks)))
+        session.state[STEERING].tasks.add(starting)
+        starting.add_done_callback(session.state[STEERING].tasks.discard)
+        return {"outcome": "startedNewTurn"}
 
-    crow.methods["_crow/steer"] = steer
+    crow.methods[STEERING_METHOD] = steer
+
+
+def parse_idle_behavior(meta: Any) -> bool:
+    """Find out whether the client itself sends as a prompt what joins no turn. Raises RpcError for an unknown wish."""
+    match meta:
+        case {"steering": {"idleBehavior": "promptRequired"}}:
+            return True
+        case {"steering": {"idleBehavior": wish}} if wish is not None:
+            details = f"The only value of _meta.steering.idleBehavior is 'promptRequired', not {str(wish)[:40]!r}."
+            raise RpcError(INVALID_PARAMS, "Invalid params", details=details)
+        case _:
+            return False
+
+
+async def join_turn(session: Session, turn: "asyncio.Task[StopReason]", message: Message) -> str:
+    """Let a message join a turn that runs. Return its id once it is stored; "" if the turn has ended without it.
+
+    If the waiting task is cancelled, the message is taken back, unless it has joined.
+    """
+    box, joining = session.state[STEERING], JoiningMessage(message)
+    try:
+        joining.message = await session.hooks.before_prompt.run(message, session)
+        if turn.done():
+            return ""
+        box.waiting.append(joining)
+        ends = [joining.shown, turn]
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            if joining in box.waiting:
+                raise
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        if not joining.shown.done():
+            return ""
+        await session.log.written()
+        return get_id(joining.message)
+    except (EndTurn, StoreError):  # a prompt with these words is answered with the reason
+        return ""
+    finally:
+        if joining in box.waiting:
+            box.waiting.remove(joining)
+
+
+async def start_turn(crow: Crow, session: Session, message: Message) -> None:
+    """Run a turn that no request waits for; tell the user if it fails."""
+    try:
+        await crow.prompt(session, message)
+    except (ModelError, StoreError, ConfigError) as error:
+        await session.notice(str(error), "error")
 
 
 async def show(box: Steering, session: Session, *, wait: bool = True) -> None:
@@ -147,4 +183,4 @@ async def show(box: Steering, session: Session, *, wait: bool = True) -> None:
         id = get_id(steer.message)
         for block in to_blocks(steer.message):
             await session.send(UserMessageChunk(content=block, message_id=id))
-        steer.taken.set_result(True)
+        steer.shown.set_result(None)

@@ -9,7 +9,7 @@ import hashlib
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -19,12 +19,21 @@ from typing import Any, cast
 import crow_system as system
 from crow_core.acp.connection import RpcError
 from crow_core.acp.schema import INVALID_PARAMS, INVALID_REQUEST, StopReason, TextBlock
+from crow_core.acp.shared_methods import REWIND_METHOD, REWIND_MODES, REWIND_POINTS_METHOD
 from crow_core.app import Crow
 from crow_core.content import find_first_text, to_blocks
 from crow_core.errors import StoreError
 from crow_core.masking import MASK
 from crow_core.mcp.tool import make_title
-from crow_core.messages.message import INTERRUPTED, Message, find_turns, list_edits, marker_kind, parse_arguments
+from crow_core.messages.message import (
+    INTERRUPTED,
+    Message,
+    find_turns,
+    get_id,
+    list_edits,
+    marker_kind,
+    parse_arguments,
+)
 from crow_core.messages.notes import EditNotes
 from crow_core.messages.passes import drop_rewound, find_entry
 from crow_core.messages.tool_names import name_raw_calls
@@ -74,6 +83,10 @@ class UndoPlan:
     """The titles of tool calls whose effects cannot be undone."""
     kept: dict[str, str] = field(default_factory=dict[str, str])
     """The paths of files that are kept as they are, each with the reason why it cannot be restored."""
+    paths: Sequence[str] = ()
+    """All files that the turns changed."""
+    messages: int = 0
+    """The messages of the user and the model in the turns."""
 
     def __str__(self) -> str:
         """Describe the plan to the user, in Markdown."""
@@ -92,10 +105,10 @@ def undo(crow: Crow) -> None:
     """Add the command /undo, which shows what would be undone; `/undo yes` does it, and /redo reverses it. `/undo keep`
     keeps the files as they are that cannot be restored, for example since a command changed them.
 
-    Also adds the method `_crow/undo`, with the parameters `turns`, `keep` and `confirm`, or `list`: `true` lists the
-    turns.
+    Also adds the methods `_session/rewind_points`, which lists the messages to go back to, and `_session/rewind`.
     """
-    crow.methods["_crow/undo"] = answer_undo
+    crow.methods[REWIND_POINTS_METHOD] = answer_rewind_points
+    crow.methods[REWIND_METHOD] = answer_rewind
 
     @crow.commands
     def command(session: Session) -> list[Command]:
@@ -182,39 +195,87 @@ def invert(change: Change) -> Change:
     return cast(Change, {swapped.get(key, key): value for key, value in change.items()})
 
 
-async def answer_undo(session: Session, params: dict[str, Any]) -> dict[str, Any]:
-    """Answer the method `_crow/undo`: describe the plan, and with `confirm` carry it out; or list the turns.
+async def answer_rewind_points(session: Session, params: dict[str, Any]) -> dict[str, Any]:
+    """Answer the method `_session/rewind_points`: the messages that began a turn, the oldest first."""
+    points: list[dict[str, Any]] = []
+    entries, reply = drop_rewound(session.log), None
+    starts = set(find_turns(entries))
+    for at, entry in enumerate(entries):
+        if at in starts:
+            texts = [block.text for block in to_blocks(entry) if isinstance(block, TextBlock)]
+            point = {"messageId": get_id(entry), "resumeAtMessageId": reply, "text": "\n".join(texts)}
+            points.append({**point, "index": len(points) + 1, "_meta": {"crow": {"texts": texts}}})
+        elif entry.get("role") == "assistant":
+            reply = get_id(entry)
+    return {"points": points}
 
-    Raises RpcError.
+
+async def answer_rewind(session: Session, params: dict[str, Any]) -> dict[str, Any]:
+    """Answer the method `_session/rewind`: go back to before the message `messageId`.
+
+    `mode` is `files`, the default, `conversation` or `both`. With `dryRun`, nothing changes. In the mode `both`, the
+    conversation stays if the files cannot be restored; `_meta.crow.keep` keeps such files as they are. Raises RpcError.
     """
-    if params.get("list") is True:
-        return {"turns": list_turns(session.log)}
-    turns, confirm, keep = params.get("turns", 1), params.get("confirm", False), params.get("keep", False)
-    if type(turns) is not int or type(confirm) is not bool or type(keep) is not bool:
-        details = "turns is a whole number, confirm and keep are true or false."
+    mode, dry_run, keep = params.get("mode", "files"), params.get("dryRun", False), wants_to_keep(params.get("_meta"))
+    if mode not in REWIND_MODES or type(dry_run) is not bool:
+        details = f"mode is one of {', '.join(REWIND_MODES)}; dryRun is true or false."
         raise RpcError(INVALID_PARAMS, "Invalid params", details=details)
     if session.turns.lock.locked() or session.turns.tasks:
         raise RpcError(INVALID_REQUEST, "A turn is running", details="Cancel it, or wait for its end.")
-    try:
-        async with session.turns.lock:
-            planned = await asyncio.to_thread(plan_undo, session.log, turns, keep=keep)
-            if confirm:
-                await take_back(session, turns, keep=keep)
-    except (UndoError, StoreError) as error:
-        raise RpcError(INVALID_REQUEST, "Nothing was taken back", details=str(error)) from error
-    files = [{"path": file.path, "removed": file.data is None} for file in planned.files]
-    told = {"prompt": planned.prompt, "files": files, "kept": [*planned.kept], "stays": planned.stays}
-    return {"done": confirm, "turns": planned.turns, **told}
+    async with session.turns.lock:
+        planned = await asyncio.to_thread(plan_undo, session.log, count_turns(session.log, params), keep=True)
+        answer: dict[str, Any] = {"_meta": {"crow": {"stays": planned.stays, "kept": planned.kept}}}
+        if mode != "conversation":
+            answer["files"] = await rewind_files(planned, keep=keep, dry_run=dry_run)
+        if mode == "files" or (mode == "both" and not answer["files"]["canRewind"]):
+            return answer
+        if not dry_run:
+            try:
+                await rewind_conversation(session, planned, [*planned.kept] if mode == "both" else planned.paths)
+            except StoreError as error:
+                raise RpcError(INVALID_REQUEST, "Nothing was stored", details=str(error)) from error
+        return {**answer, "conversation": {"rewound": not dry_run, "messagesDropped": planned.messages}}
 
 
-def list_turns(log: Sequence[Message], limit: int = 50) -> list[dict[str, Any]]:
-    """List the last turns, the newest first, each with the texts of its prompt."""
+def wants_to_keep(meta: Any) -> bool:
+    """Find out from `_meta` whether files that cannot be restored are to be kept as they are."""
+    match meta:
+        case {"crow": {"keep": True}}:
+            return True
+        case _:
+            return False
+
+
+def count_turns(log: Sequence[Message], params: Mapping[str, Any]) -> int:
+    """Count the turns from the one that the message `messageId` began. Raises RpcError if there is no such turn."""
     entries = drop_rewound(log)
-    starts = find_turns(entries)[-limit:]
-    return [
-        {"texts": [block.text for block in to_blocks(entries[start]) if isinstance(block, TextBlock)]}
-        for start in reversed(starts)
-    ]
+    starts = [get_id(entries[at]) for at in find_turns(entries)]
+    if (id := params.get("messageId")) not in starts:
+        details = (
+            f"No turn of this session began with the message {str(id)[:100]!r}. {REWIND_POINTS_METHOD} lists them."
+        )
+        raise RpcError(INVALID_PARAMS, "Unknown message", details=details)
+    return len(starts) - starts.index(id)
+
+
+async def rewind_files(planned: "UndoPlan", *, keep: bool, dry_run: bool) -> dict[str, Any]:
+    """Restore the files of a plan, and describe that for the answer to `_session/rewind`."""
+    try:
+        if planned.kept and not keep:
+            raise UndoError(" ".join(planned.kept.values()))
+        if not dry_run:
+            await asyncio.to_thread(restore_files, planned.files)
+    except UndoError as error:
+        return {"canRewind": False, "error": str(error)}
+    back, gone = (sum(file.lines[side] for file in planned.files) for side in (0, 1))
+    changed = [file.path for file in planned.files]
+    return {"canRewind": True, "filesChanged": changed, "insertions": back, "deletions": gone}
+
+
+async def rewind_conversation(session: Session, planned: "UndoPlan", kept: Sequence[str]) -> None:
+    """Rewind a session as a plan says; `kept` are the files that were not restored. Raises StoreError."""
+    session.rewind(planned.to, last=str(session.log[-1].get("crow", {}).get("id", "")), kept=kept)
+    await session.log.written()
 
 
 async def take_back(session: Session, turns: int = 1, *, keep: bool = False) -> str:
@@ -224,8 +285,7 @@ async def take_back(session: Session, turns: int = 1, *, keep: bool = False) -> 
     """
     planned = await asyncio.to_thread(plan_undo, session.log, turns, keep=keep)
     await asyncio.to_thread(restore_files, planned.files)
-    session.rewind(planned.to, last=str(session.log[-1].get("crow", {}).get("id", "")), kept=[*planned.kept])
-    await session.log.written()
+    await rewind_conversation(session, planned, [*planned.kept])
     count = len(planned.files)
     files = f"{count} file{'' if count == 1 else 's'} as before" if count else "no file had to change"
     kept = f" Kept as they are: {', '.join(planned.kept)}." if planned.kept else ""
@@ -256,6 +316,8 @@ def plan_undo(log: Sequence[Message], turns: int = 1, *, keep: bool = False) -> 
         files=files,
         stays=[title for turn in wanted for title in find_lasting(turn)],
         kept=kept,
+        paths=sorted({str(change.get("path")) for _, change in changes}),
+        messages=sum(entry.get("role") in ("user", "assistant") for turn in wanted for entry in turn),
     )
 
 

@@ -110,6 +110,8 @@ class OpenCall(Struct):
     """The lines before them."""
     asked_at: float | None = None
     """The time since which the user is asked about it; None if nothing is asked."""
+    shows_plan: bool = False
+    """True if it has shown the plan, and so has nothing else to show."""
     is_left: bool = False
     """True if the user cancelled the turn instead of answering the question about this call."""
 
@@ -154,6 +156,8 @@ class BlockRecord:
             case PlanUpdate(entries=entries):
                 done = self.end_text()
                 self.plan = Plan(tuple(entries))
+                for one in self.running.values():
+                    one.shows_plan |= one.call.kind == "think"
                 return done
             case NoticeUpdate(title=title, description=description, severity=severity):
                 text = f"{title}: {description}" if description else title
@@ -255,6 +259,8 @@ class BlockRecord:
                 denied, not_run = "denied" in notes, notes.get("notRun") is True
             case _:
                 denied = not_run = False
+        if running.shows_plan and running.call.status == "completed":
+            return done
         not_run |= running.is_left and running.call.status == "failed"
         return [*done, Call(running.call, running.get_seconds(now), id in self._shown, denied, not_run)]
 

@@ -23,7 +23,15 @@ from crow_core.acp.schema import (
     SessionNotification,
     SetSessionConfigOptionRequest,
 )
+from crow_core.acp.shared_methods import (
+    REWIND_METHOD,
+    REWIND_POINTS_METHOD,
+    STEERING_METHOD,
+    is_taken,
+    make_steering_params,
+)
 from msgspec import UNSET, Struct
+from prompt_toolkit.buffer import Buffer
 
 from crow_terminal import effects
 from crow_terminal.agent_connections import AgentAddress, NoAgent, connect
@@ -38,6 +46,7 @@ from crow_terminal.key_bindings import make_bindings
 from crow_terminal.live import compose_above, compose_footer, compose_menu
 from crow_terminal.local_commands import find_command
 from crow_terminal.markdown import Prose
+from crow_terminal.page import NoPage, PageServer
 from crow_terminal.paint import Painter
 from crow_terminal.pickers import confirm_taking_back, offer_turns, pick_option, pick_prompt, pick_session
 from crow_terminal.printable_text import clip, clip_ansi, escape_line
@@ -57,6 +66,8 @@ CLOSE_TIMEOUT = 5.0
 """Seconds to wait for the agent's end when leaving."""
 PASTE_LINES = 8
 """Lines of a paste above which only its size is shown in the editor."""
+TURNS_LIMIT = 50
+"""Messages that `/rewind` offers."""
 PASTE_LENGTH = 2_000
 """The same in characters."""
 ROWS_AT_A_QUESTION = 2
@@ -83,6 +94,8 @@ class Settings(Struct, frozen=True):
     """The command that opens this terminal; it takes `-c` and `-r ID`. Empty for none."""
     choose: bool = False
     """Whether the user chooses one of the stored sessions first."""
+    page: Sequence[str] = ()
+    """The command that serves the pages of sessions, as `PageServer` starts it; empty for none."""
 
 
 class Chat:
@@ -90,10 +103,12 @@ class Chat:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.state = State(agent=settings.agent.name, folder=settings.cwd)
+        self.state = State(agent=settings.agent.name, folder=settings.cwd, has_page=bool(settings.page))
         self.painter = Painter(choose_theme(settings.theme, os.environ))
         self.client: ChatClient | None = None
         self.session_id = ""
+        self._turn_ids: list[str] = []
+        """The ids of the messages that `/rewind` offers, the newest first."""
         self._is_used = False
         """Whether something was said in the session."""
         self._choose = settings.choose
@@ -104,6 +119,8 @@ class Chat:
         self.images: dict[str, ImageBlock] = {}
         """The images from the clipboard by the words that stand for them, also in prompts that were sent."""
         self._image_count = 0
+        self._completes = False
+        """Whether Tab waits for completions."""
         self._is_interrupting = False
         """Whether the key that is being handled is Ctrl-C."""
         self.shown: list[Block] = []
@@ -114,6 +131,7 @@ class Chat:
         self._tasks: set[asyncio.Task[None]] = set()
         self._session_task: asyncio.Task[None] | None = None
         self._command: UserCommand | None = None
+        self._pages = PageServer(settings.page)
         self._draft: str | None = None
         """The text of the editor while the user writes an answer there."""
         self._tail: tuple[Any, int, list[str]] = (None, 0, [])
@@ -133,6 +151,7 @@ class Chat:
             no_color=bool(os.environ.get("NO_COLOR")),
             end_key=self.end_key,
         )
+        self.terminal.editor.on_completions_changed += self.note_completions
 
     async def run(self) -> int:
         """Show the terminal until the user leaves, and return the exit code."""
@@ -173,6 +192,7 @@ class Chat:
         """End the connection, the agent and all tasks."""
         if self._command:
             self._command.stop()
+        self._pages.end()
         tasks = [*self._tasks, *([self._session_task] if self._session_task else [])]
         for task in tasks:
             task.cancel()
@@ -251,7 +271,7 @@ class Chat:
             case effects.Steer():
                 self._start(self._steer(effect))
             case effects.Withdraw():
-                self._start(self._withdraw_words())
+                self._withdraw_words()
             case effects.Cancel():
                 self._start(self._cancel())
             case effects.Respond(id=id, response=response):
@@ -286,6 +306,8 @@ class Chat:
                 self.state.show_hint("Copied.", time.monotonic())
             case effects.ExportSession(path=path):
                 self._start(self._export(path))
+            case effects.OpenPage():
+                self._start(self._open_page())
             case effects.SetTheme(name=name):
                 self.painter.theme = choose_theme(name, os.environ)
                 self._tail = (None, 0, [])
@@ -421,17 +443,17 @@ class Chat:
         try:
             if client := self.client:
                 blocks = await self._make_prompt(words.text, words.outputs)
-                answer = await client.request("_crow/steer", {"sessionId": self.session_id, "prompt": blocks})
-                taken = isinstance(answer, dict) and answer.get("taken") is True  # pyright: ignore[reportUnknownMemberType]
+                params = make_steering_params(self.session_id, blocks)
+                taken = is_taken(await client.request(STEERING_METHOD, params))
         except RpcError:
-            pass  # they are sent as a prompt, whose answer says what is wrong
+            pass  # withdrawn; or they are sent as a prompt, whose answer says what is wrong
         except ConnectionClosed:
             return  # the end of the connection is told by its own task
         self.perform(self.state.end_steer(words, taken, time.monotonic()))
 
-    async def _withdraw_words(self) -> None:
+    def _withdraw_words(self) -> None:
         if self.client:
-            await self.client.request("_crow/steer", {"sessionId": self.session_id, "withdraw": True})
+            self.client.connection.cancel_requests(STEERING_METHOD)
 
     async def _cancel(self) -> None:
         if self.client:
@@ -458,23 +480,28 @@ class Chat:
 
     async def _list_turns(self) -> None:
         if self.client:
-            answer = await self.client.request("_crow/undo", {"sessionId": self.session_id, "list": True})
-            texts: list[list[str]] = [each["texts"] for each in answer["turns"]]
-            self.perform(offer_turns(self.state, [each[-1] if each else "" for each in texts]))
+            answer = await self.client.request(REWIND_POINTS_METHOD, {"sessionId": self.session_id})
+            points = answer["points"][: -TURNS_LIMIT - 1 : -1]
+            self._turn_ids = [each["messageId"] for each in points]
+            self.perform(offer_turns(self.state, list(map(find_typed_text, points))))
 
     async def _take_back(self, turns: int, confirmed: bool) -> None:
         if not self.client:
             return
-        params = {"sessionId": self.session_id, "turns": turns, "confirm": confirmed}
-        answer = await self.client.request("_crow/undo", params)
-        files = ", ".join(each["path"].removeprefix(f"{self.settings.cwd}/") for each in answer.get("files", []))
+        params = {"sessionId": self.session_id, "messageId": self._turn_ids[turns - 1], "mode": "both"}
+        answer = await self.client.request(REWIND_METHOD, {**params, "dryRun": not confirmed})
+        if why := answer["files"].get("error"):
+            self.perform(self.state.remark(f"{why} Nothing was taken back.", "warning"))
+            return
+        paths = answer["files"]["filesChanged"]
+        files = ", ".join(path.removeprefix(f"{self.settings.cwd}/") for path in paths)
         count = f"{turns} message{'' if turns == 1 else 's'}"
         if confirmed:
             what = f"files as before: {files}" if files else "no file had to change"
             self.perform(self.state.take_back(turns, f"Took back {count}; {what}."))
         else:
             what = f"restores {files}" if files else "changes no file"
-            if stays := ", ".join(map(str, answer.get("stays", []))):
+            if stays := ", ".join(map(str, answer.get("_meta", {}).get("crow", {}).get("stays", []))):
                 what += f"; what these did stays: {stays}"
             self.perform(confirm_taking_back(self.state, turns, f"This takes back {count}, and {what}."))
 
@@ -503,6 +530,18 @@ class Chat:
             self.perform(self.state.remark(f"{error.filename} cannot be written: {error.strerror}.", "error"))
         else:
             self.perform(self.state.remark(f"Written to {path}."))
+
+    async def _open_page(self) -> None:
+        if not self._is_used:
+            self.perform(self.state.remark("Nothing was said yet: this session has no page."))
+            return
+        self.state.show_hint("Opening the page…", time.monotonic())
+        try:
+            address = await self._pages.open(self.session_id, self.settings.cwd)
+        except NoPage as error:
+            self.perform(self.state.remark(str(error), "error"))
+        else:
+            self.perform(self.state.remark(f"This session in a browser, until you leave: {address}"))
 
     async def _find_branch(self) -> None:
         """Find the branch that is checked out, for the footer."""
@@ -541,6 +580,7 @@ class Chat:
         return self.is_asking() and not self.terminal.editor.text and self.state.pause.came_before()
 
     def note_key(self) -> None:
+        self._completes = False
         if wanted := self.state.note_key(get_time()):
             self.perform(wanted)
 
@@ -708,6 +748,20 @@ class Chat:
         self._image_count += 1
         return f"[image {self._image_count}]"
 
+    def complete(self) -> None:
+        editor = self.terminal.editor
+        if editor.complete_state:
+            editor.complete_next()
+        else:
+            self._completes = True
+            editor.start_completion()
+
+    def note_completions(self, editor: Buffer) -> None:
+        """Mark the first completion, if Tab was pressed before there was one."""
+        if self._completes and editor.complete_state and editor.complete_state.completions:
+            self._completes = False
+            editor.complete_next()
+
     def apply_completion(self) -> bool:
         editor = self.terminal.editor
         completing = editor.complete_state
@@ -748,3 +802,12 @@ def run(settings: Settings) -> int:
         return await Chat(settings).run()
 
     return asyncio.run(main())
+
+
+def find_typed_text(point: dict[str, Any]) -> str:
+    """Find what the user typed in a message of `_session/rewind_points`: crow names it apart from what goes with it."""
+    match point:
+        case {"_meta": {"crow": {"texts": [*_, str(last)]}}}:
+            return last
+        case _:
+            return str(point["text"])

@@ -27,6 +27,7 @@ from crow_core.acp.schema import (
     SessionConfigOptionsCapabilities,
     SessionNotification,
 )
+from crow_core.acp.shared_methods import can_rewind, can_steer
 from crow_core.acp.transports import Transport
 from msgspec import UNSET
 
@@ -107,16 +108,16 @@ def find_abilities(initialized: InitializeResponse) -> Abilities:
     info = initialized.agent_info
     match can.meta:
         case {"crow": {**own}}:
-            methods, answers = own.get("methods", ()), own.get("permissionAnswers", ())
+            answers = own.get("permissionAnswers", ())
         case _:
-            methods, answers = (), ()
+            answers = ()
     return Abilities(
         name=(info.title or info.name) if info else "",
         lists=can.session_capabilities.list not in (UNSET, None),
         loads=can.load_session,
-        undoes="_crow/undo" in methods,
+        undoes=can_rewind(initialized.meta),
         images=can.prompt_capabilities.image,
         resumes=can.session_capabilities.resume not in (UNSET, None),
         answers=tuple(map(str, answers)),
-        steers="_crow/steer" in methods,
+        steers=can_steer(initialized.meta),
     )

@@ -123,6 +123,10 @@ class ExportSession(Struct, frozen=True):
     path: str
 
 
+class OpenPage(Struct, frozen=True):
+    """Show the session in a browser."""
+
+
 class SetTheme(Struct, frozen=True):
     """Use another theme from now on."""
 
@@ -138,5 +142,5 @@ class Fold(Struct, frozen=True):
 
 Effect: TypeAlias = (
     Show | Send | Steer | Withdraw | Cancel | Respond | Wait | Leave | Ring | Edit | SetOption | Open | ListSessions
-    | Run | StopCommand | ListTurns | TakeBack | Copy | ExportSession | SetTheme | Fold
+    | Run | StopCommand | ListTurns | TakeBack | Copy | ExportSession | OpenPage | SetTheme | Fold
 )  # fmt: skip

@@ -54,6 +54,10 @@ class Actions(Protocol):
     def paste(self, text: str) -> None: ...
     def paste_image(self) -> None: ...
     def edit_outside(self) -> None: ...
+    def complete(self) -> None:
+        """Mark the next completion, or the first one once there is one."""
+        ...
+
     def apply_completion(self) -> bool:
         """Take the marked completion, or the only one. Return whether Enter is used up by that."""
         ...
@@ -105,6 +109,7 @@ def make_bindings(actions: Actions) -> KeyBindings:
         bind(name, act=partial(actions.scroll, pages), filter=asking)
     for name, pages in (("left", -1), ("right", 1)):
         bind(name, act=partial(actions.scroll, pages), filter=answering)
+    bind("tab", act=actions.complete, filter=writing & ~answering)
     bind("escape", "enter", act=new_line, filter=writing)
     bind("c-j", act=new_line, filter=writing)
     bind("up", act=actions.recall, filter=recalling & ~answering)

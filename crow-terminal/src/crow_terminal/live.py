@@ -10,7 +10,7 @@ from crow_terminal.dialogs import ListDialog, TextDialog
 from crow_terminal.paint import FOLDED_LINES, format_seconds, paint_plan, wrap
 from crow_terminal.printable_text import clip, clip_start, escape_line, escape_output, fold, measure
 from crow_terminal.question import Question
-from crow_terminal.question_view import compose_question
+from crow_terminal.question_view import compose_question, compose_subject
 from crow_terminal.state import State
 from crow_terminal.theme import Theme
 
@@ -36,10 +36,11 @@ def compose_above(state: State, now: float, width: int, height: int, theme: Them
     lines = [] if tail and shown and shown.joined else [""]
     lines += [*tail[-room:], ""] if tail else []
     dialog = state.dialog
-    if not isinstance(dialog, Question):
+    about = dialog.back if isinstance(dialog, TextDialog) else dialog
+    if not isinstance(about, Question):
         lines += compose_running(state, now, width, height, theme)
     if state.transcript.plan and state.phase == "working" and not dialog and height >= 16:
-        lines += shorten_plan(paint_plan(state.transcript.plan, width, theme), theme)
+        lines += ["", *shorten_plan(paint_plan(state.transcript.plan, width, theme), theme)]
     if state.busy and not state.asked:
         lines.append(compose_spinner(state, now, width, theme))
     if state.phase == "starting":
@@ -47,8 +48,10 @@ def compose_above(state: State, now: float, width: int, height: int, theme: Them
     if isinstance(dialog, ListDialog):
         lines += compose_choice(dialog, width, max(3, min(MENU_ROWS, height // 2)), theme)
     elif isinstance(dialog, TextDialog):
-        about = [line for text in dialog.about for line in escape_output(text).split("\n")]
-        lines += [clip(line, width) for line in about[:ABOUT_ROWS]]
+        if isinstance(about, Question):
+            lines += compose_subject(about, width, max(2, height // 3), theme)
+        remarks = [line for text in dialog.about for line in escape_output(text).split("\n")]
+        lines += [clip(line, width) for line in remarks[:ABOUT_ROWS]]
         lines.append(theme.style("warning", clip(f"{dialog.label}:", width)))
     queued: list[str] = []
     for text in [*state.queue][-QUEUE_ROWS:]:
@@ -168,8 +171,9 @@ def compose_choice(dialog: ListDialog, width: int, rows: int, theme: Theme) -> l
 def describe_keys(dialog: ListDialog) -> str:
     """Return the keys of a list."""
     if dialog.searchable:
-        search = f"“{escape_line(dialog.search)}” · " if dialog.search else "type to search · "
-        return f"{search}↑↓ Enter · Esc closes" if len(dialog.rows) > 4 else "↑↓ Enter · Esc closes"
+        offer = "type to search · " if len(dialog.rows) > 4 else ""
+        search = f"“{escape_line(dialog.search)}” · " if dialog.search else offer
+        return f"{search}↑↓ Enter · Esc closes"
     space = "Space marks · " if dialog.marked is not None else ""
     return f"{space}↑↓ or a number, Enter · Esc declines"
 

@@ -7,8 +7,9 @@ from msgspec import Struct
 
 from crow_terminal.blocks import Call, Note
 from crow_terminal.dialogs import Row
-from crow_terminal.effects import Copy, Effect, ExportSession, Fold, Leave, ListSessions, Open, SetTheme, Show
+from crow_terminal.effects import Copy, Effect, ExportSession, Fold, Leave, ListSessions, Open, OpenPage, SetTheme, Show
 from crow_terminal.markdown import Prose
+from crow_terminal.permission import show_path
 from crow_terminal.pickers import pick_any_option, pick_mode, pick_option, pick_turn
 from crow_terminal.printable_text import escape_line
 from crow_terminal.state import State
@@ -75,7 +76,13 @@ def show_diff(state: State, words: str) -> list[Effect]:
         return state.remark("This session has changed no files, as far as was shown here.")
     effects: list[Effect] = []
     for diff in join_changes(state):
-        call = ToolCall(tool_call_id="diff", title=diff.path, kind="edit", status="completed", content=[diff])
+        call = ToolCall(
+            tool_call_id="diff",
+            title=show_path(diff.path, state.folder),
+            kind="edit",
+            status="completed",
+            content=[diff],
+        )
         effects.append(Show(Call(call), whole=True))
     return effects
 
@@ -169,6 +176,13 @@ LOCAL_COMMANDS = (
     LocalCommand(
         "export", "write this session to a Markdown file", export, "[file]", yields=True, group="Results", words="save"
     ),
+    LocalCommand(
+        "web",
+        "show this session in a browser",
+        lambda state, _: [OpenPage()],
+        group="Results",
+        words="page html inspect requests costs",
+    ),
     LocalCommand("help", "the keys and the commands", show_help, group="Screen", words="keys shortcuts ?"),
     LocalCommand(
         "details",
@@ -187,6 +201,7 @@ def find_local_commands(state: State) -> list[LocalCommand]:
     impossible = {
         *(() if state.abilities.lists and state.abilities.loads else ("resume",)),
         *(() if state.abilities.undoes else ("rewind",)),
+        *(() if state.has_page else ("web",)),
         *(() if state.options.find("thought_level") else ("thinking",)),
         *(() if state.options.find("model") else ("model",)),
         *(() if state.options.modes or state.options.find("mode") else ("mode",)),

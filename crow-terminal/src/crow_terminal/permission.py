@@ -11,12 +11,14 @@ from crow_core.text import show_invisible
 from msgspec import Struct
 
 from crow_terminal.dialogs import Row
-from crow_terminal.printable_text import escape_line
+from crow_terminal.printable_text import clip, escape_line
 
 YES = ("allow", "allow once", "yes", "accept", "approve", "ok")
 """Names that agents give to allowing once, in lower case."""
 NO = ("reject", "reject once", "no", "deny", "decline")
 """The same for rejecting once."""
+RULE = 48
+"""Columns of a rule in the first step; the second shows it whole."""
 PLACES = {"session": "for this session", "folder": "in this folder", "always": "in all folders"}
 """The scope of an answer of crow in words."""
 
@@ -118,7 +120,7 @@ def describe_lasting(lasting: Sequence[Row], yes: str, no: str) -> str:
     first: Answer = lasting[0].value
     if len(lasting) == 1 and not first.rule:
         return first.name
-    return f"{yes if first.allows else no}, and do not ask again for {first.rule or '…'}"
+    return f"{yes if first.allows else no}, and do not ask again for {clip(first.rule, RULE) or '…'}"
 
 
 def make_answer(answer: Answer, text: str) -> RequestPermissionResponse:

@@ -7,6 +7,7 @@ from crow_core.acp.schema import BooleanConfigOption, SelectConfigOption, Sessio
 from crow_terminal.dialogs import ListDialog, Row
 from crow_terminal.effects import Edit, Effect, ListTurns, Open, SetOption, TakeBack
 from crow_terminal.printable_text import escape_line
+from crow_terminal.prompt_content import strip_outputs
 from crow_terminal.session_options import make_option_rows
 from crow_terminal.state import State
 
@@ -97,8 +98,8 @@ def offer_turns(state: State, prompts: Sequence[str]) -> list[Effect]:
     """Let the user choose one of these prompts, the newest first."""
     if not prompts:
         return state.remark("There is no earlier message.")
-    rows = [Row(escape_line(text)[:200], f"{n} back", n) for n, text in enumerate(prompts, 1)]
-    state.turns = [*prompts]
+    state.turns = [strip_outputs(text) for text in prompts]
+    rows = [Row(escape_line(text)[:200], f"{n} back", n) for n, text in enumerate(state.turns, 1)]
     return state.pick("Go back to before which message?", rows, lambda row, _: [TakeBack(row.value)])
 
 

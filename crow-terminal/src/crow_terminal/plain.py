@@ -18,7 +18,7 @@ from crow_terminal.agent_connections import AgentAddress, NoAgent, connect
 from crow_terminal.blocks import AnsweredQuestion
 from crow_terminal.chat_client import AgentQuestion, ChatClient
 from crow_terminal.dialogs import ListDialog, TextDialog
-from crow_terminal.effects import Edit, Effect, Respond, Send, Show
+from crow_terminal.effects import Cancel, Edit, Effect, Respond, Send, Show
 from crow_terminal.paint import Painter
 from crow_terminal.printable_text import escape
 from crow_terminal.prompt_content import make_prompt
@@ -47,6 +47,8 @@ class PlainChat:
         self.asked = asyncio.Event()
         """Set when something is to be answered, or the turn has ended."""
         self.failed = False
+        self._cancelling: asyncio.Task[None] | None = None
+        self._asking: asyncio.Task[None] | None = None
 
     async def run(self, resume: str, prompt: str) -> int:
         """Answer lines until the end of input, and return the exit code."""
@@ -88,16 +90,16 @@ class PlainChat:
         self.failed = False
         self.perform([one for one in self.state.submit(text, time.monotonic()) if isinstance(one, Send)])
         with suppress(RuntimeError, ValueError):  # not in this thread
-            system.on_signal(loop, signal.SIGINT, lambda: asyncio.ensure_future(client.cancel(self.session_id)))
+            system.on_signal(loop, signal.SIGINT, self.stop)
         blocks = await asyncio.to_thread(make_prompt, text, (), self.cwd, self.state.abilities)
         turn = asyncio.ensure_future(client.prompt(self.session_id, blocks))
         try:
             while not turn.done():
-                asking = asyncio.ensure_future(self.asked.wait())
+                self._asking = asking = asyncio.ensure_future(self.answer_next())
                 await asyncio.wait([turn, asking], return_when=asyncio.FIRST_COMPLETED)
+                if asking.done() and not asking.cancelled():
+                    asking.result()
                 asking.cancel()
-                if self.asked.is_set() and not turn.done():
-                    await self.answer()
             self.perform(self.state.end_turn(await turn, time.monotonic()))
         except RpcError as error:
             self.failed = True
@@ -105,6 +107,17 @@ class PlainChat:
         finally:
             with suppress(RuntimeError, ValueError):
                 system.stop_signal(loop, signal.SIGINT)
+
+    def stop(self) -> None:
+        """Cancel the turn, and do not wait for the line that answers its question."""
+        self.perform(self.state.cancel(time.monotonic()))
+        if self._asking:
+            self._asking.cancel()
+
+    async def answer_next(self) -> None:
+        """Wait until the agent asks something, and ask the user."""
+        await self.asked.wait()
+        await self.answer()
 
     async def answer(self) -> None:
         """Ask the user what the agent asks."""
@@ -160,10 +173,8 @@ class PlainChat:
                 return await self.write_answer(question, letter, text)
             else:
                 return question.choose(row, time.monotonic())
-        if self.client:
-            await self.client.cancel(self.session_id)
         self.asked.clear()
-        return []
+        return self.state.cancel(time.monotonic())
 
     async def choose_lasting(self, question: Question) -> list[Effect]:
         """Ask for the number of an answer that lasts; any other line goes back."""
@@ -209,6 +220,8 @@ class PlainChat:
                         self.print(line)
                 case Respond(id=id, response=response) if self.client:
                     self.client.answer(id, response)
+                case Cancel() if self.client:
+                    self._cancelling = asyncio.ensure_future(self.client.cancel(self.session_id))
                 case Edit():
                     pass
                 case _:

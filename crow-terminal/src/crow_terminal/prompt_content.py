@@ -18,6 +18,8 @@ MENTION = re.compile(r"""(?:^|(?<=\s))@(?:"([^"\n]+)"|'([^'\n]+)'|(\S+))""")
 PATH = re.compile(
     r"(?:^|(?<=\s))(@|file://(?:localhost)?)?('[^']+'|\"[^\"]+\"|(?:\\.|\S)+\.(?:png|jpe?g|gif|webp))(?=\s|$)", re.I
 )
+DESCRIBED = re.compile(r"\A(?:I ran this command[^\n]{0,60}:\n\n(`{3,})\n\$ .*?\n\1\n\s*)+", re.S)
+"""Finds the commands of the user at the beginning of a prompt."""
 IMAGES = {"image/png", "image/jpeg", "image/gif", "image/webp"}
 MAX_IMAGE_BYTES = 10_000_000
 MAX_OUTPUT = 20_000
@@ -47,6 +49,11 @@ def describe_output(output: CommandOutput) -> str:
     end = f", which ended with exit code {output.code}" if output.code else ""
     marks = "`" * (max(map(len, re.findall("`{3,}", text)), default=2) + 1)
     return f"I ran this command{end}:\n\n{marks}\n$ {output.command}\n{text}\n{marks}\n\n"
+
+
+def strip_outputs(text: str) -> str:
+    """Return a prompt without what `describe_output` has put before it."""
+    return DESCRIBED.sub("", text)
 
 
 def find_images(text: str, cwd: str) -> list[Path]:

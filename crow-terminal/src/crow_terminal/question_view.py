@@ -45,6 +45,13 @@ def compose_question(
     return [title, *(f"{edge} {line}" if line else edge for line in [*about, *answers]), *hint][: max(height, 2)]
 
 
+def compose_subject(question: Question, width: int, height: int, theme: Theme) -> list[str]:
+    """Compose what a question is about without its answers, in at most `height` rows."""
+    edge = theme.style("bad" if question.danger else "warning", "│")
+    about = compose_about(question, width - 2, height - 1, theme)
+    return [compose_title(question, width, theme, 1, 1), *(f"{edge} {line}" for line in about if line)]
+
+
 def compose_title(question: Question, width: int, theme: Theme, number: int, count: int) -> str:
     right = f" {number} of {count}" if count > 1 else ""
     danger = f" ! {question.danger} " if question.danger else ""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from crow_core.acp.client import answer_permission
 from crow_core.acp.schema import (
     AvailableCommand,
     AvailableCommandsUpdate,
@@ -24,7 +25,8 @@ from crow_core.acp.schema import (
     Usage,
     UsageUpdate,
 )
-from msgspec import Struct
+from msgspec import UNSET, Struct
+from msgspec.structs import replace
 
 from crow_terminal.blocks import KEPT_LINES, Block, BlockRecord, Call, CommandOutput, Note, UserPrompt
 from crow_terminal.dialogs import Dialog, ListDialog, Row, TextDialog
@@ -56,6 +58,7 @@ from crow_terminal.typing_pause import ALONE, PAUSE, TypingPause
 LEAVE_WITHIN = 2.0
 """Seconds between two Ctrl-C that leave."""
 LEAVE_HINT = "Ctrl-C again leaves."
+WITHDRAWN = "The agent does not ask this any more."
 NEVER = float("-inf")
 HINT_SECONDS = 4.0
 """Seconds that a hint stays."""
@@ -96,6 +99,8 @@ class State:
     folder: str = ""
     branch: str = ""
     abilities: Abilities = field(default_factory=Abilities)
+    has_page: bool = False
+    """Whether a browser can show the session."""
     phase: str = "starting"
     """`starting`, `ready`, `working`, `ended`."""
     transcript: BlockRecord = field(default_factory=BlockRecord)
@@ -125,10 +130,10 @@ class State:
     """Questions of the agent behind the one that is shown."""
     asked: int = 0
     """The id of the agent's question that is shown; 0 for none."""
+    request: RequestPermissionRequest | CreateElicitationRequest | None = None
+    """The question with this id."""
     answered: int = 0
     """The questions that were answered while others waited."""
-    asked_call: str = ""
-    """The id of the tool call that it is about; empty for none."""
     options: OfferedOptions = field(default_factory=OfferedOptions)
     commands: list[AvailableCommand] = field(default_factory=list[AvailableCommand])
     usage: UsageUpdate | None = None
@@ -165,6 +170,11 @@ class State:
         """Whether keys choose from a list, in place of the editor."""
         return isinstance(self.dialog, ListDialog) and (not self.asked or self.is_open)
 
+    @property
+    def asked_call(self) -> str:
+        """The id of the tool call that the question is about; empty for none."""
+        return find_call(self.request) if self.request else ""
+
     def is_moving(self, now: float) -> bool:
         """Whether what is shown changes with time."""
         return (self.busy and not self.asked) or (bool(self.hint) and now < self.hint_until + 0.2)
@@ -181,7 +191,7 @@ class State:
 
     def leave_session(self, name: str = "New session", *, again: bool = False) -> list[Effect]:
         """The session is closed, as another one of this `name` is opened, or the same one `again`."""
-        effects = self._drop_questions()
+        effects = self._cancel_questions()
         self.queue.leave_steers()
         self.phase, self.commands = "starting", []
         self.muted, self.loading = again, not again
@@ -202,7 +212,8 @@ class State:
             case ConfigOptionUpdate(config_options=options):
                 self.options.config = options
             case UsageUpdate():
-                self.usage = update
+                known = self.usage.cost if self.usage else UNSET
+                self.usage = replace(update, cost=update.cost or known)
             case SessionInfoUpdate(meta={"crow": {"sandbox": str(level)}}):
                 self.sandbox = "no sandbox" if level == "off" else f"sandbox: {escape_line(level)}"
             case SessionInfoUpdate(title=title):
@@ -242,13 +253,15 @@ class State:
         if not self.queue:
             effects += self._ring(f"{self.agent} is done", now)
         self.phase, self.cancelled, self.hint = "ready", False, ""
-        return [*effects, *self._drop_questions(), *self._send_next(now)]
+        if self.asked:
+            self.show_hint(WITHDRAWN, now)
+        return [*effects, *self._cancel_questions(), *self._send_next(now)]
 
     def fail_turn(self, sentence: str, now: float) -> list[Effect]:
         """The agent has answered a prompt with an error."""
         effects = self._show(self.transcript.end_turn(now))
         self.phase, self.cancelled, self.queue.returning = "ready", False, bool(self.queue.steers)
-        return [*effects, Show(Note(sentence, "error")), *self._drop_questions(), *self.queue.restore()]
+        return [*effects, Show(Note(sentence, "error")), *self._cancel_questions(), *self.queue.restore()]
 
     def end_agent(self, sentence: str, now: float) -> list[Effect]:
         """The connection to the agent has ended, or it could not be opened."""
@@ -258,7 +271,7 @@ class State:
         stop = "" if sentence.endswith((".", "!", "?")) else "."
         gap = "\n" if "\n" in sentence else " "
         note = Note(f"{sentence}{stop}{gap}Enter starts it again.", "error")
-        return [*effects, Show(note), *self._drop_questions(), *self.queue.restore()]
+        return [*effects, Show(note), *self._cancel_questions(), *self.queue.restore()]
 
     def end_steer(self, steer: Steer, taken: bool, now: float) -> list[Effect]:
         """The agent has answered whether the running turn has the words."""
@@ -275,7 +288,10 @@ class State:
     # Questions of the agent
 
     def ask(self, id: int, request: RequestPermissionRequest | CreateElicitationRequest, now: float) -> list[Effect]:
-        """The agent asks for a permission, or with a form."""
+        """The agent asks for a permission, or with a form. While a turn is being cancelled, that is the answer."""
+        if self.cancelled and self.phase == "working":
+            self.transcript.leave_question(find_call(request))
+            return [Respond(id, make_cancellation(request))]
         self.waiting.append((id, request))
         self.transcript.start_question(find_call(request), now)
         return [] if self.asked else self._ask_next(now)
@@ -289,7 +305,8 @@ class State:
         if self.asked != id:
             return []
         self.transcript.end_question(self.asked_call, now)
-        self.asked, self.dialog = 0, None
+        self._close_question()
+        self.show_hint(WITHDRAWN, now)
         return self._ask_next(now)
 
     def _ask_next(self, now: float) -> list[Effect]:
@@ -297,7 +314,7 @@ class State:
         if not self.waiting:
             return []
         self.asked, request = self.waiting.pop(0)
-        self.asked_call, self.is_open = find_call(request), False
+        self.request, self.is_open = request, False
         self.pause.begin(now)
         if isinstance(request, RequestPermissionRequest):
             return self._ask_permission(request, now)
@@ -355,16 +372,21 @@ class State:
         self.transcript.end_question(self.asked_call, now)
         was_entry = self.writes_answer
         self.answered = self.answered + 1 if self.waiting else 0
-        self.asked, self.dialog = 0, None
+        self._close_question()
         return [*effects, *([Edit("")] if was_entry else []), *self._ask_next(now)]
 
-    def _drop_questions(self) -> list[Effect]:
-        """Close the agent's questions, which nobody waits for any more."""
+    def _close_question(self) -> None:
         if self.asked:
-            self.asked, self.dialog = 0, None
+            self.asked, self.request, self.dialog = 0, None, None
+
+    def _cancel_questions(self) -> list[Effect]:
+        """Answer all open questions of the agent by `cancelled`, as the protocol wants it of a turn that ends."""
+        shown = [(self.asked, self.request)] if self.request else []
+        open = [*shown, *self.waiting]
+        self._close_question()
         self.waiting.clear()
         self.answered = 0
-        return []
+        return [Respond(id, make_cancellation(request)) for id, request in open]
 
     # The user
 
@@ -412,7 +434,9 @@ class State:
     def _send(self, text: str, now: float) -> list[Effect]:
         self.phase, self.cancelled = "working", False
         self.since = self.step_since = now
-        return [*self._show([*self.transcript.end_text(), UserPrompt(text)]), Send(text, self.queue.take_outputs())]
+        # Before a slash command, nothing may stand: the agent would not know it.
+        outputs = () if text.startswith("/") else self.queue.take_outputs()
+        return [*self._show([*self.transcript.end_text(), UserPrompt(text)]), Send(text, outputs)]
 
     def _send_next(self, now: float) -> list[Effect]:
         """Send the next prompt of the queue."""
@@ -455,22 +479,25 @@ class State:
             return []
         if self.dialog and not isinstance(self.dialog, Question):
             return self._dismiss(now)
+        return self.cancel(now)
+
+    def cancel(self, now: float) -> list[Effect]:
+        """Cancel the turn with its questions, and those that an agent asks without a turn."""
+        asked: list[Block] = []
+        if isinstance(self.dialog, Question):
+            self.transcript.note_shown(self.asked_call)
+            asked = [self.dialog.record("not answered, as the turn was stopped")]
         if self.phase != "working":
-            return []
+            return [*self._show(asked), *self._cancel_questions()]
         restored = self.queue.restore()
         self.queue.returning = bool(self.queue.steers)
         if self.cancelled:
             return restored
         self.cancelled = True
-        asked: list[Block] = []
-        if isinstance(self.dialog, Question):
-            self.transcript.note_shown(self.asked_call)
-            asked = [self.dialog.record("not answered, as the turn was stopped")]
-        self.dialog = None
-        if self.asked:
-            self.transcript.leave_question(self.asked_call)
+        for call in (self.asked_call, *(find_call(request) for _, request in self.waiting)):
+            self.transcript.leave_question(call)
         self.show_hint("Stopping…", now)
-        return [*self._show(asked), *restored, Cancel()]
+        return [*self._show(asked), *restored, Cancel(), *self._cancel_questions()]
 
     def interrupt(self, text: str, now: float) -> list[Effect]:
         """The user has pressed Ctrl-C."""
@@ -615,3 +642,9 @@ def find_call(request: RequestPermissionRequest | CreateElicitationRequest) -> s
     if isinstance(request, RequestPermissionRequest):
         return request.tool_call.tool_call_id
     return request.tool_call_id if isinstance(request.tool_call_id, str) else ""
+
+
+def make_cancellation(request: RequestPermissionRequest | CreateElicitationRequest) -> Any:
+    """Make the answer to a question of a turn that is cancelled."""
+    is_form = isinstance(request, CreateElicitationRequest)
+    return CreateElicitationResponse(action="cancel") if is_form else answer_permission()

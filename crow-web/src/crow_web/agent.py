@@ -8,7 +8,6 @@ from typing import Any, Protocol
 from crow_core.acp.connection import ConnectionClosed, RpcError
 from crow_core.acp.schema import (
     CloseSessionRequest,
-    CreateElicitationResponse,
     ForkSessionRequest,
     ForkSessionResponse,
     ListSessionsRequest,
@@ -21,7 +20,7 @@ from crow_core.acp.schema import (
 )
 from crow_terminal.agent_connections import AgentLink, NoAgent
 from crow_terminal.chat_client import AgentQuestion, ChatClient
-from crow_terminal.state import Abilities
+from crow_terminal.state import Abilities, make_cancellation
 from msgspec import UNSET
 
 START_TIMEOUT = 60.0
@@ -192,7 +191,7 @@ class SharedAgent:
         elif session:
             self._early_questions.append((session, id, request))
         elif self.client:  # about no session: nobody can be asked
-            self.client.answer(id, CreateElicitationResponse(action="cancel"))
+            self.client.answer(id, make_cancellation(request))
 
     def _withdraw(self, id: int) -> None:
         if listener := self._asked.pop(id, None):

@@ -3,10 +3,10 @@
 import asyncio
 import os
 from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from crow_core.acp.client import answer_permission
 from crow_core.acp.connection import ConnectionClosed, RpcError
 from crow_core.acp.schema import (
     AvailableCommand,
@@ -23,6 +23,7 @@ from crow_core.acp.schema import (
     ToolCall,
     UsageUpdate,
 )
+from crow_core.acp.shared_methods import STEERING_METHOD, is_taken, make_steering_params
 from crow_core.errors import StoreError
 from crow_persistence.database import Database
 from crow_terminal.agent_connections import NoAgent
@@ -30,7 +31,7 @@ from crow_terminal.blocks import Note, UserPrompt
 from crow_terminal.chat_client import AgentQuestion
 from crow_terminal.prompt_content import make_prompt
 from crow_terminal.session_options import OfferedOptions, list_entries
-from crow_terminal.state import find_call
+from crow_terminal.state import find_call, make_cancellation
 from msgspec import UNSET
 
 from crow_web.agent import SharedAgent
@@ -38,7 +39,7 @@ from crow_web.completion import list_completions
 from crow_web.history import read_history
 from crow_web.live import Feed, Tab
 from crow_web.log import BlockRenderer, Log, make_image_url
-from crow_web.questions import Card, FormCard, PermissionCard, make_form, refuse
+from crow_web.questions import Card, FormCard, PermissionCard, make_form
 
 IDLE = 180.0
 """Seconds after the last action in which a session stays open, while a page shows it."""
@@ -61,6 +62,8 @@ class Words:
     images: Sequence[ImageBlock] = ()
     is_steering: bool = False
     """True if the running turn is asked to take it."""
+    task: "asyncio.Task[None] | None" = None
+    """Asks the running turn."""
 
 
 class WebChat:
@@ -132,7 +135,7 @@ class WebChat:
             case {"do": "option", "option": str(option), "value": str(value)}:
                 self._start(self._set_option(option, value))
             case {"do": "recall", "place": str(place)} if place.isdecimal():
-                self._start(self.recall(tab, int(place)))
+                self.recall(tab, int(place))
             case {"do": "folder", "folder": str(folder)}:
                 self._start(self._move(folder))
             case {"do": "fork"}:
@@ -150,7 +153,7 @@ class WebChat:
         words.is_steering = steers and self.phase == "working" and not (later or self._is_cancelled)
         self.words.append(words)
         if words.is_steering:
-            self._start(self._steer(words))
+            words.task = self._start(self._steer(words))
         elif self._turns is None or self._turns.done():
             self._turns = asyncio.ensure_future(self._report(self._run_turns()))
         self._put_frame()
@@ -159,24 +162,20 @@ class WebChat:
         """Stop the turn; the questions of it need no answer."""
         if self.phase == "working" and not self._is_cancelled and (client := self._agent.client):
             self._is_cancelled = True
-            for id in [*self._cards]:
-                card, _, call = self._cards[id]
+            for id, (card, _, call) in [*self._cards.items()]:
                 self.log.record.leave_question(call)
-                self._agent.answer(id, answer_permission() if isinstance(card, PermissionCard) else refuse(card))
+                self._agent.answer(id, make_cancellation(card.request))
                 self.withdraw(id)
             await client.cancel(self.id)
 
-    async def recall(self, tab: Tab, place: int) -> None:
+    def recall(self, tab: Tab, place: int) -> None:
         """Take words back into the editor of a page."""
-        if place >= len(self.words):
-            return
-        words = self.words[place]
-        if words.is_steering and (client := self._agent.client):
-            await client.request("_crow/steer", {"sessionId": self.id, "withdraw": True})
-        if words in self.words:  # the turn has not taken them meanwhile
-            self.words.remove(words)
+        if place < len(self.words):
+            words = self.words.pop(place)
+            if words.task:
+                words.task.cancel()  # the agent is told
             tab.add({"@edit": words.text})
-        self._put_frame()
+            self._put_frame()
 
     def answer(self, id: int, choice: int, text: str) -> None:
         """Answer a question for permission. The first answer holds."""
@@ -192,11 +191,9 @@ class WebChat:
         card, block, _ = self._cards.get(id, (None, "", ""))
         if not isinstance(card, FormCard):
             return
-        response = (
-            card.respond({name: read_values(value) for name, value in values.items()})
-            if send == "accept"
-            else refuse(card)
-        )
+        response: CreateElicitationResponse | str = CreateElicitationResponse(action="decline")
+        if send == "accept":
+            response = card.respond({name: read_values(value) for name, value in values.items()})
         if isinstance(response, str):
             tab.add({"@problem": f"{block} {response}"})
             return
@@ -225,13 +222,17 @@ class WebChat:
     def ask(self, id: int, request: AgentQuestion) -> None:
         """Show a question of the agent."""
         now, call = get_time(), find_call(request)
+        if self._is_cancelled and self.phase == "working":
+            self.log.record.leave_question(call)
+            self._agent.answer(id, make_cancellation(request))
+            return
         if isinstance(request, RequestPermissionRequest):
             self.log.show(self.log.record.propose(request.tool_call, now))
             known = self.log.record.running.get(call)
             about = known.call if known else ToolCall(tool_call_id=call, title=str(request.tool_call.title or ""))
             card = PermissionCard(request, about, self.folder, self._agent.abilities.answers)
         elif not (card := make_form(request)):
-            self._agent.answer(id, CreateElicitationResponse(action="cancel"))
+            self._agent.answer(id, make_cancellation(request))
             return
         self.log.show(self.log.record.end_text())
         self.log.record.start_question(call, now)
@@ -368,11 +369,8 @@ class WebChat:
         taken = False
         if client := self._agent.client:
             content = await asyncio.to_thread(make_prompt, words.text, (), self.folder, self._agent.abilities)
-            try:
-                answer = await client.request("_crow/steer", {"sessionId": self.id, "prompt": content})
-                taken = isinstance(answer, dict) and answer.get("taken") is True  # pyright: ignore[reportUnknownMemberType]
-            except (RpcError, ConnectionClosed):
-                pass
+            with suppress(RpcError, ConnectionClosed):
+                taken = is_taken(await client.request(STEERING_METHOD, make_steering_params(self.id, content)))
         if taken and words in self.words:
             self.words.remove(words)
         elif words in self.words:
@@ -441,10 +439,11 @@ class WebChat:
             return client.describe_error(error)
         return str(error) or "The connection to the agent has ended."
 
-    def _start(self, work: Coroutine[Any, Any, Any]) -> None:
+    def _start(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[None]":
         task = asyncio.ensure_future(self._report(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _report(self, work: Coroutine[Any, Any, Any]) -> None:
         """Run a coroutine; an error of the agent becomes a sentence."""

@@ -11,7 +11,6 @@ from crow_core.acp.connection import ConnectionClosed, RpcError
 from crow_core.errors import StoreError
 from crow_persistence.database import Database
 from crow_terminal.agent_connections import AgentLink, NoAgent
-from jinja2 import Environment
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
@@ -24,6 +23,7 @@ from crow_web.chat import ALONE, IDLE, WebChat, get_time
 from crow_web.history import read_history
 from crow_web.live import INTERVAL, Tab
 from crow_web.log import BlockRenderer
+from crow_web.pages import make_templates
 
 TEND_SECONDS = 1.0
 """Seconds between two looks at the sessions that others may change."""
@@ -39,17 +39,15 @@ class Chats:
         open_link: Callable[[], Awaitable[AgentLink]],
         folder: str,
         database: Database,
-        templates: Environment,
         *,
         is_remote: bool = False,
     ) -> None:
         """`open_link` starts the agent, or connects to it. `folder` is the one in which a new session begins. An agent
         that `is_remote` may have sessions that the database does not."""
         self.agent = SharedAgent(open_link)
-        self._folder, self._database, self._templates = folder, database, templates
-        shared: dict[str, Any] = {"chats": True}
-        templates.globals.update(shared)
-        self._renderer = BlockRenderer(templates)
+        self._folder, self._database = folder, database
+        self._templates = make_templates(has_chats=True)
+        self._renderer = BlockRenderer(self._templates)
         self._chats: set[WebChat] = set()
         self._boot = token_hex(8)
         """Tells pages that the server was started again."""

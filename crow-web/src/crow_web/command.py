@@ -69,7 +69,7 @@ def web(
         context, fingerprint = make_context(["127.0.0.1", address])
     hide_memory()
     chats = None if read_only else make_chats(database, cwd, url, token)
-    gate = Gate(make_app(database, chats), number, names=names, uses_tls=tls)
+    gate = Gate(make_app(database, os.environ, chats=chats, read_only=read_only), number, names=names, uses_tls=tls)
     scheme = "https" if tls else "http"
     click.echo(address := f"{scheme}://127.0.0.1:{number}{place}?token={gate.token}")
     if share:
@@ -101,9 +101,8 @@ def make_chats(database: "Database", cwd: str, url: str, token: str) -> "Chats":
     from crow_cli.start_chat import CROW
     from crow_terminal.agent_connections import AgentAddress, connect
 
-    from crow_web.app import make_templates
     from crow_web.chats import Chats
 
     agent = AgentAddress(url, url=url, token=token) if url else AgentAddress("crow", CROW)
     folder = os.path.abspath(cwd)
-    return Chats(partial(connect, agent, folder), folder, database, make_templates(), is_remote=bool(url))
+    return Chats(partial(connect, agent, folder), folder, database, is_remote=bool(url))

@@ -15,7 +15,7 @@ HEADERS = {
     "media-src data:; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'; "
     "require-trusted-types-for 'script'; trusted-types crow",
     "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
+    "referrer-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-store",
@@ -88,8 +88,8 @@ class Gate:
             return PlainTextResponse("This server does not go by the name in your Host header.", 421)
         if (origin := headers.get("origin")) is not None and origin.lower() != f"{self._scheme}://{host}":
             return PlainTextResponse("Pages of your origin may not read this.", 403)
-        if scope["method"] not in ("GET", "HEAD"):
-            return PlainTextResponse("crow web changes nothing.", 405)
+        if scope["method"] not in ("GET", "HEAD") and (scope["method"] != "POST" or origin is None):
+            return PlainTextResponse("Only forms of these pages change something.", 405)
         if self._has_cookie(scope):
             return None
         query = parse_qsl(scope["query_string"].decode(errors="replace"))

@@ -2,7 +2,6 @@
 
 import difflib
 from collections.abc import Callable, Iterable, Sequence
-from itertools import pairwise
 from typing import Any
 
 from crow_core.acp.schema import DiffContent, ImageBlock, SessionUpdate, ToolCall, UserMessageChunk
@@ -22,7 +21,7 @@ from crow_terminal.blocks import (
     find_output,
 )
 from crow_terminal.markdown import CodeLines, Prose
-from crow_terminal.printable_text import OVERWRITTEN, STYLES, escape
+from crow_terminal.printable_text import OVERWRITTEN, escape
 from jinja2 import Environment
 from markupsafe import Markup
 
@@ -68,11 +67,13 @@ class BlockRenderer:
         """Make the HTML of a tool call that runs."""
         shown = running.lines[-LIVE_LINES:]
         hidden = running.hidden + len(running.lines) - len(shown)
-        return self.render("running", running.call, render_arguments(running.call), shown_output(shown), hidden)
+        return self.render(
+            "running", running.call, render_arguments(running.call), markup.to_output("\n".join(shown)), hidden
+        )
 
-    def describe(self, call: ToolCall) -> tuple[Markup, list[str], Markup, list[str]]:
+    def describe(self, call: ToolCall) -> tuple[Markup, list[tuple[str, str]], Markup, list[str]]:
         """Return the arguments, the changes, the output and the images of a tool call."""
-        diffs = [make_diff(diff) for diff in find_diffs(call)]
+        diffs = [(diff.path, make_diff(diff)) for diff in find_diffs(call)]
         parts: Iterable[Any] = (getattr(part, "content", None) for part in call.content or [])
         images = [url for part in parts if isinstance(part, ImageBlock) and (url := make_image_url(part))]
         return render_arguments(call), diffs, render_output(find_output(call)), images
@@ -199,38 +200,7 @@ def render_arguments(call: ToolCall) -> Markup:
 def render_output(output: str) -> Markup:
     """Return the output of a program with its colours."""
     text = output[-MAX_OUTPUT:].rstrip()
-    return shown_output(OVERWRITTEN.sub("", text).split("\n")) if text else Markup("")
-
-
-def shown_output(lines: Sequence[str]) -> Markup:
-    """Return lines of output; each colour is a class."""
-    text = "\n".join(lines)
-    if "\x1b[" not in text:
-        return Markup("{}").format(escape(text))
-    from rich.ansi import AnsiDecoder  # imported here because few outputs have colours
-    from rich.color import ColorSystem
-    from rich.style import Style
-
-    decoder, shown = AnsiDecoder(), list[Markup]()
-    for line in lines:
-        decoded = decoder.decode_line(line)
-        marks = sorted({0, len(decoded.plain), *(at for span in decoded.spans for at in (span.start, span.end))})
-        pieces: list[Markup] = []
-        for start, end in pairwise(marks):
-            styles = [
-                span.style
-                for span in decoded.spans
-                if span.start <= start and end <= span.end and isinstance(span.style, Style)
-            ]
-            style = Style.combine(styles)
-            number = style.color.downgrade(ColorSystem.STANDARD).number if style.color else None
-            names = [f"ansi{number}"] if number is not None else []
-            names += ["strong"] if style.bold else []
-            words = escape(STYLES.sub("", decoded.plain[start:end]))
-            html = Markup('<span class="{}">{}</span>') if names else Markup("{1}")
-            pieces.append(html.format(" ".join(names), words))
-        shown.append(Markup("").join(pieces))
-    return Markup("\n").join(shown)
+    return markup.to_output(OVERWRITTEN.sub("", text))
 
 
 def make_diff(diff: DiffContent) -> str:

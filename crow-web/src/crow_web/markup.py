@@ -1,6 +1,7 @@
 """Texts of models, tools and files as HTML. Whatever is in them, nothing of it becomes markup that runs or loads."""
 
 import json
+import re
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -14,6 +15,9 @@ from markdown_it.utils import OptionsDict
 from markupsafe import Markup, escape
 from pygments import formatters, highlight, lexers
 from pygments.util import ClassNotFound
+from rich.color import ColorSystem
+from rich.style import Style
+from rich.text import Text
 
 MAX_COLOURED = 200_000
 """Characters of a block of code above which it is shown without colours."""
@@ -21,6 +25,8 @@ TAGS = {
     *("p", "br", "hr", "h1", "h2", "h3", "h4", "h5", "h6", "ul", "ol", "li", "blockquote", "pre", "code", "em"),
     *("strong", "s", "table", "thead", "tbody", "tr", "th", "td", "a", "span"),
 }
+OTHER_SEQUENCES = re.compile(r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b\[[0-9;?]*[A-Za-ln-z]")
+"""Escape sequences that are no colours: links, titles, movements."""
 FORMATTERS: Any = formatters
 LEXERS: Any = lexers
 """Pygments, the types of which are not complete."""
@@ -76,12 +82,47 @@ def to_json(value: Any) -> Markup:
     return Markup(colour(replace_invalid(json.dumps(value, indent=2, ensure_ascii=False)), "json"))
 
 
+def to_arguments(text: str) -> Markup:
+    """Return the arguments of a tool call as indented and coloured JSON; as they are, if they are no JSON."""
+    try:
+        return to_json(json.loads(text))
+    except ValueError:
+        return escape(replace_invalid(text))
+
+
+def colour_json(text: str) -> Markup:
+    """Return JSON with colours."""
+    return Markup(colour(replace_invalid(text), "json"))
+
+
+def to_output(text: str) -> Markup:
+    """Return the output of a command, with the colours that its escape sequences name."""
+    if "\x1b" not in text:
+        return escape(replace_invalid(text))
+    coloured = Text.from_ansi(replace_invalid(OTHER_SEQUENCES.sub("", text)))
+    plain, pieces, at = coloured.plain, list[str](), 0
+    for span in sorted(coloured.spans, key=lambda span: (span.start, span.end)):
+        names = list_classes(span.style) if isinstance(span.style, Style) else ""
+        if span.start >= at and names:
+            inside = escape(plain[span.start : span.end])
+            pieces += [escape(plain[at : span.start]), Markup('<span class="{}">{}</span>').format(names, inside)]
+            at = span.end
+    return Markup("").join([*pieces, escape(plain[at:])])
+
+
+def list_classes(style: Style) -> str:
+    """Return the classes of a style: one of the 16 colours that terminals name, bold, dim."""
+    color = style.color.downgrade(ColorSystem.STANDARD).number if style.color else None
+    names = [f"a{color % 8}"] if color is not None else []
+    return " ".join(names + ["bold"] * bool(style.bold) + ["soft"] * bool(style.dim))
+
+
 def to_diff(diff: str) -> Markup:
-    """Return the lines of a unified diff, each with a class for its kind."""
+    """Return the lines of a unified diff, each with a class for its kind, without the two that name the file."""
     kinds = {"+": "added", "-": "removed", "@": "place"}
     rows = (
-        Markup('<span class="{}">{}</span>').format("place" if at < 2 else kinds.get(line[:1], "same"), line or " ")
-        for at, line in enumerate(replace_invalid(diff).splitlines())
+        Markup('<span class="{}">{}</span>').format(kinds.get(line[:1], "same"), line or " ")
+        for line in replace_invalid(diff).splitlines()[2:]
     )
     return Markup("").join(rows)
 

@@ -1,22 +1,28 @@
 """What the pages read from the database, beside what `crow_persistence` reads for the commands."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from typing import Any
 
 from crow_core.text import to_line
 from crow_persistence import leases, loader, requests, search
+from crow_persistence.entries import encode
+from crow_persistence.loader import SELECT_FIRST_KIND
 from crow_persistence.tables import calls, decisions, messages, sessions
-from sqlalchemy import Connection, Row, case, exists, func, or_, select
+from sqlalchemy import ColumnElement, Connection, Row, case, exists, func, or_, select
 
-DAY = 86_400_000
+from crow_web.formats import to_date
+
+QUARTER, DAY = 900_000, 86_400_000
 """Milliseconds."""
 PAGE = 50
 """Sessions or decisions of a page."""
 TITLE = 80
 """Characters of a prompt in place of a title."""
-FOUND = 200
+RESULTS = "completed", "failed"
+"""Verdicts of results."""
+FOUND = 120
 """Messages of which a search shows the sessions."""
 
 
@@ -28,14 +34,27 @@ class SessionFilter:
     """Words that one of its messages has."""
     folder: str = ""
     model: str = ""
+    agent: str = ""
+    """The agent that it is imported from, or a kind of OWN_KINDS. Empty also leaves out sessions of sub-agents, and
+    those that ask another one again."""
+    rating: str = ""
+    """good or bad."""
     since: int = 0
     """Milliseconds since 1970 of the last change."""
+    until: int = 0
+    cost: float = 0.0
+    """The least cost, in any currency."""
     only_errors: bool = False
     offset: int = 0
 
-    def describe(self) -> bool:
-        """Return whether anything is left out."""
-        return bool(self.words or self.folder or self.model or self.since or self.only_errors)
+    @property
+    def is_empty(self) -> bool:
+        """True if nothing is left out."""
+        return self == SessionFilter(offset=self.offset)
+
+
+OWN_KINDS = {"sub-agents": "parent", "asked again": "reask"}
+"""Sessions that a list shows only if they are asked for, with the kind of their first entry."""
 
 
 @dataclass
@@ -59,6 +78,11 @@ class SessionRow:
     cost: dict[str, float] = field(default_factory=dict[str, float])
     """By currency."""
 
+    @property
+    def day(self) -> date:
+        """The day of the last change."""
+        return to_date(self.updated)
+
 
 def list_sessions(connection: Connection, wanted: SessionFilter) -> tuple[list[SessionRow], bool]:
     """Return one page of sessions, latest first, and whether there are more."""
@@ -69,21 +93,74 @@ def list_sessions(connection: Connection, wanted: SessionFilter) -> tuple[list[S
             snippets.setdefault(hit.session, hit.snippet)
         title = func.lower(func.coalesce(sessions.c.title, "")).contains(wanted.words.lower(), autoescape=True)
         query = query.where(or_(sessions.c.id.in_(snippets), title))
-    if wanted.folder:
-        query = query.where(sessions.c.cwd == wanted.folder)
-    if wanted.since:
-        query = query.where(sessions.c.updated >= wanted.since)
-    own = calls.c.session == sessions.c.number
-    if wanted.model:
-        query = query.where(exists().where(own, calls.c.model == wanted.model))
-    if wanted.only_errors:
-        query = query.where(exists().where(own, calls.c.error.is_not(None)))
+    for condition in list_conditions(wanted):
+        query = query.where(condition)
     latest = query.order_by(sessions.c.updated.desc(), sessions.c.number.desc())
     found = connection.execute(latest.offset(wanted.offset).limit(PAGE + 1)).all()
     rows = {row.number: to_row(connection, row, snippets.get(row.id, "")) for row in found[:PAGE]}
     add_sums(connection, rows)
     add_titles(connection, rows)
     return list(rows.values()), len(found) > PAGE
+
+
+def list_conditions(wanted: SessionFilter) -> Iterator[ColumnElement[bool]]:
+    """Yield what a session must fulfil, apart from the words."""
+    call, entry = calls.c.session == sessions.c.number, messages.c.session == sessions.c.number
+    first = func.coalesce(SELECT_FIRST_KIND.scalar_subquery(), "")
+    if kind := OWN_KINDS.get(wanted.agent):
+        yield first == kind
+    else:
+        yield first.not_in(OWN_KINDS.values())
+    if wanted.agent == "crow":
+        yield ~exists().where(entry, messages.c.kind == "imported")
+    elif wanted.agent and not kind:
+        its = messages.c.body.contains(f'"agent":{encode(wanted.agent)}', autoescape=True)
+        yield exists().where(entry, messages.c.kind == "imported", its)
+    if wanted.folder:
+        yield sessions.c.cwd == wanted.folder
+    if wanted.since:
+        yield sessions.c.updated >= wanted.since
+    if wanted.until:
+        yield sessions.c.updated < wanted.until
+    if wanted.model:
+        yield exists().where(call, calls.c.model == wanted.model)
+    if wanted.only_errors:
+        yield exists().where(call, calls.c.error.is_not(None))
+    if wanted.cost:
+        spent = select(func.sum(calls.c.cost)).where(call)
+        yield spent.scalar_subquery() >= wanted.cost
+    if wanted.rating:
+        its = messages.c.body.contains(f'"rating":{encode(wanted.rating)}', autoescape=True)
+        yield exists().where(entry, messages.c.kind == "rating", its)
+
+
+def list_agents(connection: Connection) -> list[str]:
+    """Return the agents from which sessions are imported."""
+    copied = select(sessions.c.number).where(sessions.c.copied.is_not(None))
+    its = select(messages.c.body).where(messages.c.kind == "imported", messages.c.session.in_(copied))
+    found = {str(search.read_entry(body).get("crow", {}).get("agent", "")) for body in connection.scalars(its)}
+    return sorted(found - {""})
+
+
+def sum_days(connection: Connection, since: int) -> dict[date, dict[str, float]]:
+    """Return the cost of each day by currency, from a time in milliseconds since 1970 on."""
+    quarter: Any = (
+        calls.c.started // QUARTER if connection.dialect.name == "sqlite" else func.div(calls.c.started, QUARTER)
+    )
+    keys = quarter.label("quarter"), calls.c.currency
+    found: Any = select(*keys, func.sum(calls.c.cost)).where(calls.c.started >= since, calls.c.cost.is_not(None))
+    spent: dict[date, dict[str, float]] = {}
+    rows: Sequence[Any] = connection.execute(found.group_by(*keys)).all()
+    for at, currency, cost in rows:
+        day = spent.setdefault(to_date(int(at) * QUARTER), {})
+        day[currency or ""] = day.get(currency or "", 0.0) + float(cost)
+    return spent
+
+
+def divide(connection: Connection, length: int) -> Any:
+    """Return the number of whole lengths, in milliseconds, from 1970 to the start of a model call, as SQL."""
+    started: Any = calls.c.started
+    return started // length if connection.dialect.name == "sqlite" else func.div(started, length)
 
 
 def to_row(connection: Connection, row: Row[Any], snippet: str) -> SessionRow:
@@ -139,11 +216,12 @@ def list_models(connection: Connection) -> Sequence[str]:
 
 @dataclass(frozen=True)
 class DayUsage:
-    """The model calls of one day with one model."""
+    """The model calls of one day, of one model or folder."""
 
     day: int
     """Days since 1970 (UTC)."""
-    model: str
+    name: str
+    """The model or the folder."""
     calls: int
     errors: int
     input: int
@@ -153,34 +231,61 @@ class DayUsage:
     currency: str
     total: float
     """Milliseconds of all calls."""
+    first: float
+    """Milliseconds until the first token, of all calls."""
 
     @property
     def date(self) -> str:
-        return f"{datetime.fromtimestamp(self.day * 86_400, UTC):%Y-%m-%d}"
+        return to_utc_day(self.day)
 
 
-def list_usage(connection: Connection, since: int) -> list[DayUsage]:
-    """Return the use of models by day, oldest first."""
-    day: Any = calls.c.started // DAY if connection.dialect.name == "sqlite" else func.div(calls.c.started, DAY)
-    keys = day.label("day"), calls.c.model, func.coalesce(calls.c.currency, "").label("currency")
-    columns = calls.c.input, calls.c.cached, calls.c.output, calls.c.cost, calls.c.total
+def to_utc_day(day: int) -> str:
+    """Return the date of a number of days since 1970."""
+    return f"{datetime.fromtimestamp(day * 86_400, UTC):%Y-%m-%d}"
+
+
+def list_usage(connection: Connection, since: int, *, by_folder: bool = False) -> list[DayUsage]:
+    """Return the use of models by day, oldest first, and by model or by folder."""
+    day = divide(connection, DAY)
+    name = sessions.c.cwd if by_folder else calls.c.model
+    keys = day.label("day"), name.label("name"), func.coalesce(calls.c.currency, "").label("currency")
+    columns = calls.c.input, calls.c.cached, calls.c.output, calls.c.cost, calls.c.total, calls.c.first
     sums = [func.coalesce(func.sum(column), 0) for column in columns]
-    found: Any = select(*keys, func.count(), func.count(calls.c.error), *sums).where(calls.c.started >= since)
-    rows: Sequence[Any] = connection.execute(found.group_by(*keys).order_by("day", calls.c.model)).all()
+    found: Any = select(*keys, func.count(), func.count(calls.c.error), *sums).join(sessions)
+    found = found.where(calls.c.started >= since).group_by(*keys).order_by("day", "name")
+    rows: Sequence[Any] = connection.execute(found).all()
     return [
-        DayUsage(int(d), model, n, bad, int(i), int(c), int(o), float(cost), currency, float(total))
-        for d, model, currency, n, bad, i, c, o, cost, total in rows
+        DayUsage(int(d), name, n, bad, int(i), int(c), int(o), float(cost), currency, float(total), float(first))
+        for d, name, currency, n, bad, i, c, o, cost, total, first in rows
     ]
+
+
+@dataclass(frozen=True)
+class ToolUsage:
+    """The decided calls of a tool."""
+
+    tool: str
+    completed: int
+    failed: int
+    denied: int
+
+    @property
+    def all(self) -> int:
+        return self.completed + self.failed + self.denied
+
+
+def list_tools(connection: Connection, since: int) -> list[ToolUsage]:
+    """Return how the calls of each tool ended, those of the most used first."""
+    verdicts = "completed", "failed", "deny"
+    counts = [func.coalesce(func.sum(case((decisions.c.verdict == it, 1), else_=0)), 0) for it in verdicts]
+    found: Any = select(decisions.c.tool, *counts).where(decisions.c.at >= since, decisions.c.tool != "")
+    rows: Sequence[Any] = connection.execute(found.group_by(decisions.c.tool)).all()
+    return sorted((ToolUsage(tool, int(a), int(b), int(c)) for tool, a, b, c in rows), key=lambda it: -it.all)
 
 
 def list_session_calls(connection: Connection, number: int) -> Sequence[Row[Any]]:
     """Return the model calls of a session, oldest first."""
     return list(requests.list_model_calls(connection, number))[::-1]
-
-
-def find_number(connection: Connection, id: str) -> Row[Any] | None:
-    """Return the row of a session that was not deleted."""
-    return loader.find_session_by_id(connection, id)
 
 
 @dataclass(frozen=True)
@@ -192,21 +297,37 @@ class DecisionFilter:
     verdict: str = ""
     by: str = ""
     """A part of what decided."""
+    call: str = ""
+    """Id of a tool call."""
     before: int = 0
     """Number of a row: only those before it; 0 for all."""
 
 
 def list_decisions(connection: Connection, wanted: DecisionFilter) -> tuple[list[dict[str, Any]], bool]:
-    """Return one page of decisions and results, latest first, and whether there are more."""
+    """Return one page of decisions, latest first, each with its outcome and the files that the call changed, and
+    whether there are more. If the verdict is one of RESULTS, these are returned instead."""
     query = select(decisions).where(decisions.c.session.startswith(wanted.session, autoescape=True))
-    for column, value in ((decisions.c.tool, wanted.tool), (decisions.c.verdict, wanted.verdict)):
+    columns = decisions.c.tool, decisions.c.verdict, decisions.c.call
+    for column, value in zip(columns, (wanted.tool, wanted.verdict, wanted.call), strict=True):
         query = query.where(column == value) if value else query
+    if wanted.verdict not in RESULTS:
+        query = query.where(decisions.c.kind != "result")
     if wanted.by:
         query = query.where(decisions.c.by.contains(wanted.by, autoescape=True))
     if wanted.before:
         query = query.where(decisions.c.number < wanted.before)
-    rows = connection.execute(query.order_by(decisions.c.number.desc()).limit(PAGE + 1)).mappings().all()
-    return [dict(row) for row in rows[:PAGE]], len(rows) > PAGE
+    found = connection.execute(query.order_by(decisions.c.number.desc()).limit(PAGE + 1)).mappings().all()
+    rows = [dict(row) for row in found[:PAGE]]
+    its = select(decisions).where(
+        decisions.c.kind == "result", decisions.c.session.in_({row["session"] for row in rows})
+    )
+    its = its.where(decisions.c.call.in_({row["call"] for row in rows}))
+    results = {(row["session"], row["call"]): dict(row) for row in connection.execute(its).mappings()}
+    for row in rows:
+        result = row if row["kind"] == "result" else results.get((row["session"], row["call"]))
+        row["outcome"] = result["verdict"] if result else ""
+        row["files"] = loader.decode_or(result["files"], []) if result else []
+    return rows, len(found) > PAGE
 
 
 def count_decisions(connection: Connection) -> Sequence[Row[Any]]:

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from crow_core.acp.client import answer_permission
 from crow_core.acp.schema import (
     BooleanPropertySchema,
     CreateElicitationRequest,
@@ -30,10 +29,11 @@ class PermissionCard:
 
     def __init__(self, request: RequestPermissionRequest, call: ToolCall, folder: str, takes: Sequence[str]) -> None:
         """`call` is the tool call as its updates tell it. `takes` are the additions that answers may have."""
+        self.request = request
         self.question = make_question(request, call, folder, takes, lambda row, now: [])
         rows = [row for row in (*self.question.rows, *self.question.lasting) if isinstance(row.value, Answer)]
         self.answers: list[Answer] = [row.value for row in rows]
-        self.diffs = [make_diff(diff) for diff in find_diffs(call)]
+        self.diffs = [(diff.path, make_diff(diff)) for diff in find_diffs(call)]
 
     def render(self, renderer: BlockRenderer, id: int) -> str:
         words = [row for row in self.question.lines if row.style not in ("added", "removed", "dim", "prompt")]
@@ -74,8 +74,8 @@ class Field(Struct, frozen=True):
 class FormCard:
     """A form of the agent, or a page that the person is to visit."""
 
-    def __init__(self, form: Form) -> None:
-        self.form = form
+    def __init__(self, request: CreateElicitationRequest, form: Form) -> None:
+        self.request, self.form = request, form
 
     def list_fields(self) -> list[Field]:
         required = self.form.schema.required or []
@@ -126,9 +126,4 @@ Card = PermissionCard | FormCard
 def make_form(request: CreateElicitationRequest) -> FormCard | None:
     """Make the card of a form; None if it cannot be shown."""
     form = start_form(request)
-    return FormCard(form) if form else None
-
-
-def refuse(card: Card) -> Any:
-    """Make the response that leaves a question without an answer."""
-    return answer_permission() if isinstance(card, PermissionCard) else CreateElicitationResponse(action="decline")
+    return FormCard(request, form) if form else None

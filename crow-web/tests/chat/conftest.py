@@ -3,12 +3,12 @@
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import urlsplit
 
 import httpx2
@@ -25,11 +25,14 @@ from crow_persistence.database import Database
 from crow_persistence.extension import persistence
 from crow_terminal.agent_connections import AgentLink
 from crow_testing.fixtures import serve
-from crow_web.app import make_app, make_templates
+from crow_web.app import make_app
 from crow_web.chats import Chats
 from crow_web.gate import Gate
 from fastmcp import FastMCP
 from websockets.asyncio.client import ClientConnection, connect
+
+if TYPE_CHECKING:
+    from playwright.async_api import Browser, Page
 
 Script: TypeAlias = Callable[[dict[str, Any]], Any] | Sequence[Reply]
 PAGES = count(1)
@@ -105,9 +108,11 @@ class Site:
     chats: Chats
     crow: Crow
     folder: Path
-    cookie: str = ""
-    links: list[AgentLink] = field(default_factory=list[AgentLink])
+    cookie: str
+    links: list[AgentLink]
     """The connections to the agent that were opened."""
+    stop: Callable[[], Awaitable[None]]
+    """Ends the server and its agent."""
 
     @asynccontextmanager
     async def open(self, session: str = "") -> AsyncIterator[Tab]:
@@ -128,7 +133,9 @@ async def start(database: Database, tmp_path: Path) -> AsyncIterator[Callable[..
     """Return a function that starts `crow web` with a script."""
     async with AsyncExitStack() as stack:
 
-        async def start(script: Script, *, mode: Any = "yolo") -> Site:
+        async def start(script: Script, *, mode: Any = "yolo", port: int = 0) -> Site:
+            own = AsyncExitStack()
+            stack.push_async_callback(own.aclose)
             tools = FastMCP("notes")
 
             @tools.tool
@@ -141,7 +148,7 @@ async def start(database: Database, tmp_path: Path) -> AsyncIterator[Callable[..
             crow.use(persistence, url=url, folder=database.folder).use(steering).use(ask_user)
             crow.use(permissions, mode=mode)
             crow.servers_wait = 60.0
-            stack.push_async_callback(crow.shut_down)
+            own.push_async_callback(crow.shut_down)
             links: list[AgentLink] = []
             agents: list[asyncio.Task[None]] = []
 
@@ -149,7 +156,7 @@ async def start(database: Database, tmp_path: Path) -> AsyncIterator[Callable[..
                 if agents:
                     await asyncio.wait(agents)
 
-            stack.push_async_callback(wait_for_agents)  # after the server, which comes later, has ended
+            own.push_async_callback(wait_for_agents)  # after the server, which comes later, has ended
 
             async def open_link() -> AgentLink:
                 ours, theirs = memory_pair()
@@ -162,17 +169,38 @@ async def start(database: Database, tmp_path: Path) -> AsyncIterator[Callable[..
                 links.append(AgentLink(ours, describe_end))
                 return links[-1]
 
-            chats = Chats(open_link, str(tmp_path), database, make_templates())
+            chats = Chats(open_link, str(tmp_path), database)
             gates: list[Gate] = []
 
             def make_gate(url: str) -> Gate:
-                gates.append(Gate(make_app(database, chats), urlsplit(url).port or 0))
+                gates.append(Gate(make_app(database, chats=chats), urlsplit(url).port or 0))
                 return gates[0]
 
-            url = await stack.enter_async_context(serve(make_gate, with_sockets=True))
+            url = await own.enter_async_context(serve(make_gate, with_sockets=True, port=port))
             async with httpx2.AsyncClient() as client:
-                answer = await client.get(f"{url}/static/web.css?token={gates[0].token}")
+                answer = await client.get(f"{url}/static/web.css?token={gates[0].add_token()}")
             cookie = answer.headers["set-cookie"].partition(";")[0]
-            return Site(url, gates[0], chats, crow, tmp_path, cookie, links)
+            return Site(url, gates[0], chats, crow, tmp_path, cookie, links, own.aclose)
 
         yield start
+
+
+@pytest.fixture
+async def visit(browser: "Browser", problems: list[str]) -> AsyncIterator[Callable[..., Any]]:
+    """Return a function that opens a page in Chromium: the first of a site with its token, a phone with another one."""
+    contexts: dict[str, Any] = {}
+
+    async def visit(site: Site, address: str = "/chat", *, device: str = "desk") -> "Page":
+        phone: dict[str, Any] = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
+        if device not in contexts:
+            contexts[device] = await browser.new_context(**(phone if device == "phone" else {}))
+        page = await contexts[device].new_page()
+        page.on("console", lambda message: problems.append(message.text) if message.type in ("error", "warning") else 0)
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("request", lambda request: request.url.startswith((site.url, "data:")) or problems.append(request.url))
+        await page.goto(f"{site.url}{address}?token={site.gate.add_token()}")
+        return page
+
+    yield visit
+    for context in contexts.values():
+        await context.close()

@@ -93,10 +93,11 @@ async def test_a_form_is_filled_in_and_what_is_wrong_is_said(start: Any):
 
 
 async def test_words_during_a_turn_join_it_or_wait_and_are_taken_back(start: Any):
-    go_on = asyncio.Event()
+    is_asked, go_on = asyncio.Event(), asyncio.Event()
 
     async def answer(request: dict[str, Any]) -> Reply:
         if len(request["messages"]) < 4:
+            is_asked.set()
             await go_on.wait()
             return Reply("", tool_calls=[NOTE])
         return Reply(f"I heard {request['messages'][-1]['content']}")
@@ -104,7 +105,7 @@ async def test_words_during_a_turn_join_it_or_wait_and_are_taken_back(start: Any
     site: Site = await start(answer)
     async with site.open() as tab:
         await tab.say("Plan the garden")
-        await tab.until(lambda tab: tab.values["@phase"] == "working")
+        await is_asked.wait()
         await tab.say("with a pond")
         await tab.say("never mind", later="1")
         await tab.say("and then frogs", later="1")

@@ -27,7 +27,7 @@ class ModelSettings(Struct, kw_only=True, forbid_unknown_fields=True):
     window: Annotated[int, Meta(ge=1)] | None = None
     """Tokens that fit into one request and its reply. crow never uses more, whatever the endpoint reports."""
     idle_timeout: Annotated[float, Meta(gt=0)] | None = None
-    """Seconds without a byte after which a request fails. Default: 600 for an endpoint on this machine, else 120."""
+    """Seconds without a byte after which a request fails. Default: 3,600 on private networks, else 120."""
     quirks: dict[str, Any] = field(default_factory=dict[str, Any])
     """Differences of the endpoint, which override those that crow knows. `crow doctor --save` writes them."""
     prices: Prices | None = None

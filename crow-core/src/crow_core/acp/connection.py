@@ -13,17 +13,26 @@ Order is preserved:
 import asyncio
 import json
 import logging
-import re
-from codecs import utf_8_decode
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial
 from itertools import count
-from typing import Any, Literal
+from typing import Any
 
-from msgspec import UNSET, DecodeError, Raw, Struct, UnsetType, ValidationError
-from msgspec.json import Decoder
+from msgspec import UNSET, Raw, UnsetType, ValidationError
 
 from crow_core.acp.decoding import decode, encode
+from crow_core.acp.rpc_messages import (
+    MALFORMED_DECODER,
+    SYNTAX_DECODER,
+    MalformedMessage,
+    OutgoingError,
+    OutgoingMessage,
+    OutgoingNotification,
+    OutgoingRequest,
+    OutgoingResult,
+    check_utf8,
+    decode_message,
+)
 from crow_core.acp.schema import (
     INTERNAL_ERROR,
     INVALID_PARAMS,
@@ -115,60 +124,10 @@ class ConnectionClosed(ConnectionError):
     """The connection has ended: nothing can be sent, and no answer will arrive."""
 
 
-class IncomingMessage(Struct):
-    """Any message; `params` and `result` stay raw until their type is known from the method."""
-
-    jsonrpc: Literal["2.0"]
-    id: RequestId | UnsetType = UNSET
-    method: str | UnsetType = UNSET
-    params: Raw = Raw(b"{}")
-    result: Raw | UnsetType = UNSET
-    error: Error | UnsetType | None = UNSET
-
-
-class MalformedMessage(Struct):
-    """The fields of a malformed message that show whether it is a request or an answer, and its id."""
-
-    id: RequestId | UnsetType = UNSET
-    method: Raw | UnsetType = UNSET
-    result: Raw | UnsetType = UNSET
-    error: Raw | UnsetType = UNSET
-
-
-MESSAGE_DECODER = Decoder(IncomingMessage)
-MALFORMED_DECODER = Decoder(MalformedMessage)
-SYNTAX_DECODER = Decoder(Raw)
 EXACT_METHODS = ("fs/", "terminal/")
 """Prefixes of methods whose params are sent unchanged, because they are data: paths, contents of files, commands."""
 EXACT_RESULTS = ("session/prompt",)
 """Methods whose results are sent unchanged: that of a prompt holds no text but a typed result, which is data."""
-ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
-"""An escaped surrogate, alone or as half of a valid pair."""
-
-
-class OutgoingMessage(Struct, tag_field="jsonrpc", tag="2.0"):
-    """Any message that this side sends."""
-
-
-class OutgoingRequest(OutgoingMessage):
-    id: int
-    method: str
-    params: Any
-
-
-class OutgoingNotification(OutgoingMessage):
-    method: str
-    params: Any
-
-
-class OutgoingResult(OutgoingMessage):
-    id: RequestId
-    result: Any
-
-
-class OutgoingError(OutgoingMessage):
-    id: RequestId
-    error: Error
 
 
 class Connection:
@@ -201,6 +160,8 @@ class Connection:
         self._request_ids = count(1)
         self._pending: dict[RequestId | UnsetType, asyncio.Future[Raw]] = {}
         """The outgoing requests that wait for an answer."""
+        self._methods: dict[int, str] = {}
+        """Their methods."""
         self._running: dict[RequestId, asyncio.Task[None]] = {}
         """The incoming requests that are not answered yet."""
         self._running_bytes = 0
@@ -246,19 +207,30 @@ class Connection:
         id = next(self._request_ids)
         line = self._encode(OutgoingRequest(id, method, params), exact=method.startswith(EXACT_METHODS))
         self._pending[id] = future = asyncio.get_running_loop().create_future()
+        self._methods[id] = method
         try:
             await self._send(line)
             result = await future
         except asyncio.CancelledError:
             if id in self._pending and not self.is_closing:
-                self._write(OutgoingNotification("$/cancel_request", CancelRequestNotification(request_id=id)))
+                self._cancel_request(id)
             raise
         finally:
             self._pending.pop(id, None)
+            del self._methods[id]
         try:
             return decode(result, result_type)
         except (ValueError, RecursionError) as error:
             raise RpcError(INTERNAL_ERROR, f"Unreadable answer to {method}", details=str(error)) from error
+
+    def cancel_requests(self, method: str) -> None:
+        """Ask the other side to cancel all requests of a method that wait. Each is still answered, if with an error."""
+        for id, its_method in self._methods.items():
+            if its_method == method and not self.is_closing:
+                self._cancel_request(id)
+
+    def _cancel_request(self, id: int) -> None:
+        self._write(OutgoingNotification("$/cancel_request", CancelRequestNotification(request_id=id)))
 
     async def notify(self, method: str, params: Any) -> None:
         """Send a notification: write it before the first await, then wait while the other side is slow to read.
@@ -456,30 +428,6 @@ class Connection:
         except OSError as error:
             self._close_soon()
             raise ConnectionClosed(f"the other side has closed the connection: {error}") from error
-
-
-def decode_message(line: bytes | bytearray) -> IncomingMessage:
-    """Return the message in a line; a lone surrogate, such as half an emoji, becomes `?`.
-
-    Raises ValueError and RecursionError.
-    """
-    check_utf8(line)
-    try:
-        return MESSAGE_DECODER.decode(line)
-    except DecodeError:
-        if not ESCAPED_SURROGATE.search(line):
-            raise
-        return MESSAGE_DECODER.decode(json.dumps(json.loads(line), ensure_ascii=False).encode(errors="replace"))
-
-
-def check_utf8(line: bytes | bytearray) -> None:
-    """Raise UnicodeDecodeError if a line is not UTF-8, because msgspec does not check the values that it skips."""
-    if line.isascii():
-        return
-    # Decode 1 MiB at a time: one emoji makes Python store four bytes for each character of the decoded text.
-    at, window, view = 0, 1 << 20, memoryview(line)
-    while at < len(line):
-        at += utf_8_decode(view[at : at + window], "strict", at + window >= len(line))[1]
 
 
 def to_error_line(text: str) -> str:

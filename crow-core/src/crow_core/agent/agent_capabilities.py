@@ -32,6 +32,7 @@ from crow_core.acp.schema import (
     SessionSystemPromptOverrideCapabilities,
     SessionTitleCapabilities,
 )
+from crow_core.acp.shared_methods import to_meta
 from crow_core.agent.app_source import Announced
 from crow_core.version import __version__
 
@@ -74,6 +75,7 @@ def make_initialize_response(
             ),
             *make_terminal_logins(announced.login, capabilities),
         ],
+        meta=to_meta(announced.methods) or UNSET,
     )
 
 

@@ -66,6 +66,8 @@ class Delta(TypedDict, total=False):
     """The body of the request that is about to be sent; not part of the reply."""
     printed: str
     """The whole text of a reply in which the server sent tool calls as text; they are in `tool_calls`."""
+    progress: dict[str, Any]
+    """The server's count of the prompt's tokens: `total`, `cache`, `processed`, and the `time_ms` so far."""
     notice: str
     """A sentence for the user, such as that the request is sent again; not part of the reply."""
 

@@ -210,8 +210,8 @@ def restore_printed_calls(messages: list[Message]) -> list[Message]:
     kept: list[Message] = []
     printed: set[str] = set()
     for message in messages:
-        if (text := message.get("crow", {}).get("printed")) and (calls := message.get("tool_calls")):
-            printed |= {call["id"] for call in calls}
+        if (text := message.get("crow", {}).get("printed")) and message.get("role") == "assistant":
+            printed |= {call["id"] for call in message.get("tool_calls", ())}
             restored: Message = {"role": "assistant", "content": text}
             if thought := message.get("reasoning_content"):
                 restored["reasoning_content"] = thought

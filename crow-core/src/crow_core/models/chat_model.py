@@ -22,7 +22,16 @@ from crow_core.errors import ModelError
 from crow_core.masking import AUTH_SCHEME, MIN_SECRET_LENGTH, find_secrets, mask
 from crow_core.messages.message import Delta
 from crow_core.models.adaptation import adapt_request
-from crow_core.models.endpoint import CONNECT_TIMEOUT, HttpPool, is_local, join_url, share_http_pool, to_display_url
+from crow_core.models.call_forms import StepReader, write_calls
+from crow_core.models.endpoint import (
+    CONNECT_TIMEOUT,
+    HttpPool,
+    is_local,
+    is_on_private_network,
+    join_url,
+    share_http_pool,
+    to_display_url,
+)
 from crow_core.models.failures import (
     MAX_PAGE_BYTES,
     describe_error,
@@ -67,10 +76,25 @@ NO_TOOLS_PATTERN = re.compile(
 
 SMALL_WINDOW = 8_192
 """Tokens of the largest window with which a model counts as small by itself."""
+SMALL_SIZE = 9_000_000_000
+"""Parameters of the largest model that counts as small by itself."""
 
 REDIRECT_STATUSES = frozenset({301, 302, 303, 307, 308})
 
 BAD_HEADER = "A request header would hold characters that none can hold."
+
+
+class ServerFacts(msgspec.Struct):
+    """The answers of a server about one model; see `window.ask_server`."""
+
+    window: int | None = None
+    """Tokens that fit into one request and its reply; None if the server does not tell."""
+    size: int | None = None
+    """The number of the model's parameters; None if the server does not tell."""
+    is_loaded: bool = False
+    """True if a server on a private network says that it has the model in memory."""
+    shows_progress: bool = False
+    """True if the server can report how much of a prompt it has processed: it is llama.cpp."""
 
 
 @dataclass(kw_only=True)
@@ -84,9 +108,11 @@ class ChatModel:
     parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Parameters added to every request: `temperature`, `max_tokens` and those that only this endpoint has."""
     window: int | None = None
+    facts: ServerFacts = field(default_factory=ServerFacts)
+    """The server's answers about the model, once it was asked."""
     idle_timeout: float | None = None
-    """Seconds without a byte after which a request fails. None means 120, or 600 for a server on this machine, which
-    may process a long prompt for minutes before its first byte."""
+    """Seconds without a byte after which a request fails. None means 120, or 3,600 on private networks, where a slow
+    machine may process a long prompt for many minutes before its first byte."""
     attempts: int = 5
     """The most times that one request is sent when the endpoint is busy or cannot be reached."""
     client: "AsyncOpenAI | None" = field(default=None, repr=False)
@@ -112,7 +138,7 @@ class ChatModel:
                 body = self.build_body(request)
                 yield {"sent": body}
                 try:
-                    printed = PrintedCallReader(request if self.quirks.printed_calls else {})
+                    printed = self.read_calls(request)
                     repetition = RepetitionGuard()
                     async with aclosing(self.stream_once(body)) as deltas:
                         async for arriving in deltas:
@@ -145,16 +171,26 @@ class ChatModel:
     @property
     def is_small(self) -> bool:
         """True if the model, or its window, is small: then its tools, its prompt and its replies are held simple."""
-        by_window = self.quirks.profile == "auto" and 0 < (get_window(self) or 0) <= SMALL_WINDOW
-        return by_window or self.quirks.profile == "small"
+        if self.quirks.profile != "auto":
+            return self.quirks.profile == "small"
+        return 0 < (get_window(self) or 0) <= SMALL_WINDOW or 0 < (self.facts.size or 0) <= SMALL_SIZE
+
+    def read_calls(self, request: ModelRequest) -> PrintedCallReader | StepReader:
+        """Return the reader of the calls that the reply to a request may have as text."""
+        if request.get("tools") and self.quirks.call_form == "schema":
+            return StepReader(request)
+        return PrintedCallReader(request if self.quirks.printed_calls else {})
 
     def build_body(self, request: ModelRequest) -> ModelRequest:
         """Return the body to send: the parameters, then the messages, adapted to this endpoint."""
         body = {"model": self.name, **self.parameters, "stream": True, "stream_options": {"include_usage": True}}
-        return self.adapt({**body, **request})
+        progress = {"return_progress": True} if self.facts.shows_progress else {}
+        return self.adapt({**body, **progress, **request})
 
     def adapt(self, body: ModelRequest) -> ModelRequest:
         """Return a body adapted to this endpoint. Adapting it again changes nothing."""
+        if body.get("tools") and self.quirks.call_form != "native":
+            body = write_calls(body, self.quirks.call_form)
         adapted = adapt_request(body, self.quirks)
         return {key: value for key, value in adapted.items() if key not in self.refused_parameters}
 
@@ -209,7 +245,7 @@ class ChatModel:
     @property
     def read_timeout(self) -> float:
         """Seconds without a byte after which a request fails."""
-        return self.idle_timeout or (600.0 if is_local(self.display_url) else 120.0)
+        return self.idle_timeout or (3600.0 if is_on_private_network(self.display_url) else 120.0)
 
     @asynccontextmanager
     async def post(self, body: ModelRequest) -> AsyncGenerator[AsyncIterator[bytes]]:

@@ -71,7 +71,7 @@ ABOUT_CALLS = re.compile(
     r"|\bthis way\b|\bas follows\b|\b(?:form(?:at)?s?|syntax|schema|templates?|protocol|JSON|XML)\b"
     r"|\b(?:tool|function)[- _]?call(?:s|ing)?\b|\bcall(?:s|ing)? (?:the|a|an) (?:tool|function)s? (?:with|by|is)\b"
     r"|\b(?:the|an?|some|most|many|other) (?:\w+ )?(?:(?:model|server|assistant|client|agent|LLM|parser)s?|API)\b"
-    r"|\b(?:would|could|might) (?:be|look|have|write|print|send|say|return|call|emit)\b"
+    r"|\b(?:would|could|might) (?:be|look|have|write|print|send|say|return|call|emit|get|see|receive|produce)\b"
     r"|\b(?:prints?|emits?|writes|sends)\b"
     r"|\bdocument(?:ed|ation)\b|\bBeispiel|\bz\. ?B\.|\bexempl|\bejemplo|\besempio|\bпример|例",
     re.I,
@@ -117,6 +117,11 @@ def get_tools(request: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     prompts = (get_prompt(message) for message in reversed(request.get("messages", ())))
     if ASKS_FOR_CALLS.search(next(filter(None, prompts), "")):
         return {}
+    return get_schemas(request)
+
+
+def get_schemas(request: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the schemas of a request's tools, by their names."""
     functions = (tool["function"] for tool in request.get("tools") or ())
     return {function["name"]: function.get("parameters") or {} for function in functions}
 

@@ -37,9 +37,13 @@ class Quirks(Struct, frozen=True, forbid_unknown_fields=True):
     parallel_calls: bool = True
     """True if a reply may hold several tool calls; false sends `parallel_tool_calls: false`."""
     profile: Literal["auto", "full", "small"] = "auto"
-    """The tools and the system prompt: `small` has few and simple ones. `auto` is small for a window of up to 8,192."""
+    """The tools and the system prompt: `small` has few and simple ones. `auto` is small for a window
+    of up to 8,192 tokens, and for a model of up to 9 billion parameters if the server tells its size."""
     printed_calls: bool = False
     """True if tool calls that the server sends as text are run; the default on this machine and private networks."""
+    call_form: Literal["native", "json", "fences", "tools", "schema"] = "native"
+    """The form of tool calls: `native` is the server's own; the others are text, which crow describes in the prompt.
+    Under `schema`, the server holds each reply to a JSON schema: a call, or an answer."""
     schemas: Literal["full", "plain"] = "full"
     """The form of tool schemas; `plain` has no `$ref`, `$defs`, `anyOf`, `oneOf` and `allOf`."""
     content: Literal["text", "parts"] = "text"
@@ -92,8 +96,11 @@ def find_quirks(base_url: str, model: str, overrides: Mapping[str, Any] | None =
     msgspec.ValidationError for unknown keys or wrong values in `overrides`.
     """
     host, name = urlsplit(base_url).netloc.lower(), model.lower()
-    quirks: dict[str, Any] = {"printed_calls": bool(base_url) and is_on_private_network(base_url)}
+    is_private = bool(base_url) and is_on_private_network(base_url)
+    quirks: dict[str, Any] = {"printed_calls": is_private}
     for rule in load_rules():
         if fnmatchcase(host, rule.host) and any(fnmatchcase(n, rule.model) for n in (name, name.rpartition("/")[2])):
             quirks |= rule.quirks
+    if not is_private:
+        quirks.pop("call_form", None)  # other servers of the same model may have a parser for its calls
     return msgspec.convert({**quirks, **(overrides or {})}, Quirks)

@@ -56,8 +56,8 @@ class ReplyBuilder:
         if self.calls:
             reply["tool_calls"] = [call.build() for call in self.calls]
             reply["crow"] = {"indexes": [call.index for call in self.calls]}
-            if self._printed:
-                reply["crow"]["printed"] = self._printed
+        if self._printed:
+            reply["crow"] = {**reply.get("crow", {}), "printed": self._printed}
         return reply
 
     def take_part(self) -> Message:

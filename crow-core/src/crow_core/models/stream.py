@@ -198,6 +198,8 @@ class EventStreamReader:
         except (AttributeError, TypeError, LookupError) as error:
             fault = error
         read_usage(chunk, choice, delta)
+        if progress := to_object(chunk.get("prompt_progress")):  # llama.cpp
+            delta["progress"] = progress
         if delta:
             deltas.append(clean_object(delta))
         if (error := find_error(chunk)) is not None:

@@ -1,4 +1,4 @@
-"""Ask a server how many tokens fit: a local server's settings decide, not what the model could take."""
+"""Ask a server about a model: how many tokens fit, by the settings of a local server, and how large the model is."""
 
 import re
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from crow_core.models.chat_model import ChatModel
+from crow_core.models.chat_model import ChatModel, ServerFacts
 from crow_core.models.endpoint import create_http_client, is_on_private_network, join_url
 
 ANSWER_TIMEOUT = 3.0
@@ -17,30 +17,44 @@ WINDOW_KEYS = ("context_length", "max_model_len", "context_window", "max_context
 
 
 async def find_window(model: ChatModel) -> int | None:
-    """Return the tokens that fit into one request and its reply; None if the server does not tell.
+    """Return the tokens that fit into one request and its reply; None if the server does not tell."""
+    return (await ask_server(model)).window
+
+
+async def ask_server(model: ChatModel) -> ServerFacts:
+    """Ask the server of a model about it.
 
     On a private network, llama.cpp's `/props`, Ollama's `/api/ps` and `/api/show` and LM Studio's `/api/v0/models` are
     asked first, for the window of the loaded model. `/v1/models` comes last.
     """
     import httpx2  # see endpoint.py
 
+    facts = ServerFacts()
     if not model.base_url:
-        return None
+        return facts
     try:
         async with create_http_client(
             model.base_url, model.api_key, ANSWER_TIMEOUT, model.headers, model.transport
         ) as http:
             root = join_url(model.base_url, "").partition("?")[0].rstrip("/").removesuffix("/v1")
             if is_on_private_network(model.base_url):
-                found = read_llama_cpp_props(await get_object(http, f"{root}/props"))
-                found = found or read_ollama_ps(await get_object(http, f"{root}/api/ps"), model.name)
-                found = found or read_ollama_show(await post_object(http, f"{root}/api/show", {"model": model.name}))
-                found = found or read_lm_studio_models(await get_object(http, f"{root}/api/v0/models"), model.name)
-                if found:
-                    return found
-            return read_models(await get_object(http, join_url(model.base_url, "models")), model.name)
+                facts.window = read_llama_cpp_props(await get_object(http, f"{root}/props"))
+                facts.is_loaded = facts.shows_progress = facts.window is not None
+                if not facts.shows_progress:
+                    loaded = read_ollama_ps(await get_object(http, f"{root}/api/ps"), model.name)
+                    details = await post_object(http, f"{root}/api/show", {"model": model.name})
+                    facts.is_loaded = loaded is not None
+                    facts.window, facts.size = loaded or read_ollama_show(details), read_ollama_size(details)
+                facts.window = facts.window or read_lm_studio_models(
+                    await get_object(http, f"{root}/api/v0/models"), model.name
+                )
+            if facts.window is None or facts.shows_progress:
+                listing = await get_object(http, join_url(model.base_url, "models"))
+                facts.window = facts.window or read_models(listing, model.name)
+                facts.size = facts.size or read_size(listing, model.name)
     except (httpx2.HTTPError, httpx2.InvalidURL, UnicodeEncodeError):
-        return None
+        pass
+    return facts
 
 
 async def get_object(http: Any, url: str) -> Mapping[str, Any]:
@@ -82,6 +96,12 @@ def read_ollama_show(details: Mapping[str, Any]) -> int | None:
     return int(match[1]) if match else None
 
 
+def read_ollama_size(details: Mapping[str, Any]) -> int | None:
+    """Return the number of parameters of a model of Ollama."""
+    (info,) = filter_objects([details.get("model_info")]) or [{}]
+    return to_token_count(info.get("general.parameter_count"))
+
+
 def read_lm_studio_models(listing: Mapping[str, Any], name: str) -> int | None:
     """Return the context with which LM Studio has loaded a model."""
     loaded = filter_objects(listing.get("data"))
@@ -96,6 +116,14 @@ def read_models(listing: Mapping[str, Any], name: str) -> int | None:
             sizes = map(to_token_count, (*map(entry.get, WINDOW_KEYS), meta.get("n_ctx")))
             return next(filter(None, sizes), None)
     return None
+
+
+def read_size(listing: Mapping[str, Any], name: str) -> int | None:
+    """Return the number of parameters in llama.cpp's `/v1/models` answer. It has one model, whatever it is called."""
+    entries = filter_objects(listing.get("data"))
+    named = [entry for entry in entries if entry.get("id") == name] or entries[:1]
+    (meta,) = filter_objects([entry.get("meta") for entry in named]) or [{}]
+    return to_token_count(meta.get("n_params"))
 
 
 def is_entry_of(entry: Mapping[str, Any], name: str) -> bool:

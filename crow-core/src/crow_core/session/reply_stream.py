@@ -1,6 +1,7 @@
 """How the replies of a session's model are shown and stored."""
 
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
+from typing import Any
 
 from msgspec.structs import asdict
 
@@ -12,9 +13,12 @@ from crow_core.messages.message import Delta, settle
 from crow_core.messages.notes import Notes
 from crow_core.models.model_call import ModelCall
 from crow_core.models.reply import PartialCall
+from crow_core.models.token_usage import to_count
 from crow_core.session.journal import TurnJournal
 from crow_core.session.updates import SessionUpdates
 
+LONG_READING = 10.0
+"""Seconds for which the server must still process a prompt so that the user is told."""
 LONG_ARGUMENTS = 400
 """Characters of a tool call's arguments from which on the call is announced while the rest still arrives."""
 
@@ -31,6 +35,8 @@ class ReplyStream:
         self._cwd = cwd
         self._announced: set[str] = set()
         """The tool calls that the client was shown before all of their arguments had arrived."""
+        self._told = ""
+        """The id of the last model call about whose progress the user was told."""
         self._examined: PartialCall | None = None
         """The last tool call with long arguments that `_announce_early` has seen."""
 
@@ -51,6 +57,9 @@ class ReplyStream:
         """Record that a request was sent, and show a notice about it; for any model call."""
         if "sent" in delta:
             self._updates.log.record(model_call)
+        if model_call.id != self._told and (sentence := describe_progress(delta.get("progress", {}))):
+            self._told = model_call.id
+            await self._updates.notice(sentence)
         if text := delta.get("notice"):
             await self._updates.notice(text, "warning")
 
@@ -99,3 +108,12 @@ class ReplyStream:
             log.append(reply)
         log.record(model_call)
         await self.fail_announced({use["id"] for use in reply.get("tool_calls", ())})
+
+
+def describe_progress(progress: Mapping[str, Any]) -> str:
+    """Say how long the server still processes a prompt; "" if it is short, or not known."""
+    total, cached, done, spent = (to_count(progress.get(key)) for key in ("total", "cache", "processed", "time_ms"))
+    if done <= cached or total <= done or not spent:
+        return ""
+    left = (total - done) * spent / (done - cached) / 1000
+    return f"The model reads {total - cached:,} tokens; about {left:.0f} s more." if left >= LONG_READING else ""

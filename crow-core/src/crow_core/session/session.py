@@ -162,13 +162,16 @@ class Session(SessionUpdates):
 
         Its beginning never changes, so that servers can reuse their cache of it.
         """
+        return await self.hooks.before_model.run(await self.draft_request(), self)
+
+    async def draft_request(self) -> ModelRequest:
+        """Make the next request as far as it is known before `before_model`: the system prompt, the tools, the log."""
         if self.prompts.system is None:
             more = await self.hooks.instructions.run(self)
             self.prompts.render_system(self.cwd, self.folders.roots, self.toolbox.sent or (), more)
         system: Message = {"role": "system", "content": self.prompts.system}
         tools: ModelRequest = {"tools": self.toolbox.sent} if self.toolbox.sent else {}
-        request: ModelRequest = {**tools, "messages": [system, *self.view.messages()]}
-        return await self.hooks.before_model.run(request, self)
+        return {**tools, "messages": [system, *self.view.messages()]}
 
     async def set_title(self, title: str) -> None:
         """Give the session a name."""

@@ -196,6 +196,10 @@ def describe_marker(marker: Message) -> str:
             return f"A sub-agent of session {session}"
         case {"kind": "pin"}:
             return "Pinned a message"
+        case {"kind": "imported", "agent": str(agent)}:
+            return f"Imported from {agent}"
+        case {"kind": "reask", "origin": str(origin)}:
+            return f"Asks session {origin} again"
         case {"kind": "worktree"} if tree := find_recorded([marker]):
             return tree.describe()
         case _:

@@ -5,7 +5,7 @@ const log = get("log"), box = get("text"), menu = get("menu"), images = get("ima
 const page = Math.random().toString(36).slice(2);
 const shown = new Map(); // the HTML of each block
 const outbox = new Map(); // the actions that have not arrived yet, by their numbers
-let socket, number = 0, boot = "", phase = "", live = document.querySelector("[data-live]").dataset.live;
+let socket, number = 0, boot = "", phase = "", completed = "", live = document.querySelector("[data-live]").dataset.live;
 
 // The server escapes and cleans all HTML that it sends. What was unfolded stays unfolded.
 const fill = (place, html) => {
@@ -38,7 +38,11 @@ const values = {
   "@arrived": (last) => { for (const each of outbox.keys()) if (each <= Number(last)) outbox.delete(each); },
   "@edit": (text) => { box.value = [text, box.value].filter(Boolean).join("\n"); box.focus(); fit(); },
   "@problem": (text) => { const [id, ...words] = text.split(" "); get(id).querySelector("[role=alert]").textContent = words.join(" "); },
-  "@menu": (html) => { fill(menu, html); if (menu.firstElementChild?.dataset.for !== beforeCursor()) fill(menu, ""); },
+  "@menu": (html) => {
+    const text = beforeCursor();
+    fill(menu, html);
+    if (text === completed || !text.startsWith(menu.firstElementChild?.dataset.for ?? "\n")) fill(menu, "");
+  },
   "@boot": (id) => {
     if (boot && boot !== id && phase === "working") say("crow web was started again while crow worked: the turn was stopped. All that was said and done until then is stored, and stands here. Say “go on” to go on.");
     boot = id;
@@ -114,8 +118,9 @@ const key = `text ${live}`;
 const fit = () => { box.style.height = "auto"; box.style.height = `${box.scrollHeight + 2}px`; sessionStorage.setItem(key, box.value); };
 const beforeCursor = () => box.value.slice(0, box.selectionStart);
 const complete = (option) => {
-  const end = box.selectionStart;
-  box.setRangeText(option.dataset.insert, end - Number(option.dataset.replaces), end, "end");
+  const { insert, replaces, for: typed } = option.dataset; // more may have been typed meanwhile
+  box.setRangeText(insert, typed.length - Number(replaces), box.selectionStart, "end");
+  completed = beforeCursor();
   fill(menu, "");
   box.focus();
 };
