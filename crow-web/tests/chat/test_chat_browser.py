@@ -74,7 +74,7 @@ async def test_keys_complete_send_and_stop(start: Any, visit: Any, problems: lis
     page: Page = await visit(site)
     await page.locator("#text").focus()
     await page.keyboard.type("look at @her")
-    await page.locator("#menu [aria-selected=true]").wait_for()
+    await page.locator('#menu [data-for$="@her"][aria-selected=true]').wait_for()
     await page.keyboard.press("Enter")
     assert await page.input_value("#text") == "look at @heron.txt"
     await page.keyboard.press("Enter")
