@@ -69,14 +69,37 @@ bench:
     uv run benchmarks/evaluation.py
     uv run benchmarks/idle.py
     uv run benchmarks/permissions.py
+    uv run benchmarks/web.py
 
-# regenerate the ACP structs, the tools, the pages on the command line and the settings, and the table of hooks
+# print the figures of the prose of each page, or each hard sentence of some files
+prose *files:
+    uv run scripts/check_prose.py {{files}}
+
+# build the documentation site in build/site, offline; fails at a dead link and at a page that the navigation lacks
+docs:
+    uv run --group docs scripts/build_docs.py
+
+# build all packages; check their contents and metadata; install each alone and all together on each Python that is here
+packages *versions="3.11 3.12 3.13 3.14":
+    uv run --group release scripts/check_packages.py {{versions}}
+    CROW_TEST_INSTALL=1 uv run --group release pytest --slow -n0 tests/test_install.py tests/test_release.py
+
+# name the distributions that an installation brings and that have no licence
+audit:
+    uv run --group types scripts/generate_notices.py --audit
+
+# regenerate what scripts write: the ACP structs, the tools, the table of hooks, and the pages of the reference
 generate:
     uv run scripts/generate_acp_schema.py
     uv run scripts/generate_tools.py
     uv run scripts/generate_cli_help.py
     uv run scripts/generate_hook_table.py
+    uv run scripts/generate_acp_table.py
     uv run scripts/generate_settings.py
+    uv run --group types scripts/generate_notices.py
+    uv run scripts/generate_exit_codes.py
+    uv run scripts/generate_python_api.py
+    uv run scripts/draw_docs.py
 
 # serve a small model that calls tools, for `crow eval first-steps`; the first run downloads 1.1 GB
 lab *args:
@@ -85,3 +108,7 @@ lab *args:
 # record the terminal again: the images of the README
 record:
     uv run scripts/record_terminal.py
+
+# draw the scenes of the terminal at four sizes into a folder, and store their texts, which a test compares
+gallery folder="/tmp/crow-gallery":
+    uv run scripts/gallery.py --folder {{folder}} --update

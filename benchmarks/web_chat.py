@@ -2,8 +2,8 @@
 
     uv run benchmarks/web_chat.py [--tabs 3] [--seconds 20]
 
-Prints the share of a core that `crow web` takes, the kilobytes a second that a tab gets, and the memory. The agent runs in a
-process of its own.
+Prints the share of a core that `crow web` takes, the kilobytes a second that a tab gets, and the memory. The agent and
+the model run in other processes.
 """
 
 import argparse

@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import closing
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from crow_core.testing import Failure, Reply, ScriptedServer
 from crow_terminal.live import SPINNER
@@ -71,7 +71,10 @@ THOUGHT = "The user asks for six people. SERVES is 4, so the factor is 1.5, and 
 HEREDOC = "\n".join(
     ["cat > menu.txt <<'EOF'", *(f"{n:2}. pancakes with topping number {n}" for n in range(1, 31)), "EOF"]
 )
-COUNT = 'for n in $(seq 40); do echo "egg $n of 40"; done; while [ ! -e .go ]; do sleep 0.05; done'
+COUNT = """\
+for n in $(seq 40); do echo "egg $n of 40"; done
+while [ ! -e .go ]; do sleep 0.05; done
+"""
 EDIT = {"command": "str_replace", "path": "pancakes.py", "old_str": "people // SERVES", "new_str": "people / SERVES"}
 STEPS = ("See which test fails", "Fix the code", "Run the tests again")
 
@@ -127,11 +130,10 @@ class Walk:
 
     def read(self) -> str:
         """Read the last rows, without what differs between two runs."""
-        text = "\n".join(self.read_all().rstrip().split("\n")[-self.crow.screen.lines :])
-        text = text.replace(str(self.home), HOME)
+        text = self.read_all().rstrip().replace(str(self.home), HOME)
         for pattern, steady in STEADY:
             text = re.sub(pattern, steady, text, flags=re.M)
-        return text
+        return "\n".join(text.split("\n")[-self.crow.screen.lines :])
 
     def read_all(self) -> str:
         """Read the screen and what has left it."""
@@ -170,13 +172,17 @@ class Walk:
 
 HOME = "/tmp/gallery-12345678"
 """Takes the place of the home, which is as long."""
-STEADY = (
+STEADY: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"127\.0\.0\.1:\d{5}", "127.0.0.1:12345"),
+    (r"^(. sh eggs.sh)  [\d.]+s", r"\1"),
+    (r"(?<=crow-)(?:[0-9a-f]\n?){8}(?=\.md)", lambda found: re.sub(r"\w", "0", found[0])),
     (r"\d+\.\ds|\b\d+s\b(?!\w)|\dm \d\ds", "1s"),
     (rf"^[{SPINNER}]", "⠋"),
     (r"\n\n  Took 1s\.$", ""),
     (r"\d{4}-\d\d-\d\dT\d\d:\d\d", "2026-01-01T12:00"),
     (r"\b[0-9a-f]{8}\b", "01234567"),
+    (r"about\s\d,\d{3} to \d,\d{3}", "about 3,700 to 3,600"),
+    (r"\$0\.00\d\d", "$0.0050"),
 )
 """The parts of a screen that differ between two runs, and what takes their place."""
 
@@ -205,6 +211,7 @@ def prepare(home: Path, url: str) -> dict[str, str]:
     with as_file(files("crow_cli.demo") / "project") as kit:
         shutil.copytree(kit, project, ignore=shutil.ignore_patterns("__pycache__"))
     (project / "my notes.txt").write_text("Buy flour.\n")
+    (project / "eggs.sh").write_text(COUNT)
     (project / "pancakes.png").write_bytes(b"\x89PNG\r\n\x1a\n" + b"0" * 100)
     for words in (
         ["init", "-q", "-b", "main"],
@@ -248,7 +255,9 @@ async def read_answer(one: Walk) -> None:
 
 async def wait_and_stop(one: Walk) -> None:
     one.model.hold()
+    asked = len(one.server.requests)
     await one.command("Plan a brunch", "· Esc stops")
+    await one.server.until(lambda: len(one.server.requests) > asked)  # from now on, words wait for the next step
     await one.keep("04-working")
     await one.command("use metric units", "» use metric units")
     await one.keep("10-steer")
@@ -263,7 +272,7 @@ async def answer_questions(one: Walk) -> None:
     one.model.say(
         Reply("I look at the tests first, then change the code.", tool_calls=[plan(1), call("file_editor", **EDIT)]),
         Reply("Then I write the menu.", tool_calls=[call("terminal", command=HEREDOC)]),
-        Reply("Now the eggs.", tool_calls=[plan(2), call("terminal", command=COUNT)]),
+        Reply("Now the eggs.", tool_calls=[plan(2), call("terminal", command="sh eggs.sh")]),
         Reply("**Done.** All 40 eggs are counted."),
     )
     await one.command("Fix the bug", "letter, or")
@@ -304,7 +313,7 @@ async def look_back(one: Walk) -> None:
 
 async def complete(one: Walk) -> None:
     one.press("/")
-    await one.see("begin a new session")
+    await one.see("/rewind")
     await one.keep("08-commands")
     one.press("ex")
     await one.see("/export")
@@ -365,9 +374,9 @@ async def paste_image(one: Walk) -> None:
     await one.miss("[image")
 
 
-async def ask_three(one: Walk) -> None:
-    calls = [call("fetch", url=f"https://{name}.example/eggs") for name in ("north", "east", "south")]
-    one.model.say(Reply("I compare the prices.", tool_calls=cast(Any, calls)))
+async def ask_to_fetch(one: Walk) -> None:
+    fetch = call("fetch", url="https://north.example/eggs")
+    one.model.say(Reply("I look at the prices.", tool_calls=[fetch]))
     await one.command("Where are eggs cheapest?", "letter, or")
     await one.keep("24-attention")
     one.press("Esc")
@@ -396,7 +405,7 @@ async def resume(one: Walk) -> None:
     await one.command("/resume", "Sessions")
     await one.keep("11-sessions")
     one.press("Enter")
-    await one.crow.until(lambda _: "Wrong key" in one.read_all().rpartition("── Session")[2])
+    await one.crow.until(lambda _: "still in mode" in one.read_all().partition("── Session")[2], name="the session")
     await one.miss("Starting")
     await one.keep("11-resumed")
 
@@ -418,7 +427,7 @@ async def change_theme(one: Walk) -> None:
 
 SCENES: tuple[Callable[[Walk], Awaitable[None]], ...] = (
     *(begin, read_answer, wait_and_stop, answer_questions, look_back, complete, choose, edit_outside, copy),
-    *(compact, paste_image, ask_three, fail, go_back, resume, change_theme),
+    *(compact, paste_image, ask_to_fetch, fail, go_back, resume, change_theme),
 )
 
 
@@ -468,7 +477,10 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="compare with the stored texts")
     parser.add_argument("--update", action="store_true", help="store the texts")
     options = parser.parse_args()
-    walks = asyncio.run(walk_all(list(options.sizes)))
+    try:
+        walks = asyncio.run(walk_all(list(options.sizes)))
+    except TimeoutError as error:
+        sys.exit(str(error))
     if options.folder:
         draw(walks, options.folder)
     if options.update:

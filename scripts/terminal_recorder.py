@@ -122,7 +122,7 @@ class Recorder:
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
-            sys.exit(f"The screen never showed {name or condition!r}. It shows:\n{self.text}")
+            raise TimeoutError(f"The screen never showed {name or condition!r}. It shows:\n{self.text}") from None
         finally:
             self._step = 0.0
         if hold:

@@ -2,13 +2,15 @@
 
 import asyncio
 import os
+import shutil
 import subprocess
 import sys
 from asyncio.subprocess import DEVNULL, PIPE
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib.util import find_spec
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 from typing import NoReturn
 
 import pytest
@@ -116,3 +118,28 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         process.stdin.close()
         process.wait()
         process.stdout.close()
+
+
+@pytest.fixture
+def load_script() -> Callable[[str], ModuleType]:
+    """Return a function that imports a file of `scripts`."""
+
+    def load(name: str) -> ModuleType:
+        spec = spec_from_file_location(name, Path(__file__).parents[1] / "scripts" / f"{name}.py")
+        assert spec
+        assert spec.loader
+        spec.loader.exec_module(script := module_from_spec(spec))
+        return script
+
+    return load
+
+
+@pytest.fixture
+def find_program() -> Callable[[str, str], str]:
+    """Return a function that finds a program in this environment or on the PATH, and skips the test without it."""
+
+    def find(name: str, group: str) -> str:
+        program = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
+        return program or skip_or_fail(f"{name} is not installed; `uv sync --group {group}` installs it.")
+
+    return find

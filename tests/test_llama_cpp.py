@@ -55,9 +55,10 @@ class Command:
         (self.home / "prompts" / "system.md.j2").write_text("You are crow.")  # a long one takes seconds
         self.configure()
 
-    def configure(self, more: str = "") -> None:
+    def configure(self, more: str = "", *, warm_up: bool = False) -> None:
         """Write the configuration, with more lines at its end."""
-        lines = [f'models.{name}.base_url = "{self.llama}/v1"\nmodels.{name}.model = "gemma"' for name in PARAMETERS]
+        lines = [] if warm_up else ["extensions.warm_up = false"]
+        lines += [f'models.{name}.base_url = "{self.llama}/v1"\nmodels.{name}.model = "gemma"' for name in PARAMETERS]
         lines += [f"models.{name}.parameters = {{ temperature = 0, {text} }}" for name, text in PARAMETERS.items()]
         (self.home / "config.toml").write_text("\n".join([*lines, more]))
 
@@ -91,6 +92,11 @@ class Command:
     async def view(self, id: str) -> list[dict[str, Any]]:
         """List the messages of a session that the model sees."""
         return json.loads(await self.run("sessions", "show", id, "--view", "--json"))
+
+    def find_last_task(self) -> int:
+        """Return the number of the request that the server has begun last."""
+        with urllib.request.urlopen(f"{self.llama}/slots") as answer:
+            return max(slot["id_task"] for slot in json.load(answer))
 
     def is_busy(self) -> bool:
         """Whether the server is working on a request."""
@@ -171,6 +177,20 @@ async def test_session_uses_the_cache_also_for_its_summary(command: Command):
     seen = await command.view(id)
     assert seen[1]["content"].startswith("0. The crow sat")
     assert SUMMARY_TEMPLATE.partition("{}")[0] in seen[1]["content"]
+
+
+async def test_first_prompt_finds_its_beginning_in_the_cache(command: Command):
+    (command.home / "prompts" / "system.md.j2").write_text(f"You are crow. {STORY}")
+    command.configure(warm_up=True)
+    before = command.find_last_task()
+    async with command.session("short") as (editor, id):
+        async with asyncio.timeout(60):
+            while command.find_last_task() == before:
+                await asyncio.sleep(0.1)
+        assert (await editor.prompt(id, "Hello.")).stop_reason == "end_turn"
+    warm, first = await command.list_calls(id)
+    assert (warm["purpose"], first["purpose"]) == ("warm-up", "turn")
+    assert first["cached"] > 0.8 * warm["input"], "only what the user said was read"
 
 
 async def test_request_that_the_server_refuses_as_too_long_is_compacted_and_sent_again(command: Command):

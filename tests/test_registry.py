@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from crow_core import __version__
 
-ENTRY = Path(__file__).parents[1] / "registry" / "crow"
+ENTRY = Path(__file__).parents[1] / "registry" / "crow-acp"
 MANIFEST: dict[str, Any] = json.loads((ENTRY / "agent.json").read_text("utf-8"))
 ICON = (ENTRY / "icon.svg").read_text("utf-8")
 
 TEXTS = ("id", "name", "version", "description")
-OPTIONAL = {"repository": str, "authors": list, "license": str, "icon": str}
+OPTIONAL = dict.fromkeys(("repository", "website", "license", "license_url", "icon"), str) | {"authors": list}
 COLOURS = {"currentcolor", "none", "inherit"}
 
 
@@ -36,6 +36,8 @@ def faults_of_manifest(manifest: dict[str, Any], folder: str) -> list[str]:
     faults += [
         f"{key} is no {kind}" for key, kind in OPTIONAL.items() if not isinstance(manifest.get(key, kind()), kind)
     ]
+    urls = {key: manifest[key] for key in ("repository", "website", "license_url") if key in manifest}
+    faults += [f"{key} is no address" for key, url in urls.items() if not re.fullmatch(r"https://[\w.-]+/\S*", url)]
     distributions = manifest.get("distribution")
     if not isinstance(distributions, dict) or not distributions:
         return [*faults, "no distribution"]
@@ -43,7 +45,7 @@ def faults_of_manifest(manifest: dict[str, Any], folder: str) -> list[str]:
         if kind not in ("npx", "uvx"):  # crow has no binaries, which have rules of their own
             faults.append(f"unknown distribution: {kind}")
             continue
-        faults += [f"unknown: {key}" for key in package.keys() - {"package", "args", "env"}]
+        faults += [f"unknown: {key}" for key in package.keys() - {"package", "cmd", "args", "env"}]
         name, _, pinned = package.get("package", "").partition("@")
         faults += ["no package"] if not name else []
         faults += ["the package is not pinned to the version"] if pinned != version else []
@@ -75,7 +77,7 @@ def meta_kind(meta: dict[str, Any]) -> str:
 
 
 def test_the_manifest_is_as_the_registry_wants_it() -> None:
-    assert faults_of_manifest(MANIFEST, "crow") == []
+    assert faults_of_manifest(MANIFEST, "crow-acp") == []
 
 
 @pytest.mark.parametrize(
@@ -88,6 +90,8 @@ def test_the_manifest_is_as_the_registry_wants_it() -> None:
         ("version", "9.9.9"),
         ("description", None),
         ("authors", "somebody"),
+        ("license_url", "LICENSE"),
+        ("website", "http://example.com/"),
         ("colour", "black"),
         ("distribution", {}),
         ("distribution.snap", {"package": "crow"}),
@@ -105,7 +109,7 @@ def test_a_manifest_that_breaks_a_rule_is_noticed(path: str, value: Any) -> None
         place = place[key]
     place[last] = value
 
-    assert faults_of_manifest(manifest, "crow")
+    assert faults_of_manifest(manifest, "crow-acp")
 
 
 def test_the_manifest_names_this_version_of_a_package_with_a_command_of_its_name() -> None:

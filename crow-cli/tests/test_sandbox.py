@@ -26,10 +26,10 @@ async def sandboxed(machine: "Machine") -> "Machine":
 async def test_each_promise_is_tried_and_holds(sandboxed: "Machine") -> None:
     done = await sandboxed.crow("sandbox", "check", "--json")
     promises = json.loads(done.out)["promises"]
-    assert len(promises) == 10
+    assert len(promises) == 12
     assert [each for each in promises if not each["holds"]] == []
     assert done.code == 0
-    assert (await sandboxed.crow("sandbox", "check")).out.count("holds  ") == 10
+    assert (await sandboxed.crow("sandbox", "check")).out.count("holds  ") == 12
 
 
 async def test_command_shows_what_it_changed_and_its_changes_are_discarded(sandboxed: "Machine") -> None:

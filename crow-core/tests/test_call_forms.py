@@ -12,6 +12,7 @@ from crow_core.models.chat_model import ChatModel
 from crow_core.models.quirks import Quirks, find_quirks
 from crow_core.models.reply import ReplyBuilder
 from crow_core.testing import Failure, Reply, ScriptedServer, connect
+from crow_extensions.printed_calls import printed_calls
 from fastmcp import FastMCP
 from hypothesis import given
 from hypothesis import strategies as st
@@ -190,6 +191,30 @@ def test_answer_is_shown_as_it_arrives():
 def test_answer_that_is_cut_keeps_what_was_shown_and_a_call_that_is_cut_does_not_run():
     assert read(['{"use_tool": false, "answer": "It is'], "length")[1:3] == ("It is", [])
     assert read(['{"use_tool": true, "name": "read", "argume'], "length")[2] == []
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("bad", "fault"),
+    [
+        ('{"use_tool": true, "name": "fly", "arguments": {}}', "there is no tool 'fly'. The tools are: demo_add."),
+        ('{"use_tool": true, "name": "demo_add", "arguments": {"a": 1}}', "Missing required argument"),
+        ('{"use_tool": true, "name": "demo_add", "arguments": "1 and 2"}', "are not a JSON object"),
+        ('{"use_tool": true, "name": "demo_add", "argum', "the call is not complete JSON"),
+        ("{'use_tool': true, // add\n'name': 'demo_add', 'arguments': {'a': 1}", "the call is not complete JSON"),
+        ("\n".join(CALL.replace("1", str(n)) for n in range(3, 203)), "these are over 16 calls"),
+    ],
+    ids=["unknown tool", "missing argument", "arguments as text", "half a call", "quotes and comments", "200 calls"],
+)
+async def test_bad_call_without_a_schema_runs_nothing_and_the_model_is_told_why(bad: str, fault: str):
+    async with ScriptedServer([Reply(bad), Reply(ANSWER)]) as server:
+        quirks = Quirks(call_form="schema", printed_calls=True)
+        model = ChatModel(name="m", base_url=server.url, quirks=quirks, refused_parameters={"response_format"})
+        async with connect(Crow(model, servers=[demo()]).use(printed_calls)) as editor:
+            session = await editor.new_session("/")
+            await editor.prompt(session.session_id, "1 + 2?")
+    assert not any("completed" in states for states in editor.calls().values())
+    assert fault in json.dumps(server.requests[-1]["messages"][-1], ensure_ascii=False)
 
 
 @pytest.mark.anyio

@@ -24,8 +24,9 @@ from crow_core.acp.schema import (
     UserMessageChunk,
 )
 from crow_core.app import Crow
-from crow_core.content import replay, to_user_message
+from crow_core.content import replay, to_interruption, to_user_message
 from crow_core.mcp.server import Server
+from crow_core.mcp.tool import ToolCall as CalledTool
 from crow_core.messages.message import Message
 from crow_core.models.chat_model import ChatModel
 from crow_core.models.quirks import Quirks
@@ -336,3 +337,12 @@ def test_a_client_that_shows_compactions_is_told_where_the_conversation_was_comp
     shown = [type(update).__name__ for update in replay(log, "/", compactions=True)]
     assert shown == ["UserMessageChunk", "CompactionUpdate", "UserMessageChunk"]
     assert [type(update).__name__ for update in replay(log, "/")] == ["UserMessageChunk", "UserMessageChunk"]
+
+
+def test_calls_that_did_not_run_say_so_when_a_session_is_loaded():
+    use: Any = {"id": "1", "type": "function", "function": {"name": "fetch", "arguments": "{}"}}
+    tool_call = CalledTool(use, {}, True, "fetch", "fetch")
+    log: list[Message] = [{"role": "assistant", "tool_calls": [use]}, to_interruption(tool_call, begun=False)]
+    *_, end = replay(log, "/")
+    assert isinstance(end, ToolCallUpdate)
+    assert (end.status, end.meta) == ("failed", {"crow": {"notRun": True}})

@@ -72,6 +72,22 @@ BASE: dict[str, dict[str, Any]] = {
     "nonsense": {},
     "": {},
 }
+BASE_2: dict[str, dict[str, Any]] = {
+    "initialize": {"protocolVersion": 2, "info": {"name": "x", "version": "1"}, "capabilities": {}},
+    "auth/login": {"methodId": "configured"},
+    "auth/logout": {},
+    "session/new": {"cwd": "/", "mcpServers": [{"type": "http", "name": "x", "url": "y"}], "additionalDirectories": []},
+    "session/resume": {"sessionId": "kept", "cwd": "/", "replayFrom": {"type": "_message", "messageId": "1"}},
+    "session/list": {"cwd": "/", "cursor": "x"},
+    "session/delete": {"sessionId": "gone"},
+    "session/close": {"sessionId": "gone"},
+    "session/prompt": {"sessionId": HERE, "prompt": TEXT},
+    "session/set_config_option": {"sessionId": HERE, "configId": "mode", "value": "plan", "type": "id"},
+    "tool_call/cancel": {"sessionId": HERE, "toolCallId": "1"},
+    "terminal/cancel": {"sessionId": HERE, "terminalId": "1"},
+    **{method: BASE[method] for method in ("_crow/usage", "_session/rewind", "_unknown/thing", "nonsense", "")},
+}
+"""The same for version 2."""
 BLOCKS: list[Any] = [
     *TEXT,
     {"type": "image", "data": "x", "mimeType": "image/png"},
@@ -83,10 +99,10 @@ BLOCKS: list[Any] = [
 
 
 @st.composite
-def requests_with_faults(draw: st.DrawFn) -> tuple[str, Any]:
+def requests_with_faults(draw: st.DrawFn, base: dict[str, dict[str, Any]]) -> tuple[str, Any]:
     """Draw a request that may have a fault."""
-    method = draw(st.sampled_from(list(BASE)))
-    params: Any = {**BASE[method]}
+    method = draw(st.sampled_from(list(base)))
+    params: Any = {**base[method]}
     match draw(st.integers(0, 5)):
         case 0:
             params = draw(WILD)
@@ -105,7 +121,8 @@ def requests_with_faults(draw: st.DrawFn) -> tuple[str, Any]:
     return method, params
 
 
-LINES = st.lists(requests_with_faults() | st.sampled_from(INVALID_LINES), min_size=50, max_size=50)
+LINES = st.lists(requests_with_faults(BASE) | st.sampled_from(INVALID_LINES), min_size=50, max_size=50)
+LINES_2 = st.lists(requests_with_faults(BASE_2) | st.sampled_from(INVALID_LINES), min_size=50, max_size=50)
 
 
 def everything() -> Crow:
@@ -130,11 +147,13 @@ async def open_session(wire: RawClient) -> str:
     return (await wire.ask("session/new", {"cwd": "/", "mcpServers": []}))["result"]["sessionId"]
 
 
-async def survive(lines: list[bytes | tuple[str, Any]]) -> None:
+async def survive(lines: list[bytes | tuple[str, Any]], begin: dict[str, Any] | None = None) -> None:
     ours, theirs = memory_pair()
     crow = everything()
     serving = asyncio.ensure_future(AcpAgent(theirs, crow, unstable=True).serve())
     wire = RawClient(ours)
+    if begin:
+        assert (await wire.ask("initialize", begin))["result"]["protocolVersion"] == 2
     here, other = await open_session(wire), await open_session(wire)
     asked: set[str] = set()
     for number, line in enumerate(lines):
@@ -147,8 +166,9 @@ async def survive(lines: list[bytes | tuple[str, Any]]) -> None:
     prompt = {"sessionId": other, "prompt": TEXT}
     while (answer := await wire.ask("session/prompt", prompt)).get("error"):
         assert answer["error"]["code"] == -32000  # a line has logged out
-        await wire.ask("authenticate", {"methodId": "configured"})
-    assert answer["result"]["stopReason"] == "end_turn"
+        for method in ("authenticate", "auth/login"):  # a line may have agreed on the other version
+            await wire.ask(method, {"methodId": "configured"})
+    assert answer["result"].get("stopReason") == "end_turn" or (begin and answer["result"]["messageId"])
     while asked - {message.get("id") for message in wire.received}:
         await wire.receive()
     await wire.ask("_the/end", {})
@@ -171,6 +191,19 @@ async def survive(lines: list[bytes | tuple[str, Any]]) -> None:
 @given(LINES)
 def test_malformed_lines_neither_end_the_agent_nor_block_it(lines: list[bytes | tuple[str, Any]]):
     asyncio.run(survive(lines))
+
+
+@settings(
+    max_examples=2 * settings.default.max_examples,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    derandomize=True,
+)
+@given(LINES_2)
+def test_malformed_lines_of_the_second_version_neither_end_the_agent_nor_block_it(
+    lines: list[bytes | tuple[str, Any]],
+):
+    asyncio.run(survive(lines, BASE_2["initialize"]))
 
 
 @pytest.mark.anyio

@@ -11,12 +11,15 @@ from crow_core.acp.schema import (
     AvailableCommandsUpdate,
     BlockContent,
     BooleanPropertySchema,
+    Cost,
     CreateElicitationRequest,
     ElicitationSchema,
     ImageBlock,
     MultiSelectItems,
     MultiSelectPropertySchema,
     PermissionOption,
+    PlanEntry,
+    PlanUpdate,
     PromptResponse,
     RequestPermissionRequest,
     ResourceLinkBlock,
@@ -33,6 +36,7 @@ from crow_core.acp.schema import (
     UsageUpdate,
     UserMessageChunk,
 )
+from crow_terminal.abilities import Abilities
 from crow_terminal.blocks import CommandOutput, Note, UserPrompt
 from crow_terminal.command_menu import list_commands
 from crow_terminal.completion import ChatCompleter
@@ -55,7 +59,7 @@ from crow_terminal.effects import (
 )
 from crow_terminal.export import to_markdown
 from crow_terminal.first_run import is_first_run, make_card
-from crow_terminal.live import compose_above, compose_footer, compose_running, compose_spinner
+from crow_terminal.live import compose_above, compose_footer, compose_running, compose_spinner, describe_usage
 from crow_terminal.local_commands import find_command, find_local_commands
 from crow_terminal.markdown import Prose
 from crow_terminal.mentions import find_files
@@ -65,8 +69,9 @@ from crow_terminal.printable_text import measure
 from crow_terminal.prompt_content import find_images, make_prompt
 from crow_terminal.question import Question
 from crow_terminal.session_options import OfferedOptions, find_changes
-from crow_terminal.state import Abilities, State
+from crow_terminal.state import State
 from crow_terminal.theme import THEMES
+from crow_terminal.told_outputs import describe_output
 from crow_terminal.typing_pause import PAUSE
 from msgspec import UNSET
 from prompt_toolkit.completion import CompleteEvent
@@ -692,3 +697,35 @@ def test_the_card_of_the_first_run_has_five_lines_that_fit(tmp_path: Path):
         option = SelectConfigOption(id="m", name="", category="mode", current_value=mode, options=[])
         rows = Painter(THEMES["mono"]).paint(Prose(make_card(OfferedOptions(config=[option]))), 79)
         assert len(rows) == 5, rows
+
+
+@pytest.mark.parametrize("output", ["", "out\nput", "```\ncode\n```", "$ a\n````\n"])
+@pytest.mark.parametrize("code", [0, 3])
+def test_commands_that_the_agent_was_told_of_are_shown_as_commands_when_a_session_is_loaded(output: str, code: int):
+    told = "".join(describe_output(command, output, code) for command in ("make", "ls"))
+    state = ready()
+    chunks = [UserMessageChunk(content=TextBlock(text=text), message_id="1") for text in (told, "so?")]
+    state.receive(chunks[0], 1.0)
+    state.receive(chunks[1], 1.0)
+    shown = [effect.block for effect in state.end_turn(END, 1.0) if isinstance(effect, Show)]
+    assert shown == [
+        *(CommandOutput(command, output.rstrip(), code) for command in ("make", "ls")),
+        UserPrompt("so?"),
+    ]
+
+
+def test_plan_is_shown_without_the_call_that_made_it():
+    state = ready()
+    state.submit("one", 0.0)
+    state.receive(ToolCall(tool_call_id="1", title="plan(1 entries)", kind="think", status="in_progress"), 1.0)
+    state.receive(PlanUpdate(entries=[PlanEntry(content="bake", priority="medium", status="pending")]), 1.0)
+    assert state.receive(ToolCallUpdate(tool_call_id="1", status="completed"), 1.0) == []
+    (shown,) = [effect for effect in state.end_turn(END, 2.0) if isinstance(effect, Show)]
+    assert paint(shown) == ["Plan", "  ○ bake"]
+
+
+def test_the_cost_stays_when_an_update_has_none():
+    state = ready()
+    state.receive(UsageUpdate(used=1, size=10, cost=Cost(amount=2.0, currency="USD")), 0.0)
+    state.receive(UsageUpdate(used=5, size=10), 0.0)
+    assert describe_usage(state) == ["50% of 10", "$2.00"]

@@ -54,7 +54,7 @@ async def fill(database: Database, env: Mapping[str, str], folder: Path) -> list
         f"/call/{calls[0]}/ask",
         "/charts?by=folder",
     ]
-    pages += [f"/session/{id}{more}" for id in (session, *imported) for more in ("", "/calls", "/files")]
+    pages += [f"/session/{id}{more}" for id in (session, *imported) for more in ("", "/calls", "/files", "/dropped")]
     return [*pages, *(f"/call/{call}" for call in calls)]
 
 

@@ -1,10 +1,12 @@
 """The pages show what is stored, and nothing of it becomes markup that runs or loads."""
 
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx2
 import pytest
+from crow_agent.app import build
 from crow_core.acp.schema import LoadSessionRequest
 from crow_core.app import Crow
 from crow_core.testing import Reply, ScriptedModel, ScriptedServer, connect
@@ -180,3 +182,22 @@ async def test_a_fork_is_marked_in_both_sessions(site: "Site", database: Databas
     said = shown.partition('<div class="entries">')[2]
     assert f'Forked here from <a href="/session/{first}">' in said
     assert said.index("<p>one</p>") < said.index("Forked here") < said.index("<p>two</p>")
+
+
+async def test_messages_that_a_rewind_dropped_are_shown_on_a_page_of_their_own(
+    site: "Site", database: Database, env: dict[str, str], tmp_path: Path
+):
+    (tmp_path / "config.toml").write_text(f'[database]\nurl = "{database.url.render_as_string(hide_password=False)}"\n')
+    (work := tmp_path / "work").mkdir()
+    crow = await build(env, models={"m": ScriptedModel(lambda request: Reply("Well."))}, mode="yolo")
+    async with connect(crow) as editor:
+        id = (await editor.new_session(str(work))).session_id
+        for words in ("the right way", "a wrong way", "/undo yes"):
+            await editor.prompt(id, words)
+    shown = await site.read(f"/session/{id}")
+    assert f'<a href="/session/{id}/dropped">Rewound</a>' in shown
+    assert "the right way" in shown
+    assert "a wrong way" not in shown
+    dropped = await site.read(f"/session/{id}/dropped")
+    assert "<p>a wrong way</p>" in dropped
+    assert "<p>the right way</p>" not in dropped

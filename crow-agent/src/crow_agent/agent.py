@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanag
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, overload
 
 from crow_core.acp.agent_process import START_TIMEOUT
 from crow_core.acp.schema import AuthenticateRequest, LoadSessionRequest, NewSessionRequest, ResumeSessionRequest
@@ -119,6 +119,7 @@ class Agent:
         env: Mapping[str, str] | None = None,
         token: str = "",
         workspace: bool | None = None,
+        version: Literal[1, 2] = 1,
     ) -> "Agent":
         """Use another agent: the command of an ACP agent, or a `ws://` or `wss://` address with its token.
 
@@ -126,6 +127,8 @@ class Agent:
         `workspace`: whether the agent may read and write files below `cwd` and run commands through this program, as
         through an editor; `permissions` is asked about each write and command that the agent has not asked about, and
         "deny" offers reading alone. By default yes for a command, no for an address.
+        `version`: with 2, version 2 of ACP is spoken with an agent that offers it. It is a draft; its agents use no
+        files and commands of the client.
         """
         agent = cls.__new__(cls)
         if isinstance(target, str) and target.startswith(("http://", "https://")):
@@ -138,6 +141,7 @@ class Agent:
             agent._set_up(
                 permissions, elicit, budget, cwd, env, lambda: connect_command(target, env, agent._cwd, offered)
             )
+        agent._version = version
         return agent
 
     def _set_up(
@@ -157,6 +161,8 @@ class Agent:
         self._cwd = to_absolute(cwd)
         self._env = os.environ if env is None else env
         self._connect = connect
+        self._version = 1
+        """The version of ACP to offer."""
         self._counts_itself = False
         """True if the agent counts what it spends; else its updates are counted here."""
         self._opening = asyncio.Lock()
@@ -298,7 +304,7 @@ class Agent:
             if client.workspace is not None:
                 stack.push_async_callback(client.workspace.terminals.release_all)
             await stack.enter_async_context(client.serving())
-            await client.start()
+            await client.start(self._version)
             self._stack = stack.pop_all()
             return client
         raise AssertionError  # unreachable: the block returns or raises

@@ -117,8 +117,8 @@ class ProgramClient(AcpClient):
 
         return LocalWorkspace(self.sessions.get, self.ask_program, env)
 
-    async def start(self) -> None:
-        """Agree on the protocol version and exchange capabilities."""
+    async def start(self, version: int) -> None:
+        """Agree on the protocol version, at most this one, and exchange capabilities."""
         forms = ElicitationCapabilities(form=ElicitationFormCapabilities()) if self._elicit else UNSET
         session = ClientSessionCapabilities(notices=NoticeCapabilities())
         works = self.workspace is not None
@@ -127,7 +127,7 @@ class ProgramClient(AcpClient):
         capabilities = ClientCapabilities(
             fs=files, terminal=may_change, session=session, elicitation=forms, meta=OPTION_NAMES
         )
-        request = self.initialize(f"crow-agent {__version__}", capabilities)
+        request = self.initialize(f"crow-agent {__version__}", capabilities, version=version)
         await self._wait("initialize", request, START_TIMEOUT)
 
     async def ask(self, method: str, params: Any, *, timeout: float | None = None) -> Any:

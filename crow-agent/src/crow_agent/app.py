@@ -65,7 +65,7 @@ from crow_mcp_server.web.search_settings import PROVIDER_KEYS
 from crow_mcp_server.workspace import Launch, LaunchError, Workspace, local_workspace
 from crow_permissions.extension import permissions
 from crow_permissions.kept_answers import KeptAnswers
-from crow_permissions.review import ReviewSettings, find_launch
+from crow_permissions.review import ReviewSettings, find_launch, find_opener
 from crow_permissions.running import RunningAgents
 from crow_permissions.taint import taint
 from crow_persistence.extension import persistence
@@ -362,6 +362,7 @@ def make_workspace(meta: dict[str, Any]) -> Workspace:
     return replace(
         here,
         launch=to_launch(find_launch(session, here.call)),
+        opened_by=find_opener(session, here.call),
         files=editor,
         terminals=editor if editor.runs else None,
         watch=editor.show_output,

@@ -131,7 +131,7 @@ async def explain(
         source,
         sorted(each.replace(UNKNOWN, "…") for each in line.commands) if line else [],
         is_clear=not (line and line.unclear),
-        sandbox=judgement.may_review and can_review(tool_call),
+        sandbox=judgement.may_review and can_review(session, tool_call),
         taint=find_taint(tool_call, line) if has_taint and judgement.verdict != "deny" else "",
     )
 

@@ -103,7 +103,7 @@ CLASSES = {
     "trust list": READS,
     "trust revoke": SETTINGS,
     "undo": FILES,
-    "web": READS,
+    "web": STORED,
     "worker": PROGRAMS,
     "workflows approve": SETTINGS,
     "workflows cancel": SETTINGS,

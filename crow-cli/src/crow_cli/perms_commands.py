@@ -148,7 +148,8 @@ async def describe_sandbox(context: "Context") -> str:
         "accept-edits": "what it changes is applied; you are asked about files that run later",
     }
     end = ends.get(context.permissions.mode, "you are asked about what it changes")
-    return f"it runs there at once, and {end}; {describe_hosts(context, config.sandbox.hosts)}"
+    hosts = describe_hosts(context, config.sandbox.hosts)
+    return f"it runs there at once, also in a session of the terminal, and {end}; {hosts}"
 
 
 def describe_hosts(context: "Context", hosts: Sequence[str]) -> str:

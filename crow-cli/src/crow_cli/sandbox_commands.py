@@ -38,9 +38,10 @@ async def find_standing(config: Config, home: Home) -> tuple[str, str]:
         return "off", "Commands are asked about before they run, by [sandbox] level."
     from crow_sandbox.sandbox import Sandbox  # imported here, as most commands of crow need none
 
-    standing = await Sandbox(home.data / "sandbox").prove("review")
+    sandbox = Sandbox(home.data / "sandbox")
+    standing = await sandbox.prove("review")
     if standing.level == "review":
-        return "review", standing.says
+        return "review", f"{standing.says} {await sandbox.prove_network()}"
     return "off", f"Commands are asked about before they run. {standing.says}"
 
 
@@ -191,6 +192,37 @@ Try = Callable[["Trial"], str]
 """Tries to break a promise; returns what went wrong, "" if the promise holds."""
 
 
+class TriedSession:
+    """A shell that runs on in a run, as in a session of the terminal."""
+
+    def __init__(self, trial: "Trial") -> None:
+        from crow_sandbox.lasting import LastingRun
+
+        self.root = trial.root
+        self.lasting = LastingRun(trial.run)
+        words, env = trial.run.wrap(["/bin/sh"], dict(os.environ), str(trial.root), ())
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(
+            words, env=env, cwd=trial.root, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL
+        )
+
+    def __enter__(self) -> "TriedSession":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+        self.lasting.close()
+
+    def shell(self, line: str) -> str:
+        """Run a line, and return the one that it prints."""
+        assert self.process.stdin
+        assert self.process.stdout
+        self.process.stdin.write(f"{line}\n".encode())
+        self.process.stdin.flush()
+        return self.process.stdout.readline().decode(errors="replace").strip()
+
+
 @dataclass(frozen=True)
 class Trial:
     """A run in which a promise is tried, on an otherwise empty folder."""
@@ -245,6 +277,8 @@ def list_promises(home: Home) -> Iterator[tuple[str, Try]]:
     yield "it does not see variables with secrets", try_to_read_variable
     yield "it makes no namespaces of its own", try_to_nest
     yield "it sends no signal to other processes", try_to_signal
+    yield "what a session of the terminal changes is told while it runs on", try_to_look
+    yield "a session sees what changes in its folder", try_to_renew
 
 
 def try_to_change(trial: Trial) -> str:
@@ -300,3 +334,28 @@ def try_to_nest(trial: Trial) -> str:
 
 def try_to_signal(trial: Trial) -> str:
     return "it found this process" if trial.shell('kill -0 "$1" 2>/dev/null && echo sent', str(os.getpid())) else ""
+
+
+def try_to_look(trial: Trial) -> str:
+    with TriedSession(trial) as session:
+        for name in ("first", "second"):
+            session.shell(f"echo x > {name}; echo done")
+            look = session.lasting.look()
+            try:
+                changes = look.read_changes()
+                if [each.path for each in changes] != [name]:
+                    return "a change is not seen, or is seen twice"
+                look.apply(changes)
+            finally:
+                look.remove()
+    return "" if (trial.root / "second").exists() else "the file is not there"
+
+
+def try_to_renew(trial: Trial) -> str:
+    (trial.root / "seen").write_text("earlier\n", encoding="utf-8")
+    with TriedSession(trial) as session:
+        session.shell("cat seen")
+        (trial.root / "new").write_text("later\n", encoding="utf-8")
+        (trial.root / "new").replace(trial.root / "seen")
+        session.lasting.renew()
+        return "" if session.shell("cat seen") == "later" else "it sees the file as it was"

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from crow_terminal.agent_connections import AgentAddress, NoAgent, parse_command
+from msgspec.structs import replace
 
 CROW = (sys.executable, "-m", "crow_cli", "acp", "--unstable")
 """The command of crow as an agent: a process of its own, so that the screen is there before it."""
@@ -53,6 +54,8 @@ def chat(
         from crow_cli.process import fail  # not above: it loads Click, and the screen waits for this module
 
         fail(str(error))
+    if os.environ.get("CROW_ACP_VERSION") == "2":
+        chosen = replace(chosen, version=2)
     theme = theme or os.environ.get("CROW_THEME", "")
     logging.getLogger().addHandler(logging.NullHandler())  # a line of the log would break the screen
     if plain or not is_interactive() or os.environ.get("TERM", "dumb") in ("dumb", ""):

@@ -231,7 +231,12 @@ def to_update(result: ToolResult, tool_call: ToolCall) -> ToolCallUpdate:
     A command with an exit status other than 0 has failed, as in an editor's own terminals.
     """
     content: list[ToolCallContent] = [
-        DiffContent(path=change["path"], old_text=change["old"], new_text=change["new"] or "")
+        DiffContent(
+            path=change["path"],
+            old_text=change["old"],
+            new_text=change["new"] or "",
+            meta=UNSET if change["new"] is not None else {"crow": {"deleted": True}},
+        )
         for change in result.meta.get("crow/changes", [])
     ]
     if terminal := result.meta.get("crow/terminal"):
@@ -349,12 +354,21 @@ def to_result(message: Message) -> ToolResult:
     return ToolResult(blocks, bool(notes.get("failed")), meta)
 
 
-def replay(log: Sequence[Message], cwd: str, *, compactions: bool = False) -> Iterator[SessionUpdate]:
+def replay(log: Sequence[Message], cwd: str, *, compactions: bool = False, start: str = "") -> Iterator[SessionUpdate]:
     """Convert a log to the updates that show a client the conversation, with each tool call in its last state.
 
-    `compactions` tells where the conversation was compacted, which few clients show.
+    `compactions` tells where the conversation was compacted, which few clients show. `start` is the id of the first
+    message to show; "" for all. Raises LookupError if the conversation has no such message.
     """
     entries = drop_rewound(log)
+    ids = [entry.get("crow", {}).get("id") for entry in entries if start]
+    if start and start not in ids:
+        raise LookupError(f"The conversation has no message {start[:100]!r}. Load it from its start.")
+    return replay_entries(entries[ids.index(start) if start else 0 :], cwd, compactions)
+
+
+def replay_entries(entries: Sequence[Message], cwd: str, compactions: bool) -> Iterator[SessionUpdate]:
+    """Convert entries to updates, as `replay` does."""
     answers = {entry.get("tool_call_id"): entry for entry in entries if entry.get("role") == "tool"}
     for entry in entries:
         notes = entry.get("crow", {})
@@ -377,9 +391,12 @@ def replay(log: Sequence[Message], cwd: str, *, compactions: bool = False) -> It
                     title = seen.get("title", "")
                     tool_call = ToolCall(use, arguments or {}, arguments is not None, kind, title)
                     yield to_announcement(tool_call, cwd)
-                    yield to_update(to_result(message), tool_call)
                     if (plan := message.get("crow", {}).get("plan")) is not None:
                         yield PlanUpdate(entries=convert_leniently(plan, list[PlanEntry]))
+                    if message.get("content") == NOT_RUN:
+                        yield to_failure(tool_call, begun=False)
+                    else:
+                        yield to_update(to_result(message), tool_call)
             case _ if compactions and marker_kind(entry) == "compaction":
                 yield CompactionUpdate(compaction_id=str(id), status="completed")
             case _:

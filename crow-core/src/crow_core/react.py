@@ -84,7 +84,7 @@ async def use_tool(session: Session, use: RawToolCall) -> None:
         if result is None:
             await session.journal.start(tool_call)
             await session.update(ToolCallUpdate(tool_call_id=tool_call.id, status="in_progress"))
-            result = await session.toolbox.call(tool_call, session.meta(tool_call), session)
+            result = await session.toolbox.call_cancellable(tool_call, session.meta(tool_call), session)
         result = await session.hooks.after_tool.run(result, session, tool_call)
         session.log.append(to_tool_message(result, tool_call))
         await session.log.written()

@@ -10,7 +10,7 @@ from crow_core.app import Crow
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Handler, Server
 from crow_core.mcp.tool import ToolCall
-from crow_core.messages.message import RawToolCall
+from crow_core.messages.message import Function
 from crow_core.models.chat_model import ChatModel
 from crow_core.session.prompts import Prompt
 from crow_core.session.session import Session
@@ -19,6 +19,10 @@ from msgspec.json import encode
 
 SMALL = StateKey("small_models", bool)
 """True if the session has the tools for small models."""
+SEEN = StateKey("small_models_seen", set[str])
+"""The paths of the files that the model has read or written."""
+SHOWN = StateKey("small_models_shown", set[str])
+"""The calls that were answered with the file that they would have changed."""
 NOTICE = (
     "{} is a small model, or its window is: it is offered six simple tools and a short system prompt. "
     'profile = "full" in [models.NAME.quirks] switches this off.'
@@ -69,6 +73,8 @@ MAX_SHOWN = 200
 """Characters of the longest argument that is repeated in an error."""
 LOOKED = "[If this is enough, answer the user now. Call another tool only if the task needs it.]"
 CHANGED = "[If this is all that the user asked for, answer the user now in one sentence. If it is wrong, correct it.]"
+FIRST_LOOK = "Nothing was changed yet: look at the file first."
+CHANGE_NOW = "[Now call replace. Copy old_text from the file, a whole line; new_text is that line as it shall be.]"
 NEXT = {"read": LOOKED, "list": LOOKED, "search": LOOKED, "run": LOOKED, "write": CHANGED, "replace": CHANGED}
 """What to do after a call."""
 
@@ -116,11 +122,29 @@ def small_models(crow: Crow) -> None:
             return None
         if name is None:
             return ToolResult.error(f"There is no tool {tool_call.name[:100]!r}. The tools are: {', '.join(REQUIRED)}.")
+        if not result.is_error and name in ("read", "write", "replace"):
+            session.state[SEEN].add(str(tool_call.arguments.get("path")))
+        if tool_call.id in session.state[SHOWN]:
+            return None
         hint = f"A correct call: {suggest_call(name, tool_call.original)}" if result.is_error else NEXT[name]
-        content = [shorten_paths(part, session.cwd) for part in result.content]
+        content = [adapt_part(part, session.cwd) for part in result.content]
         if name == "search" and any(str(part.get("text", "")).startswith("Nothing matches") for part in content):
-            content += [shorten_paths(part, session.cwd) for part in await list_files(session, tool_call)]
+            path = tool_call.arguments.get("path", ".")
+            content += [adapt_part(part, session.cwd) for part in await use_tool(session, tool_call, "list", path)]
         return ToolResult([*content, {"type": "text", "text": hint}], result.is_error, result.meta)
+
+    @crow.before_tool
+    async def show_first(session: Session, tool_call: ToolCall) -> ToolResult | None:
+        """Show a file in place of the first change of it: small models write what they expect there."""
+        path = str(tool_call.arguments.get("path"))
+        if not session.state[SMALL] or find_name(tool_call) != "replace" or path in session.state[SEEN]:
+            return None
+        session.state[SEEN].add(path)
+        if not (shown := await use_tool(session, tool_call, "read", path)):
+            return None
+        session.state[SHOWN].add(tool_call.id)
+        content = [adapt_part(part, session.cwd) for part in shown]
+        return ToolResult([{"type": "text", "text": FIRST_LOOK}, *content, {"type": "text", "text": CHANGE_NOW}])
 
     @crow.before_tool
     def search_everywhere(session: Session, tool_call: ToolCall) -> ToolCall | None:
@@ -131,27 +155,23 @@ def small_models(crow: Crow) -> None:
         return None if Path(session.cwd, path).exists() else tool_call.change_arguments(path=".")
 
 
-async def list_files(session: Session, search: ToolCall) -> list[dict[str, Any]]:
-    """List the files where a search found nothing: a small model often searches for the name of one."""
-    path = search.arguments.get("path", ".")
-    use: RawToolCall = {
-        "id": search.id,
-        "type": "function",
-        "function": {"name": "list", "arguments": encode({"path": path}).decode()},
-    }
-    tool_call = session.toolbox.parse(use)
+async def use_tool(session: Session, cause: ToolCall, name: str, path: str) -> list[dict[str, Any]]:
+    """Read a file, or list a folder, for a call that needs it; return nothing if that fails."""
+    function: Function = {"name": name, "arguments": encode({"path": path}).decode()}
+    tool_call = session.toolbox.parse({"id": cause.id, "type": "function", "function": function})
     if tool_call.tool is None:
         return []
     result = await session.toolbox.call(tool_call, session.meta(tool_call), session)
     return [] if result.is_error else result.content
 
 
-def shorten_paths(part: dict[str, Any], cwd: str) -> dict[str, Any]:
-    """Return a part of a result with paths as the model writes them: relative to the folder."""
+def adapt_part(part: dict[str, Any], cwd: str) -> dict[str, Any]:
+    """Return a part of a result with paths and names of arguments as the model writes them."""
     if part.get("type") != "text":
         return part
     folder = re.escape(cwd.rstrip(os.sep))
-    return {**part, "text": re.sub(rf"{folder}(?:[/\\](?=[^\s/\\])|[/\\]?(?![^\s.:]))", replace_folder, part["text"])}
+    said = part["text"].replace("old_str", "old_text").replace("new_str", "new_text")
+    return {**part, "text": re.sub(rf"{folder}(?:[/\\](?=[^\s/\\])|[/\\]?(?![^\s.:]))", replace_folder, said)}
 
 
 def replace_folder(found: re.Match[str]) -> str:

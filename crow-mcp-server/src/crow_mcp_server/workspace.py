@@ -105,9 +105,14 @@ class Workspace:
     folder: str = ""
     """The folder in which a command starts; "" for the one in which the session's last command ended."""
     call: str = ""
-    """Id of the tool call. The result in which a command with a `launch` has ended names the call that started it."""
+    """Id of the tool call. Results name the call that opened the session which they tell of, if it had a `launch`; the
+    result in which a command or session with a `launch` has ended names the call that started it."""
     launch: Launch | None = None
-    """Starts the command, which does not run in the host's terminal then; None for an ordinary process."""
+    """Starts the command or the session, which does not run in the host's terminal then; None for an ordinary
+    process."""
+    opened_by: str | None = None
+    """Id of the tool call that opened the session for which the host has judged this one; a command or input is refused
+    if another call has opened it, or if it has ended. None: that does not matter."""
     env: Mapping[str, str | None] = field(default_factory=dict[str, str | None])
     """Variables for the command, with priority over those that commands have set; None takes one away."""
     path: str = ""

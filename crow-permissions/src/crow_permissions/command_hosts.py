@@ -132,15 +132,24 @@ def complains(result: ToolResult, refused: "Sequence[Decision]" = ()) -> bool:
 
 
 async def ask_about_hosts(
-    session: Session, permissions: SessionPermissions, tool_call: ToolCall, hosts: Sequence[str], reasons: Sequence[str]
+    session: Session,
+    permissions: SessionPermissions,
+    tool_call: ToolCall,
+    hosts: Sequence[str],
+    reasons: Sequence[str],
+    *,
+    goes_on: bool = False,
 ) -> HostsAnswer:
     """Ask the user whether a command may reach hosts; without an answer it may not.
 
-    `reasons` say why the answer can only hold once. Raises EndTurn if the client answers that the turn is cancelled.
+    `goes_on` says that it is a session of the terminal, which does not run again. `reasons` say why the answer can only
+    hold once. Raises EndTurn if the client answers that the turn is cancelled.
     """
     announcement = to_announcement(tool_call, session.cwd)
     text = f"In the sandbox, this asked for {SEPARATOR.join(hosts)}, which it may not reach. "
-    text += f"Allowed, it runs again and may reach {'it' if len(hosts) == 1 else 'them'}; what it changed is discarded."
+    them = "it" if len(hosts) == 1 else "them"
+    again = f"Allowed, it runs again and may reach {them}; what it changed is discarded."
+    text += f"Allowed, its session may reach {them} from now on." if goes_on else again
     about = ToolCallFields(
         tool_call_id=tool_call.id,
         title=show_invisible(announcement.title),
@@ -153,7 +162,9 @@ async def ask_about_hosts(
     )
     offers = [] if reasons else list_offers(permissions, get_folder(session), hosts)
     options = [offer.to_option() for offer in offers]
-    answer = await session.user.ask_allowed(about, options, yes="Allow for this command", no="Reject")
+    answer = await session.user.ask_allowed(
+        about, options, yes=f"Allow for this {'session' if goes_on else 'command'}", no="Reject"
+    )
     if answer.allowed and answer.choice.command:  # another command asks for its own hosts
         return HostsAnswer(hosts, False, "the user wants another command: " + to_line(answer.choice.command))
     chosen = next((offer.answer for offer in offers if offer.option_id == answer.choice.option_id), None)

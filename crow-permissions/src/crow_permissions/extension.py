@@ -75,6 +75,7 @@ from crow_permissions.review import (
     ReviewedCommand,
     ReviewSettings,
     add_note,
+    find_opened,
     finish_in_thread,
     is_own_command,
     return_to_start,
@@ -83,6 +84,7 @@ from crow_permissions.review import (
 )
 from crow_permissions.rules import Rules, parse_rules, suggest_tool
 from crow_permissions.running import find_sign_of_crow
+from crow_permissions.session_review import MISSES, change_hosts, end_session, settle_session
 from crow_permissions.simple_commands import UNKNOWN, read_command_line
 from crow_permissions.subjects import find_path, find_start, find_subject
 
@@ -178,6 +180,8 @@ def permissions(
     async def decide(session: Session, tool_call: ToolCall) -> ToolResult | ToolCall | None:
         keep_places(session, tool_call)
         environment = session.folders.environment
+        if review and is_own_command(tool_call):
+            await review.renew(session)
         judgement = await judge_with_git(session, tool_call)
         if is_changed_by_user(get_permissions(session), tool_call):
             judgement = to_changed(judgement, find_subject(session, tool_call))
@@ -254,7 +258,12 @@ def permissions(
 
     @crow.after_tool
     async def review_changes(result: ToolResult, session: Session, tool_call: ToolCall) -> ToolResult | None:
-        """Apply or discard what a command in the sandbox changed, if this result tells that it has ended."""
+        """Apply or discard what a command in the sandbox changed, if this result tells that it has ended.
+
+        So is what is new in a session of the terminal in the sandbox, if the result is about one.
+        """
+        if review and (used := review.take_used(session, tool_call, result)):
+            return await look_at_session(session, tool_call, result, *used)
         command = review.take_ended(session, tool_call, result) if review else None
         if command is None:
             return None
@@ -287,14 +296,63 @@ def permissions(
             record(session, command.tool_call, decided, take_names(found))
         return return_to_start(session, command, result)
 
+    async def look_at_session(
+        session: Session, tool_call: ToolCall, result: ToolResult, command: ReviewedCommand, has_ended: bool
+    ) -> ToolResult | None:
+        """Decide about what is new in a session of the terminal; discarding ends it."""
+        assert review
+        permissions, decision, found = get_permissions(session), None, None
+        async with command.looking:
+            if command.lasting:
+                result = await ask_for_session(session, command, tool_call, result)
+                result, found, decision = await settle_session(session, permissions, command, tool_call, result)
+            ends = decision is not None and not decision.applies and not decision.failed
+            if ends or has_ended:
+                review.forget(session, command.tool_call.id)
+                await (finish_in_thread(command.remove) if has_ended else end_session(session, command, tool_call))
+        if ends and not has_ended:
+            result = add_note(result, "The session has ended, as its programs have seen the discarded files")
+        if decision and found:
+            if decision.answer and decision.choice:
+                await keep(session, permissions, decision.answer)
+            verdict = "allow" if decision.applies else "deny"
+            permissions.has_edits |= decision.applies
+            decided = Judgement(verdict, decision.by, answer=decision.answer, writes=decision.applies)
+            record(session, tool_call, decided, take_names(found))
+        return result
+
+    async def ask_for_session(
+        session: Session, command: ReviewedCommand, tool_call: ToolCall, result: ToolResult
+    ) -> ToolResult:
+        """Ask about the hosts that a session was refused since the last look, and allow them to it from now on."""
+        network, permissions = command.run.network, get_permissions(session)
+        if network is None:
+            return result
+        refused, mark = command.list_refused(), network.mark()
+        asked = replace(command, tool_call=tool_call)
+        if not refused and result.meta.get("crow/exit") and complains(result):
+            result = add_note(result, MISSES)
+        answer = await ask_for_hosts(session, asked, result) if permissions.mode != "plan" else None
+        command.decisions = mark
+        if answer is None or not answer.allowed:
+            return asked.add_refused(result, answer.by if answer else "")
+        denied = [each for each in command.run.policy.denied if not any_named([each], answer.hosts)]
+        change_hosts(command, [*(command.run.policy.hosts or ()), *answer.hosts], denied)
+        names = ", ".join(each.where for each in refused)
+        return add_note(result, f"It asked for {names}, which the user allows to this session now: try again")
+
     async def begin_review(session: Session, tool_call: ToolCall) -> bool:
         """Begin a command in the sandbox. If an extension asks before it may reach a host, it reaches none yet."""
         assert review
         permissions, folder = get_permissions(session), get_folder(session)
         hosts = list_hosts(permissions, folder, review.settings.hosts)
+        if opened := find_opened(session, tool_call):
+            hosts = [*(opened.run.policy.hosts or ())]
         session.state[REACHABLE][tool_call.id] = hosts
         if hosts and await crow.must_ask.run(session, tool_call):
             hosts = []
+            if opened:
+                change_hosts(opened, [], opened.run.policy.denied)
         denied = [*list_denied(permissions, folder), *find_host_patterns(permissions.rules.ask)]
         return await review.begin(session, permissions, tool_call, hosts, denied)
 
@@ -317,11 +375,13 @@ def permissions(
                 reasons = [*await crow.must_ask.run(session, tool_call), *list_asking(permissions.rules.ask, hosts)]
                 if not reasons and {*hosts} <= {*list_hosts(permissions, folder, review.settings.hosts)}:
                     return HostsAnswer(hosts, True, "an earlier answer")
-                answer = await ask_about_hosts(session, permissions, tool_call, hosts, reasons)
+                asked = ask_about_hosts(session, permissions, tool_call, hosts, reasons, goes_on=command.is_in_terminal)
+                answer = await asked
                 if answer.answer:
                     await keep(session, permissions, answer.answer)
         except BaseException:
-            await finish_in_thread(command.run.remove)
+            if not command.is_in_terminal:
+                await finish_in_thread(command.run.remove)
             raise
         finally:
             session.state[REACHABLE].pop(tool_call.id, None)
@@ -363,6 +423,12 @@ def permissions(
         changes = {"command": judgement.command} if judgement.command else {}
         outside = tool_call.change_arguments(**changes) if changes else tool_call
         return await session.toolbox.call(outside, session.meta(outside), session)
+
+    @crow.after_tool
+    async def renew_sessions(result: ToolResult, session: Session, tool_call: ToolCall) -> None:
+        """Let the programs of sessions in the sandbox see what a tool has changed."""
+        if review and (changes := result.meta.get("crow/changes")):
+            await review.renew(session, [change["path"] for change in changes])
 
     @crow.turn_end
     async def note_applied(session: Session, outcome: StopReason | Exception) -> None:

@@ -54,7 +54,7 @@ MODES = (
     Choice(
         "accept-edits", "Accept edits", "Changes files in the project without asking; asks before it runs a command"
     ),
-    Choice("plan", "Plan", "Only reads: changes nothing and runs nothing"),
+    Choice("plan", "Plan", "Changes nothing: edits are denied, and what commands in the sandbox change is discarded"),
     Choice("yolo", "Yolo", "Asks nothing", fleeting=True),
 )
 
@@ -306,7 +306,7 @@ def judge_by_answer(call: JudgedCall) -> Judgement | None:
     if tool and tool.destroys:
         return Judgement("ask")
     if call.to_terminal:  # what a running terminal session makes of it depends on what happened there
-        return Judgement("ask")
+        return Judgement("ask", may_review=True)
     if answer is None or (answer.scope != "session" and permissions.mode == "plan"):
         return None
     if has_unknown_environment(call):

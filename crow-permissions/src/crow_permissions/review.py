@@ -44,6 +44,7 @@ from crow_permissions.subjects import find_subject, has_posix_shell
 
 if TYPE_CHECKING:
     from crow_sandbox.applying import AppliedChange
+    from crow_sandbox.lasting import LastingRun, Look
     from crow_sandbox.policy import Level, Policy
     from crow_sandbox.proxy import Decision
     from crow_sandbox.sandbox import Sandbox, SandboxRun
@@ -61,6 +62,7 @@ UNDOABLE = [("file", "added"), ("file", "changed"), ("file", "removed"), ("folde
 """The types and kinds of changes of which /undo can keep the texts."""
 ASKS_BEFORE = "Commands are asked about before they run"
 LIMITS_YOLO = 'In yolo, commands run in the sandbox "workspace", by [sandbox] yolo.'
+ENDS_SESSION = "It goes on in its session; discarding ends the session."
 NOT_IN_VIEW = {
     "hardlink different from source": "In the sandbox, git clones a local folder only with --no-hardlinks, or from file://",
     "Invalid cross-device link": "In the sandbox, an earlier folder cannot be renamed: `mv` copies it, and "
@@ -106,6 +108,24 @@ class ReviewedCommand:
     is_running: bool = False
     """True if its tool call has been answered, and it runs on."""
 
+    is_in_terminal: bool = False
+    """True if it is a session of the terminal, which is looked at after each call for it until it ends."""
+    lasting: "LastingRun | None" = None
+    """What the looks of a session have told, at the level `review`."""
+    look: "Look | None" = None
+    """What is new in a session, while that is decided."""
+    line: ToolCall | None = None
+    """The call that gave the last command line of a session; an answer about changes is for this line."""
+    looking: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while a session is looked at."""
+    decisions: int = 0
+    """The number of decisions about hosts at the last look at a session."""
+
+    @property
+    def changed(self) -> "SandboxRun | Look":
+        """What is applied or discarded."""
+        return self.look or self.run
+
     def launch(
         self,
         arguments: Sequence[str],
@@ -116,7 +136,8 @@ class ReviewedCommand:
     ) -> tuple[list[str], dict[str, str]]:
         """Return how the command starts in the sandbox. Raises SandboxError."""
         self.has_started = True
-        wrapped, changed = self.run.wrap(arguments, {**env, "GIT_OPTIONAL_LOCKS": "0"}, cwd, folders, readable)
+        given, in_terminal = {**env, "GIT_OPTIONAL_LOCKS": "0"}, self.is_in_terminal
+        wrapped, changed = self.run.wrap(arguments, given, cwd, folders, readable, in_terminal=in_terminal)
         script = env.get("BASH_ENV", "")  # the tool's own, which saves the shell's state; others stay outside
         if any(script.startswith(os.path.join(folder, "")) for folder in folders):
             changed["BASH_ENV"] = script
@@ -130,7 +151,13 @@ class ReviewedCommand:
 
     def list_refused(self) -> "Sequence[Decision]":
         """List the hosts that the command was refused."""
-        return self.run.network.refused() if self.run.network else ()
+        return self.run.network.refused(self.decisions) if self.run.network else ()
+
+    def remove(self) -> None:
+        """Discard what is not applied, and remove the view of a session."""
+        if self.lasting:
+            self.lasting.close()
+        self.run.remove()
 
     def add_refused(self, result: ToolResult, because: str) -> ToolResult:
         """Add the line about the hosts that the command was refused to a result."""
@@ -157,6 +184,12 @@ class SessionReview:
     proving: asyncio.Lock = field(default_factory=asyncio.Lock)
     applied: list[list[EditNotes]] = field(default_factory=list[list[EditNotes]])
     """What was applied of commands of this turn, of each as its result has it."""
+    open_names: Sequence[str] = ()
+    """The names of the open sessions of the terminal, as the last result tells."""
+    used: dict[str, str] = field(default_factory=dict[str, str])
+    """For each running tool call for an open session in the sandbox, the id of the call that opened it."""
+    ending: set[str] = field(default_factory=set[str])
+    """Of these calls, the ids of those openers whose session ends with the call if that is cancelled."""
 
 
 REVIEW = StateKey("review", SessionReview)
@@ -177,13 +210,45 @@ def is_own_command(tool_call: ToolCall) -> bool:
     return tool_call.name == COMMAND_TOOL and bool(server and server.built_in)
 
 
-def can_review(tool_call: ToolCall) -> bool:
-    """Test whether a tool call is a command of which the whole effect can be seen when it has ended."""
-    arguments = tool_call.arguments
+def can_review(session: Session, tool_call: ToolCall, level: "Level" = "review") -> bool:
+    """Test whether a tool call is a command that can run in the sandbox, or is for a session of the terminal that does.
+
+    A session that runs outside takes no command of the sandbox.
+    """
+    arguments, state = tool_call.arguments, session.state[REVIEW]
     if not is_own_command(tool_call) or not has_posix_shell(tool_call):
         return False
-    others = any(arguments.get(name) not in (None, "") for name in ("session", "input", "keys"))
-    return isinstance(arguments.get("command"), str) and not others
+    if opened := find_opened(session, tool_call):
+        return opened.run.policy.level == level
+    has_input = any(arguments.get(name) not in (None, "") for name in ("input", "keys"))
+    is_new = arguments.get("session") not in state.open_names
+    return isinstance(arguments.get("command"), str) and not has_input and is_new
+
+
+def find_opened(session: Session, tool_call: ToolCall) -> "ReviewedCommand | None":
+    """Find the open session in the sandbox that a tool call is for."""
+    name = tool_call.arguments.get("session")
+    commands = session.state[REVIEW].commands.values() if name else ()
+    return next((each for each in commands if each.is_in_terminal and get_name(each) == name), None)
+
+
+def use_opened(state: "SessionReview", opened: "ReviewedCommand", tool_call: ToolCall) -> None:
+    """Note that a tool call is for an open session, which the tool ends if a command in it is cancelled."""
+    state.used[tool_call.id] = opened.tool_call.id
+    if tool_call.arguments.get("command"):
+        state.ending.add(opened.tool_call.id)
+
+
+def get_name(command: "ReviewedCommand") -> str:
+    """Return the name of the session that a command opened; "" for none."""
+    return str(command.tool_call.arguments.get("session") or "")
+
+
+def find_opener(session: Session, call: str) -> str | None:
+    """Find the id of the call that opened the session in the sandbox for which a call was judged; None for none."""
+    state = session.state[REVIEW]
+    command = state.commands.get(call)
+    return state.used.get(call) or (call if command and command.is_in_terminal else None)
 
 
 class Review:
@@ -234,7 +299,7 @@ class Review:
 
     async def may_begin(self, session: Session, mode: Mode, tool_call: ToolCall) -> bool:
         """Return whether the command of a tool call can run in the sandbox."""
-        is_possible = self.settings.reviews and can_review(tool_call)
+        is_possible = self.settings.reviews and can_review(session, tool_call)
         if is_possible:
             await self.find_sandbox(session)
             is_possible = session.state[REVIEW].level == "review"
@@ -258,6 +323,9 @@ class Review:
         from crow_sandbox.policy import SandboxError
 
         state = session.state[REVIEW]
+        if opened := find_opened(session, tool_call):
+            use_opened(state, opened, tool_call)
+            return True
         if state.sandbox is None:
             return False
         try:
@@ -271,29 +339,37 @@ class Review:
             return False
         start = session.folders.starts.get(tool_call.id) or session.cwd
         session.state[REACHABLE][tool_call.id] = hosts
-        state.commands[tool_call.id] = ReviewedCommand(run, tool_call, start, permissions.mode == "plan")
+        command = ReviewedCommand(run, tool_call, start, permissions.mode == "plan")
+        state.commands[tool_call.id] = to_session(command) if tool_call.arguments.get("session") else command
         return True
 
     async def begin_limited(self, session: Session, permissions: SessionPermissions, tool_call: ToolCall) -> str:
         """Let a command that the mode yolo allows write only to the folders; return why that is not possible, or ""."""
         from crow_sandbox.policy import SandboxError
 
-        if not can_review(tool_call):
-            return f"{LIMITS_YOLO} Commands in a session of the terminal cannot run so."
+        state = session.state[REVIEW]
+        if opened := find_opened(session, tool_call):
+            use_opened(state, opened, tool_call)
+            return ""
+        if not can_review(session, tool_call, "workspace"):
+            return f"{LIMITS_YOLO} This is for a session of the terminal that was opened outside of it."
         policy = await work_on_files(make_policy, session, permissions, self.settings)
         policy = replace(policy, level="workspace", hosts=None, private=())
         try:
             run = await begin_run(await self.find_sandbox(session), policy)
         except SandboxError as error:
             return f"{LIMITS_YOLO} {error}"
-        session.state[REVIEW].commands[tool_call.id] = ReviewedCommand(run, tool_call, session.cwd, in_plan=False)
+        command = ReviewedCommand(run, tool_call, session.cwd, in_plan=False)
+        command.is_in_terminal = bool(tool_call.arguments.get("session"))
+        state.commands[tool_call.id] = command
         await self.tell_level(session, permissions.mode)
         return ""
 
     def take_ended(self, session: Session, tool_call: ToolCall, result: ToolResult) -> ReviewedCommand | None:
         """Take the command that has ended, as the result of a tool call tells; None if there is none."""
-        commands = session.state[REVIEW].commands
-        ended = result.meta.pop("crow/ended", "")
+        state = session.state[REVIEW]
+        commands, ended = state.commands, result.meta.pop("crow/ended", "")
+        state.used.pop(tool_call.id, None)
         if (command := commands.get(tool_call.id)) and ended != tool_call.id:
             command.is_running = command.has_started
             if not command.has_started:  # the tool has refused it
@@ -302,10 +378,41 @@ class Review:
         found = commands.get(ended)
         return self.forget(session, ended) if found else None
 
+    def take_used(
+        self, session: Session, tool_call: ToolCall, result: ToolResult
+    ) -> tuple[ReviewedCommand, bool] | None:
+        """Take the session in the sandbox that a result is about, and whether it has ended; None for no session."""
+        state = session.state[REVIEW]
+        if is_own_command(tool_call) and "crow/shell" in result.meta:
+            state.open_names = result.meta["crow/shell"].get("sessions", ())
+        opener = result.meta.pop("crow/opened", "")
+        command = state.commands.get(opener or result.meta.get("crow/ended", ""))
+        if command is None or not command.is_in_terminal:
+            return None
+        result.meta.pop("crow/ended", "")
+        state.used.pop(tool_call.id, None)
+        state.ending.discard(command.tool_call.id)
+        command.is_running = True
+        if tool_call.arguments.get("command"):
+            command.line = tool_call
+        return command, not opener
+
+    def list_lasting(self, session: Session) -> "list[LastingRun]":
+        """List the sessions in the sandbox whose changes are asked about."""
+        return [each.lasting for each in session.state[REVIEW].commands.values() if each.lasting and each.is_running]
+
+    async def renew(self, session: Session, paths: Sequence[str] = ()) -> None:
+        """Let the programs of sessions see what others have changed; `paths` are files of which that is known."""
+        for lasting in self.list_lasting(session):
+            await finish_in_thread(lasting.renew, paths)
+
     def forget(self, session: Session, call: str) -> ReviewedCommand | None:
         """Forget a command."""
+        state = session.state[REVIEW]
         session.state[REACHABLE].pop(call, None)
-        return session.state[REVIEW].commands.pop(call, None)
+        if (command := state.commands.pop(call, None)) and command.is_in_terminal:
+            state.open_names = [name for name in state.open_names if name != get_name(command)]
+        return command
 
     async def note_applied(self, session: Session) -> None:
         """Note for /undo what was applied in a turn that was cancelled before the results were in the log."""
@@ -321,16 +428,19 @@ class Review:
 
     async def drop_cancelled(self, session: Session) -> None:
         """Discard what the commands of a turn changed that was cancelled before their results."""
-        for call, command in [*session.state[REVIEW].commands.items()]:
-            if not command.is_running:
+        state = session.state[REVIEW]
+        for call, command in [*state.commands.items()]:
+            if not command.is_running or call in state.ending:
                 self.forget(session, call)
-                await asyncio.to_thread(command.run.remove)
+                await asyncio.to_thread(command.remove)
+        state.used.clear()
+        state.ending.clear()
 
     async def close(self, session: Session) -> None:
         """Discard what is open, and end the sandbox of a session."""
         state = session.state[REVIEW]
         for command in state.commands.values():
-            await asyncio.to_thread(command.run.remove)
+            await asyncio.to_thread(command.remove)
         state.commands.clear()
         if state.sandbox:
             await state.sandbox.close()
@@ -377,6 +487,8 @@ class ReviewDecision:
     answer: KeptAnswer | None = None
     choice: PermissionAnswer | None = None
     """The user's answer, if the user was asked."""
+    failed: bool = False
+    """True if the changes were to be applied, and could not be."""
 
 
 async def decide_changes(
@@ -396,7 +508,8 @@ async def decide_changes(
         return ReviewDecision(True, "only caches have changed")
     if mode == "accept-edits":
         return ReviewDecision(True, "mode accept-edits")
-    answer = permissions.find_answer([get_answer_rule(session, command.tool_call)], get_folder(session))
+    rule = get_answer_rule(session, command.line or command.tool_call)
+    answer = permissions.find_answer([rule], get_folder(session))
     if answer is None or not answer.allows:
         return None
     git = await asyncio.to_thread(list_tracked, found)
@@ -408,6 +521,14 @@ async def decide_changes(
 def get_answer_rule(session: Session, tool_call: ToolCall) -> AnswerRule:
     """Return the rule of an answer about all that a command changes."""
     return AnswerRule("changes", tool_call.name, find_subject(session, tool_call))
+
+
+def to_session(command: ReviewedCommand) -> ReviewedCommand:
+    """Convert a command at the level `review` to one that opens a session."""
+    from crow_sandbox.lasting import LastingRun  # imported here: a conversation may open no session
+
+    command.is_in_terminal, command.lasting, command.line = True, LastingRun(command.run), command.tool_call
+    return command
 
 
 def list_tracked(found: ChangeSet) -> set[str]:
@@ -429,6 +550,7 @@ async def ask_about_changes(
     announcement = to_announcement(tool_call, session.cwd)
     count = len(found.list_names()) or len(found.shown)
     told = f"This has run in the sandbox, and would change {count:,} {'file' if count == 1 else 'files'} or folders."
+    told += f" {ENDS_SESSION}" if command.is_in_terminal else ""
     text = f"{told}\n\n{await work_on_files(describe_changes, found)}"
     diffs = await work_on_files(make_diffs, found, session.secrets)
     about = ToolCallFields(
@@ -442,7 +564,7 @@ async def ask_about_changes(
         content=[BlockContent(content=TextBlock(text=text)), *diffs],
         meta={"crow": {"changed": count}},
     )
-    rule, folder = get_answer_rule(session, tool_call), get_folder(session)
+    rule, folder = get_answer_rule(session, command.line or tool_call), get_folder(session)
     offers = [Offer("allow-session", KeptAnswer(True, rule, "session", "", now()))]
     if permissions.kept is not None:
         offers.append(Offer("allow-folder", KeptAnswer(True, rule, "folder", folder, now())))
@@ -523,7 +645,7 @@ def take_names(found: ChangeSet) -> list[str]:
 def sort_for(session: Session, permissions: SessionPermissions, command: ReviewedCommand) -> ChangeSet:
     """Read and sort what a command changed. Raises SandboxError."""
     rules, own, protected = permissions.rules, permissions.own_folders, permissions.protected
-    return sort_changes(session, rules, own, protected, command.run.read_changes())
+    return sort_changes(session, rules, own, protected, command.changed.read_changes())
 
 
 async def settle_changes(
@@ -536,7 +658,7 @@ async def settle_changes(
     from crow_sandbox.policy import SandboxError
 
     result = explain_limits(result)
-    found, decision, run = ChangeSet(), None, command.run
+    found, decision, run = ChangeSet(), None, command.changed
     result.meta["crow/stays"] = []
     try:
         if missed := await work_on_files(command.describe_missed, result):
@@ -560,7 +682,7 @@ async def settle_changes(
         result.meta["crow/stays"] = stays[:NOTED_LIMIT]
     except SandboxError as error:
         said = show_name(str(error))
-        decision = ReviewDecision(False, said)
+        decision = ReviewDecision(False, said, failed=True)
         said = f"What this changed could not be applied: {said}"
         if run.is_unfinished:
             del result.meta["crow/stays"]
@@ -572,7 +694,7 @@ async def settle_changes(
     return result, found, decision
 
 
-def apply_changes(session: Session, run: "SandboxRun", found: ChangeSet) -> tuple[list[EditNotes], list[str]]:
+def apply_changes(session: Session, run: "SandboxRun | Look", found: ChangeSet) -> tuple[list[EditNotes], list[str]]:
     """Apply changes, and return them as edits that can be undone, and what cannot. Raises SandboxError if none are
     applied.
 

@@ -53,6 +53,8 @@ CACHE = re.compile(
 )
 """Matches what programs keep in folders of caches, which is applied without a question. Other files in such a folder
 are asked about as elsewhere."""
+OPERATION = re.compile(r"(^|/\.git/|^\.git/)(worktrees/[^/]+/)?(rebase-merge|rebase-apply|sequencer)(/|$)")
+"""Matches the files of a rebase or a cherry-pick in a git folder, which git removes when it is over."""
 RUNS_BY_GIT = "git reads from it what to run, or which folder it works on"
 KINDS = {"added": "new", "changed": "changed", "removed": "removed"}
 
@@ -207,10 +209,11 @@ def find_reason(
             if rule[0] == "ask":
                 verdict, reason = "ask", reason or f"the rule {str(rule[1])!r} says ask"
         is_part = name != change.path and change.kind != "removed" and not replaces_folder(change)  # see list_parts
-        is_plain = not (found.is_git or found.is_cache or is_part)
+        is_over = change.kind == "removed" and OPERATION.search(name) is not None
+        is_plain = not (found.is_git or found.is_cache or is_part or is_over)
         if is_plain and (protection := find_protection_below(session, path, protected)):
             verdict, reason = "ask", reason or protection
-        if not found.is_git and classify_git_path(change.layer, name) == "runs-later":
+        if not (found.is_git or is_over) and classify_git_path(change.layer, name) == "runs-later":
             verdict, reason = "ask", reason or RUNS_BY_GIT
     if change.conflicts:
         return "ask", "somebody else has changed it meanwhile, and that would be lost"

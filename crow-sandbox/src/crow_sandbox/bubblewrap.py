@@ -16,8 +16,11 @@ from crow_sandbox.layers import is_root
 
 TIMEOUT = 10.0
 """Seconds that a proof may take."""
-FILTER, OPTIONS = 9, 8
-"""The descriptors from which bubblewrap reads."""
+FILTER, OPTIONS, INFO = 7, 6, 5
+"""The descriptors from which bubblewrap reads, and the one to which it writes. A shell in a terminal has its own ones:
+0 to 2 and 8."""
+INFO_FILE = "info"
+"""The name of the file in a run's folder in which bubblewrap tells the id of its process in the sandbox."""
 LOADING = re.compile(
     "(LD_|BASH_FUNC_|MALLOC_|GLIBC_TUNABLES$|GCONV_PATH$|LOCPATH$|NLSPATH$|SHELLOPTS$|BASHOPTS$|PS4$|IFS$|ENV$)"
 )
@@ -31,7 +34,7 @@ PROC_FILES = ("sysrq-trigger", "irq", "bus", "fs", "acpi", "scsi", "driver", "tt
 """What of /proc is about the machine, beside `sys`. Root may write it without any capability, as the owner."""
 
 NAMESPACES = (
-    "--unshare-all", "--unshare-user", "--disable-userns", "--cap-drop", "ALL", "--die-with-parent", "--new-session",
+    "--unshare-all", "--unshare-user", "--disable-userns", "--cap-drop", "ALL", "--die-with-parent",
 )  # fmt: skip
 VIEW = ("--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc")
 
@@ -156,19 +159,30 @@ def make_command(program: Sequence[str], options: Iterable[str], folder: Path, f
     """Return the arguments that start bubblewrap, whose path ends `program`; those of the command are added.
 
     The options and the filter lie in files, which the shell opens and bubblewrap closes: other users can read the
-    arguments of a program.
+    arguments of a program. bubblewrap writes the id of its process in the sandbox into `folder`.
     """
     options_file = folder / "options"
     options_file.write_bytes(b"".join(os.fsencode(option) + b"\0" for option in options))
-    shell = ["/bin/sh", "-c", f'filter=$1; shift; exec "$@" {OPTIONS}<"$0" {FILTER}<"$filter"']
-    return [*shell, str(options_file), str(filter_file), *program, "--args", str(OPTIONS), "--"]
+    opened = f'{OPTIONS}<"$0" {FILTER}<"$filter" {INFO}>"$info"'
+    shell = ["/bin/sh", "-c", f'filter=$1 info=$2; shift 2; exec "$@" {opened}']
+    files = [str(options_file), str(filter_file), str(folder / INFO_FILE)]
+    return [*shell, *files, *program, "--info-fd", str(INFO), "--args", str(OPTIONS), "--"]
 
 
 def make_options(
-    mounts: Iterable[Mount], variables: Mapping[str, str], cwd: str, *, network: Iterable[str], with_filter: bool
+    mounts: Iterable[Mount],
+    variables: Mapping[str, str],
+    cwd: str,
+    *,
+    network: Iterable[str],
+    with_filter: bool,
+    in_terminal: bool = False,
 ) -> list[str]:
-    """Return the options of bubblewrap, which gives the command these variables beside its own."""
-    options = [*NAMESPACES, *network]
+    """Return the options of bubblewrap, which gives the command these variables beside its own.
+
+    With `in_terminal`, the command keeps the terminal in which it starts, which must be its own.
+    """
+    options = [*NAMESPACES, *(() if in_terminal else ("--new-session",)), *network]
     options += ["--seccomp", str(FILTER)] if with_filter else []
     options += VIEW
     for name in ("sys", *(PROC_FILES if is_root() else ())):

@@ -113,6 +113,10 @@ class HostRules:
         """Allow what a pattern names. Raises SandboxError if it is none."""
         self._rules[pattern] = parse_rule(pattern)
 
+    def change(self, patterns: Iterable[str], denied: Sequence[str]) -> None:
+        """Allow what these patterns name, and nothing else. Raises SandboxError if one is none."""
+        self._rules, self._denied = {pattern: parse_rule(pattern) for pattern in patterns}, denied
+
     def allow(self, host: str, port: int) -> bool:
         """Whether a host may be asked for."""
         found = any(rule.matches(host, port) for rule in self._rules.values())

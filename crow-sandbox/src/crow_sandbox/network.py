@@ -166,6 +166,10 @@ class CommandNetwork:
         """Allow a host until the command ends, such as `Decision.pattern`. Raises SandboxError if it is no pattern."""
         self._rules.add(pattern)
 
+    def change(self, hosts: Sequence[str], denied: Sequence[str]) -> None:
+        """Allow these hosts instead of those until now, for new connections. Raises SandboxError for no pattern."""
+        self._rules.change(hosts, denied)
+
     def mark(self) -> int:
         """Return the number of decisions until now, for `decided` and `refused`."""
         return self._count

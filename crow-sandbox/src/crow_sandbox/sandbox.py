@@ -114,12 +114,15 @@ class SandboxRun:
         cwd: str,
         folders: Sequence[str],
         readable: Sequence[str] = (),
+        *,
+        in_terminal: bool = False,
     ) -> tuple[list[str], dict[str, str]]:
         """Return the arguments and the environment that start a command in the sandbox, in the folder `cwd`.
 
         `arguments` begins with the absolute path of the program. `folders` are temporary folders of the caller, which
         the command may write, `readable` those that it may only read. What the caller adds to the environment reaches
-        the command. Raises SandboxError if the command cannot see `cwd`.
+        the command. With `in_terminal`, it keeps the terminal in which it starts, which must be its own. Raises
+        SandboxError if the command cannot see `cwd`.
         """
         if self.policy.level == "off":
             return list(arguments), dict(env)
@@ -142,7 +145,9 @@ class SandboxRun:
             enter, share = self.network.enter, self.network.bubblewrap_arguments
             variables |= self.network.environment
         inner = {name: value for name, value in variables.items() if bubblewrap.LOADING.match(name)}
-        options = bubblewrap.make_options(mounts, inner, place, network=share, with_filter=self.session.with_filter)
+        options = bubblewrap.make_options(
+            mounts, inner, place, network=share, with_filter=self.session.with_filter, in_terminal=in_terminal
+        )
         wrapped = bubblewrap.make_command([*enter, program.program], options, self.folder, self.session.filter)
         return [*wrapped, *arguments], {name: value for name, value in variables.items() if name not in inner}
 
@@ -290,6 +295,14 @@ class Sandbox:
         if proof.binding:
             return Standing("workspace" if level == "review" else level, proof.says)
         return Standing("off", proof.says)
+
+    async def prove_network(self) -> str:
+        """Say which network commands have, as a sentence for a person, by making one."""
+        proof, network = await asyncio.to_thread(prove, self.folder), Network()
+        if proof.binding:
+            await network.open(proof.binding.program)
+            await network.close()
+        return network.says
 
     async def begin(self, policy: Policy) -> SandboxRun:
         """Begin a run. Raises SandboxError if the policy cannot be applied here."""

@@ -22,6 +22,8 @@ class AgentAddress(Struct, frozen=True):
     """Its command; empty for an address."""
     url: str = ""
     token: str = ""
+    version: int = 1
+    """The version of ACP to offer."""
 
 
 class AgentLink(Struct):

@@ -25,6 +25,7 @@ from msgspec import UNSET, Struct, field
 from msgspec.structs import asdict, replace
 
 from crow_terminal.markdown import CodeLines, MarkdownSplitter, Prose
+from crow_terminal.told_outputs import split_outputs
 
 FINAL = ("completed", "failed")
 """The states in which a tool call has ended."""
@@ -176,7 +177,8 @@ class BlockRecord:
         """Return the rest of the open message, as another thing follows it."""
         done: list[Block] = []
         if self._prompt:
-            done.append(UserPrompt("".join(self._prompt)))
+            told, text = split_outputs("".join(self._prompt))
+            done += [*(CommandOutput(*each) for each in told), UserPrompt(text)]
         if self._splitter:
             done += self._splitter.end()
         if self._answer:

@@ -364,7 +364,7 @@ class Chat:
 
     async def _open_session(self, client: ChatClient, session: str, last: bool) -> None:
         async with asyncio.timeout(START_TIMEOUT):
-            self.state.abilities = await client.start()
+            self.state.abilities = await client.start(self.settings.agent.version)
         cwd = self.settings.cwd
         if last and self.state.abilities.lists:
             stored = await client.request("session/list", ListSessionsRequest(cwd=cwd))
@@ -750,11 +750,11 @@ class Chat:
 
     def complete(self) -> None:
         editor = self.terminal.editor
-        if editor.complete_state:
+        if editor.complete_state and editor.complete_state.completions:
             editor.complete_next()
         else:
             self._completes = True
-            editor.start_completion()
+            editor.start_completion()  # unless it looks for some already
 
     def note_completions(self, editor: Buffer) -> None:
         """Mark the first completion, if Tab was pressed before there was one."""

@@ -10,6 +10,7 @@ from crow_core.acp.client import OPTION_NAMES, AcpClient
 from crow_core.acp.connection import RpcError
 from crow_core.acp.schema import (
     AUTH_REQUIRED,
+    PROTOCOL_VERSION,
     BooleanConfigOptionCapabilities,
     ClientCapabilities,
     ClientSessionCapabilities,
@@ -31,7 +32,7 @@ from crow_core.acp.shared_methods import can_rewind, can_steer
 from crow_core.acp.transports import Transport
 from msgspec import UNSET
 
-from crow_terminal.state import Abilities
+from crow_terminal.abilities import Abilities
 
 AgentQuestion: TypeAlias = RequestPermissionRequest | CreateElicitationRequest
 
@@ -60,8 +61,8 @@ class ChatClient(AcpClient):
         self._answers: dict[int, asyncio.Future[Any]] = {}
         self._ids = count(1)
 
-    async def start(self) -> Abilities:
-        """Agree on the protocol version and exchange capabilities."""
+    async def start(self, version: int = PROTOCOL_VERSION) -> Abilities:
+        """Agree on the protocol version, at most this one, and exchange capabilities."""
         session = ClientSessionCapabilities(
             notices=NoticeCapabilities(),
             compaction=CompactionCapabilities(),
@@ -69,7 +70,8 @@ class ChatClient(AcpClient):
         )
         forms = ElicitationCapabilities(form=ElicitationFormCapabilities(), url=ElicitationUrlCapabilities())
         capabilities = ClientCapabilities(session=session, elicitation=forms, meta=OPTION_NAMES)
-        return find_abilities(await self.initialize(f"crow-terminal {__version__}", capabilities))
+        name = f"crow-terminal {__version__}"
+        return find_abilities(await self.initialize(name, capabilities, version=version))
 
     def answer(self, id: int, response: Any) -> None:
         """Answer a question."""

@@ -12,6 +12,8 @@ from crow_terminal.state import State
 
 RECENT = 3
 """Commands that were used last, which come first while nothing is typed."""
+GROUP_END = " · "
+"""Stands between the group of a command and its description, and is left out with the group where there is no room."""
 CHOICES = {"model": "model", "thinking": "thought_level", "mode": "mode"}
 """The category of the option whose values a command takes."""
 

@@ -7,8 +7,12 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
 
+<<<<<<< HEAD
 from crow_terminal.command_menu import list_commands, list_values, rank_commands
 from crow_terminal.mentions import MENTION, find_files, list_files, quote_name
+=======
+from crow_terminal.command_menu import GROUP_END, list_commands, list_values, rank_commands
+>>>>>>> main
 from crow_terminal.state import State
 
 FRESH = 10.0
@@ -52,7 +56,7 @@ class ChatCompleter(Completer):
                 f"/{one.name} " if one.hint else f"/{one.name}",
                 -len(text),
                 display=f"/{one.name}" + (f" {one.hint}" if one.hint else ""),
-                display_meta=one.description if typed else f"{one.group} · {one.description}",
+                display_meta=one.description if typed else f"{one.group}{GROUP_END}{one.description}",
             )
 
     def complete_argument(self, name: str, words: str) -> Iterable[Completion]:

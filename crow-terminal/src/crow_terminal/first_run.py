@@ -16,7 +16,7 @@ CARD = """\
 MODES = {
     "ask": "crow asks before it edits or runs something",
     "accept-edits": "crow edits here, and asks before it runs something",
-    "plan": "crow only reads: it edits nothing and runs nothing",
+    "plan": "crow edits nothing and drops what commands change",
     "yolo": "crow edits and runs without asking",
 }
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from crow_core.acp.schema import Cost
 
 from crow_terminal.blocks import OpenCall
+from crow_terminal.command_menu import GROUP_END
 from crow_terminal.dialogs import ListDialog, TextDialog
 from crow_terminal.paint import FOLDED_LINES, format_seconds, paint_plan, wrap
 from crow_terminal.printable_text import clip, clip_start, escape_line, escape_output, fold, measure
@@ -184,10 +185,12 @@ def compose_menu(items: Sequence[tuple[str, str]], selected: int | None, width: 
     top = max(0, min(at - MENU_ROWS // 2, len(items) - MENU_ROWS))
     shown = items[top : top + MENU_ROWS]
     column = min(max((measure(text) for text, _ in shown), default=0), max(width // 2, 12))
+    has_room = max((measure(detail) for _, detail in items), default=0) <= width - 4 - column
     lines: list[str] = []
     for n, (text, detail) in enumerate(shown, top):
         text = clip(escape_line(text), min(column, width - 2))
         room = width - 4 - column
+        detail = detail if has_room else detail.split(GROUP_END, 1)[-1]
         more = " " * (column - measure(text)) + "  " + clip(escape_line(detail), room) if detail and room > 8 else ""
         lines.append(
             theme.style("accent", f"❯ {text}") + theme.style("dim", more)

@@ -63,7 +63,7 @@ def list_answers(
     if lasting:
         rows.append(Row(describe_lasting(lasting, yes_name, no_name), letter="a"))
     if no and "reason" in takes:
-        wants = "Why, or what to do instead (Enter alone says nothing)"
+        wants = "Why, or what to do instead (or Enter)"
         value = Answer(no.option_id, no_name, False, wants, "", "reason")
         rows.append(Row(f"{no_name}, and say why", "Shift-N: without a word", value, letter="n"))
     elif no:

@@ -7,9 +7,9 @@ from crow_core.acp.schema import BooleanConfigOption, SelectConfigOption, Sessio
 from crow_terminal.dialogs import ListDialog, Row
 from crow_terminal.effects import Edit, Effect, ListTurns, Open, SetOption, TakeBack
 from crow_terminal.printable_text import escape_line
-from crow_terminal.prompt_content import strip_outputs
 from crow_terminal.session_options import make_option_rows
 from crow_terminal.state import State
+from crow_terminal.told_outputs import split_outputs
 
 
 def pick_mode(state: State, words: str = "") -> list[Effect]:
@@ -98,7 +98,7 @@ def offer_turns(state: State, prompts: Sequence[str]) -> list[Effect]:
     """Let the user choose one of these prompts, the newest first."""
     if not prompts:
         return state.remark("There is no earlier message.")
-    state.turns = [strip_outputs(text) for text in prompts]
+    state.turns = [split_outputs(text)[1] for text in prompts]
     rows = [Row(escape_line(text)[:200], f"{n} back", n) for n, text in enumerate(state.turns, 1)]
     return state.pick("Go back to before which message?", rows, lambda row, _: [TakeBack(row.value)])
 

@@ -60,7 +60,7 @@ class PlainChat:
         self.client = client = ChatClient(link.transport, self.receive, self.ask, self.withdraw)
         async with client.serving():
             try:
-                self.state.abilities = await client.start()
+                self.state.abilities = await client.start(self.agent.version)
                 if resume:
                     self.session_id = resume
                     await client.request("session/load", LoadSessionRequest(session_id=resume, cwd=self.cwd))

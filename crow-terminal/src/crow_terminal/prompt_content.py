@@ -11,26 +11,25 @@ from urllib.parse import unquote
 
 from crow_core.acp.schema import ContentBlock, ImageBlock, ResourceLinkBlock, TextBlock
 
+from crow_terminal.abilities import Abilities
 from crow_terminal.blocks import CommandOutput
-from crow_terminal.state import Abilities
+from crow_terminal.told_outputs import describe_output
 
 MENTION = re.compile(r"""(?:^|(?<=\s))@(?:"([^"\n]+)"|'([^'\n]+)'|(\S+))""")
 PATH = re.compile(
     r"(?:^|(?<=\s))(@|file://(?:localhost)?)?('[^']+'|\"[^\"]+\"|(?:\\.|\S)+\.(?:png|jpe?g|gif|webp))(?=\s|$)", re.I
 )
-DESCRIBED = re.compile(r"\A(?:I ran this command[^\n]{0,60}:\n\n(`{3,})\n\$ .*?\n\1\n\s*)+", re.S)
-"""Finds the commands of the user at the beginning of a prompt."""
 IMAGES = {"image/png", "image/jpeg", "image/gif", "image/webp"}
 MAX_IMAGE_BYTES = 10_000_000
-MAX_OUTPUT = 20_000
-"""Characters of a command's output that the agent is told: the last ones."""
 
 
 def make_prompt(
     text: str, outputs: Sequence[CommandOutput], cwd: str, abilities: Abilities, images: Sequence[ImageBlock] = ()
 ) -> list[ContentBlock]:
     """Make the content of a prompt with images of the clipboard. Reads the images that it names."""
-    blocks: list[ContentBlock] = [TextBlock(text=describe_output(output)) for output in outputs]
+    blocks: list[ContentBlock] = [
+        TextBlock(text=describe_output(output.command, output.output, output.code)) for output in outputs
+    ]
     blocks.append(TextBlock(text=text))
     if abilities.images:
         blocks += images
@@ -41,19 +40,6 @@ def make_prompt(
             if path.exists():
                 blocks.append(ResourceLinkBlock(name=name, uri=path.resolve().as_uri()))
     return blocks
-
-
-def describe_output(output: CommandOutput) -> str:
-    """Tell the agent of a command that the user ran."""
-    text = output.output[-MAX_OUTPUT:].rstrip()
-    end = f", which ended with exit code {output.code}" if output.code else ""
-    marks = "`" * (max(map(len, re.findall("`{3,}", text)), default=2) + 1)
-    return f"I ran this command{end}:\n\n{marks}\n$ {output.command}\n{text}\n{marks}\n\n"
-
-
-def strip_outputs(text: str) -> str:
-    """Return a prompt without what `describe_output` has put before it."""
-    return DESCRIBED.sub("", text)
 
 
 def find_images(text: str, cwd: str) -> list[Path]:

@@ -9,7 +9,7 @@ from crow_terminal.blocks import StyledLine
 from crow_terminal.dialogs import Row
 from crow_terminal.paint import wrap
 from crow_terminal.permission import Answer
-from crow_terminal.printable_text import clip, fold, measure
+from crow_terminal.printable_text import clip, fold, hang, measure
 from crow_terminal.question import Question
 from crow_terminal.theme import Theme
 
@@ -94,10 +94,10 @@ def fold_lines(question: Question, width: int) -> Sequence[tuple[int, StyledLine
 def fold_line(line: StyledLine, width: int) -> list[str]:
     if line.style == "warning":  # it is in words
         return [piece for part in wrap(line.text, width) for piece in fold(part, width)]
-    first, *rest = fold(line.text, width)
-    if not rest or line.indent > width // 2:
-        return [first, *rest]
-    return [first, *(f"{' ' * line.indent}{piece}" for piece in fold(line.text[len(first) :], width - line.indent))]
+    if line.indent > width // 2:
+        return fold(line.text, width)
+    label, text = line.text[: line.indent], line.text[line.indent :]
+    return [f"{' ' * len(label) if n else label}{row}" for n, row in enumerate(hang(text, width - len(label)))]
 
 
 def list_answer_rows(question: Question, width: int, theme: Theme, letter: str) -> list[str]:

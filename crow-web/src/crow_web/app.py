@@ -29,6 +29,7 @@ PAGES: Mapping[str, Handler] = {
     "/": session_pages.show_sessions,
     "/session/{id}": timeline.show_session,
     "/session/{id}/entry/{entry}": timeline.show_entry,
+    "/session/{id}/dropped": timeline.show_dropped,
     "/session/{id}/files": timeline.show_files,
     "/session/{id}/calls": call_pages.show_calls,
     "/call/{id}": call_pages.show_call,

@@ -179,8 +179,8 @@ class Log:
 
 def render_code(block: CodeLines) -> Markup:
     """Return lines of code, coloured as a part of the code before them."""
-    code = replace_invalid("\n".join((*block.before, *block.lines)))
-    lines = markup.colour(code, block.language).rstrip("\n").split("\n")
+    code = replace_invalid("\n".join((*block.before, *block.lines, "")))
+    lines = markup.colour(code, block.language).split("\n")
     return Markup("\n".join(lines[len(block.before) : len(block.before) + len(block.lines)]) + "\n")
 
 

@@ -1,7 +1,9 @@
 """The versions of prompts, with what came of each."""
 
+from collections.abc import Mapping
 from contextlib import suppress
 from itertools import pairwise
+from typing import Any
 
 from crow_core.errors import PromptError, StoreError
 from crow_eval import plots
@@ -19,13 +21,19 @@ USED = 30
 
 def show_prompts(pages: Pages, connection: Connection, request: Request) -> str:
     """Show every prompt, and every version of it with what came of it."""
-    by_name: dict[str, list[dict[str, object]]] = {}
+    by_name: dict[str, list[dict[str, Any]]] = {}
     for version in prompt_versions.list_stats(connection):
         by_name.setdefault(version["name"], []).insert(0, version)
-    return pages.render("prompts.html", prompts=by_name, rates=draw_rates)
+    used = {name: versions for name, versions in by_name.items() if any(map(was_used, versions))}
+    return pages.render("prompts.html", prompts=used, unused=sorted(by_name.keys() - used.keys()), rates=draw_rates)
 
 
-def draw_rates(versions: list[dict[str, int]]) -> Markup:
+def was_used(version: Mapping[str, Any]) -> bool:
+    """Return whether a model call, a rating or a task tells anything about a version."""
+    return any(version[name] for name in ("calls", "good", "bad", "passed", "not_passed"))
+
+
+def draw_rates(versions: list[dict[str, Any]]) -> Markup:
     """Draw the share of good ratings and of passed tasks of each version, with its interval; "" if there are none."""
     rows: list[plots.Estimate] = []
     for version in versions:

@@ -280,7 +280,8 @@ def list_tools(connection: Connection, since: int) -> list[ToolUsage]:
     counts = [func.coalesce(func.sum(case((decisions.c.verdict == it, 1), else_=0)), 0) for it in verdicts]
     found: Any = select(decisions.c.tool, *counts).where(decisions.c.at >= since, decisions.c.tool != "")
     rows: Sequence[Any] = connection.execute(found.group_by(decisions.c.tool)).all()
-    return sorted((ToolUsage(tool, int(a), int(b), int(c)) for tool, a, b, c in rows), key=lambda it: -it.all)
+    found = (ToolUsage(tool, int(a), int(b), int(c)) for tool, a, b, c in rows)
+    return sorted((each for each in found if each.all), key=lambda it: -it.all)
 
 
 def list_session_calls(connection: Connection, number: int) -> Sequence[Row[Any]]:

@@ -1,12 +1,15 @@
 """The page of a session: what was said and done in it, and the files that it changed."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
-from crow_core.messages.message import list_edits
+from crow_core.messages.message import Message, list_edits
 from crow_eval import plots
-from crow_persistence import leases, loader, search
+from crow_persistence import blobs, leases, loader, search
+from crow_persistence.entries import DamagedEntry, find_blobs, unpack
 from crow_persistence.export.transcript import Transcript, TranscriptPart, make_diff
 from crow_persistence.tables import messages, sessions
 from markupsafe import Markup
@@ -75,7 +78,30 @@ def show_entry(pages: Pages, connection: Connection, request: Request) -> str:
     """Show one message of a session, and all of its tools' results."""
     row, transcript = load(connection, request)
     parts = [part for part in transcript.parts() if part.id == request.path_params["entry"]]
-    return pages.render("entry.html", **describe(connection, row, transcript), parts=parts, turn_of={}, limit=10**9)
+    return pages.render(
+        "entry.html", **describe(connection, row, transcript), title="One message", parts=parts, limit=10**9
+    )
+
+
+def show_dropped(pages: Pages, connection: Connection, request: Request) -> str:
+    """Show the messages of a session that rewinds have dropped."""
+    row, transcript = load(connection, request)
+    shown = {entry.get("crow", {}).get("id") for entry in transcript.record.log}
+    dropped: list[Message] = []
+    times: dict[str, int] = {}
+    for stored in connection.execute(
+        select(messages).where(messages.c.session == row.number).order_by(messages.c.id)
+    ).all():
+        with suppress(DamagedEntry):
+            entry = unpack(stored.kind, stored.body, blobs.fetch(connection, find_blobs(stored.body)))
+            id = entry.get("crow", {}).get("id", "")
+            if id not in shown:
+                dropped.append(entry)
+                times[id] = stored.at
+    its = replace(transcript, record=replace(transcript.record, log=dropped), times=times)
+    parts = list(its.parts())
+    title = "Messages that were taken back"
+    return pages.render("entry.html", **describe(connection, row, its), title=title, parts=parts, limit=LIMIT)
 
 
 def show_files(pages: Pages, connection: Connection, request: Request) -> str:
@@ -121,7 +147,8 @@ def find_forks(
     its = select(sessions).where(sessions.c.origin == row.id, sessions.c.deleted.is_(None))
     for fork in connection.execute(its.order_by(sessions.c.number)).all():
         first = find_first_own(connection, fork.number)
-        parent = find_entry(connection, connection.scalar(select(messages.c.parent).where(messages.c.id == first)))
+        shared = connection.scalar(select(messages.c.parent).where(messages.c.id == first)) if first else fork.head
+        parent = find_entry(connection, shared)
         last = max((one for one in shown if one[0] <= order.get(parent, 0)), default=(0, ""))
         forks.setdefault(last[1], []).append((fork.id, fork.title or fork.id[:8]))
     own = find_entry(connection, find_first_own(connection, row.number)) if row.origin else ""

@@ -32,6 +32,7 @@ async def test_an_answer_streams_to_every_tab_and_finished_blocks_are_sent_once(
                 assert "<strong>this</strong>" in tab.html
                 assert tab.blocks["tail"] == ""
             assert first.text == second.text
+            assert "print(1)\n\nprint(2)\n" in first.text
             sent = [id for batch in first.received for id in batch if re.match(r"b\d", id)]
             assert len(sent) == len(set(sent))
 

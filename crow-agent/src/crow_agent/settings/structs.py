@@ -8,7 +8,7 @@ from crow_permissions.rules import parse_rules
 from msgspec import Meta, Struct, field
 
 ProgramLevel = Literal["workspace", "read-only", "off"]
-"""What a program in a sandbox may change: its folders, nothing, or everything."""
+"""The access of a program in a sandbox to files: it may change those of its folders, none, or all."""
 
 
 class ModelSettings(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -96,8 +96,8 @@ class ServerSettings(Struct, kw_only=True):
     oauth: OAuthSettings | None = None
     """The settings of the login. A table without `auth` means `oauth`."""
     sandbox: ProgramLevel = "off"
-    """What the command may change: with `workspace`, the folders of the session and its own temporary files; with
-    `read-only`, only the temporary files. In both it sees no credentials. A project cannot set `off`."""
+    """With `workspace`, the command may change the folders of the session and its own temporary files. With
+    `read-only`, it may change only the temporary files. In both it sees no credentials. A project cannot set `off`."""
     network: bool = False
     """True if the command has the network in its sandbox. A project cannot set it."""
     disabled: bool = False
@@ -157,13 +157,13 @@ class SandboxSettings(Struct, kw_only=True, forbid_unknown_fields=True):
     Default: `review` where this machine can do it and a person answers. With `review`, commands also run so where
     nobody answers: what changed is discarded in the mode `ask`. crow tells where the machine cannot do it."""
     expose: list[str] = field(default_factory=list[str])
-    """What commands in the sandbox may reach: `ssh-agent`, `gpg-agent`, or `docker`, which is root on this machine; and
-    patterns of private files of the project that they see, such as `.env`."""
+    """Programs that commands in the sandbox may reach: `ssh-agent`, `gpg-agent`, or `docker`, which is root on this
+    machine. Also patterns of private files of the project that they may read, such as `.env`."""
     hosts: list[str] = field(default_factory=list[str])
     """Patterns of the hosts that commands in the sandbox reach unasked, such as `pypi.org` and `*.example.com`."""
     yolo: Literal["workspace", "off"] = "off"
-    """How commands run in the mode `yolo`: with `workspace`, they write only to the folders of the session, see no
-    credentials but those in `expose`, and have the whole network. crow asks before one that cannot run so."""
+    """With `workspace`, commands in the mode `yolo` write only to the folders of the session. They see no credentials
+    but those in `expose`, and have the whole network. crow asks before one that cannot run so."""
 
     def __post_init__(self) -> None:
         for name in self.expose:

@@ -3,14 +3,16 @@
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from msgspec import UNSET
+from msgspec import UNSET, ValidationError
 
 from crow_core.acp.connection import Connection, Handler, RpcError
+from crow_core.acp.decoding import convert_leniently
 from crow_core.acp.schema import (
     AGENT_METHODS,
     CLIENT_METHODS,
+    INTERNAL_ERROR,
     INVALID_REQUEST,
     PROTOCOL_VERSION,
     AuthMethod,
@@ -22,6 +24,7 @@ from crow_core.acp.schema import (
     InitializeRequest,
     InitializeResponse,
     McpServer,
+    Method,
     NewSessionRequest,
     NewSessionResponse,
     PromptRequest,
@@ -34,6 +37,9 @@ from crow_core.acp.schema import (
     TextBlock,
 )
 from crow_core.acp.transports import Transport
+
+if TYPE_CHECKING:
+    from crow_core.acp.connection_v2 import ConnectionV2
 
 OPTION_NAMES: dict[str, Any] = {"crow": {"optionNames": True}}
 """`_meta` of the capabilities of a client that shows the name of each option of a permission question."""
@@ -63,7 +69,8 @@ class AcpClient:
     """The agent's answer to `initialize`."""
 
     def __init__(self, transport: Transport, handlers: Mapping[str, Handler]) -> None:
-        self.connection = Connection(transport, CLIENT_METHODS, AGENT_METHODS, handlers)
+        self.connection: Connection | ConnectionV2 = Connection(transport, CLIENT_METHODS, AGENT_METHODS, handlers)
+        self._handlers = handlers
         self._serving: asyncio.Task[None] | None = None
         self._auth_methods: Sequence[AuthMethod] = ()
 
@@ -82,8 +89,16 @@ class AcpClient:
         if self._serving:
             await asyncio.wait([self._serving])
 
-    async def initialize(self, name: str, capabilities: ClientCapabilities) -> InitializeResponse:
-        """Agree on the protocol version and exchange capabilities. Raises RpcError also for another version."""
+    async def initialize(
+        self, name: str, capabilities: ClientCapabilities, *, version: int = PROTOCOL_VERSION
+    ) -> InitializeResponse:
+        """Agree on the protocol version and exchange capabilities.
+
+        With `version` 2, speak version 2, a draft, if the agent does; its messages are converted to version 1. Raises
+        RpcError also for an agent of another version.
+        """
+        if version == 2:
+            return await self._initialize_version_2(name, capabilities)
         response: InitializeResponse = await self.connection.request(
             "initialize",
             InitializeRequest(
@@ -92,6 +107,43 @@ class AcpClient:
                 client_capabilities=capabilities,
             ),
         )
+        return self._take_initialized(response)
+
+    async def _initialize_version_2(self, name: str, capabilities: ClientCapabilities) -> InitializeResponse:
+        """Offer version 2, with what an agent of version 1 has to know, too."""
+        from crow_core.acp import schema_v2  # imported here because few clients ask for it
+        from crow_core.acp.connection_v2 import ConnectionV2
+        from crow_core.acp.to_v1 import to_initialized
+
+        connection = self.connection
+        assert isinstance(connection, Connection)
+        info = Implementation(name=name, version="0")
+        terminal = schema_v2.TerminalAuthCapabilities() if capabilities.auth.terminal else UNSET
+        can = schema_v2.ClientCapabilities(
+            elicitation=capabilities.elicitation,
+            auth=schema_v2.ClientAuthCapabilities(terminal=terminal) if terminal else UNSET,
+            meta=capabilities.meta,
+        )
+        wanted = {"protocolVersion": 2, "info": info, "capabilities": can}
+        connection.speak(CLIENT_METHODS, {**AGENT_METHODS, "initialize": Method(dict, None)}, self._handlers)
+        old = {"clientInfo": info, "clientCapabilities": capabilities}
+        answer: dict[str, Any] = await connection.request("initialize", {**wanted, **old})
+        try:
+            if answer.get("protocolVersion") != 2 or "agentCapabilities" in answer:
+                connection.speak(CLIENT_METHODS, AGENT_METHODS, self._handlers)
+                # Agents of version 1 that repeat the number they were sent are told apart by their capabilities.
+                known = {"protocolVersion": PROTOCOL_VERSION} if answer.get("protocolVersion") == 2 else {}
+                return self._take_initialized(convert_leniently({**answer, **known}, InitializeResponse))
+            response = to_initialized(convert_leniently(answer, schema_v2.InitializeResponse))
+        except (ValidationError, AttributeError) as error:
+            raise RpcError(INTERNAL_ERROR, "Unreadable answer to initialize", details=str(error)) from error
+        self.connection = second = ConnectionV2(connection, self._handlers)
+        if self._serving:
+            self._serving.add_done_callback(lambda _: second.end())
+        self.initialized, self._auth_methods = response, response.auth_methods
+        return response
+
+    def _take_initialized(self, response: InitializeResponse) -> InitializeResponse:
         if response.protocol_version != PROTOCOL_VERSION:
             sentence = f"It speaks version {response.protocol_version} of ACP, not {PROTOCOL_VERSION}."
             raise RpcError(INVALID_REQUEST, sentence)

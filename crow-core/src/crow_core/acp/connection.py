@@ -148,15 +148,13 @@ class Connection:
         clean: Callable[[bytes], bytes] | None = None,
     ) -> None:
         self._transport = transport
-        self._peer_methods = peer_methods
         self._fallback = fallback
         """Answers requests whose method begins with `_` and has no handler; takes the method and the params."""
         self._clean = clean
         """Cleans outgoing JSON for display; not called for the params of `fs/` and `terminal/` methods."""
         self._requests: dict[str, tuple[Handler, type[Any]]] = {}
         self._notifications: dict[str, tuple[Handler, type[Any]]] = {}
-        for method, handler in {"$/cancel_request": self._cancel, **handlers}.items():
-            self._register(method, handler, {**PROTOCOL_METHODS, **methods})
+        self.speak(methods, peer_methods, handlers)
         self._request_ids = count(1)
         self._pending: dict[RequestId | UnsetType, asyncio.Future[Raw]] = {}
         """The outgoing requests that wait for an answer."""
@@ -172,6 +170,16 @@ class Connection:
         """Closes the connection after the other side has stopped to read."""
         self.is_closing = False
         """Whether the connection has ended or is about to: the other side has closed it, or `close` was called."""
+
+    def speak(
+        self, methods: Mapping[str, Method], peer_methods: Mapping[str, Method], handlers: Mapping[str, Handler]
+    ) -> None:
+        """Use these methods and handlers from the next message on, in place of the earlier ones."""
+        self._peer_methods = {**peer_methods}
+        self._requests.clear()
+        self._notifications.clear()
+        for method, handler in {"$/cancel_request": self._cancel, **handlers}.items():
+            self._register(method, handler, {**PROTOCOL_METHODS, **methods})
 
     async def serve(self) -> None:
         """Receive messages until the other side closes the connection or `close` is called, then close."""

@@ -1,19 +1,20 @@
-"""Convert JSON to the structs of `schema` and back, in one strict pass and, if that fails, one lenient pass.
+"""Convert JSON to the structs of ACP and back, in one strict pass and, if that fails, one lenient pass.
 
 The lenient pass follows the marks of the official schema (`x-deserialize-*`): a malformed optional field gets its
 default, some lists drop their invalid items, null may stand for the default. It also keeps variants that it does not
 know, and accepts 1.0 as 1.
 """
 
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import msgspec
 from msgspec import UNSET, ValidationError, inspect
 
-from crow_core.acp.schema import DEFAULT_ON_ERROR, DEFAULT_ON_NULL, SKIP_INVALID_ITEMS, UNKNOWN_VARIANTS, Unknown
+from crow_core.acp.schema import Unknown
 
 T = TypeVar("T")
 Path = tuple[str | int, ...]
@@ -91,15 +92,15 @@ def build_struct(shape: inspect.StructType, value: dict[str, Any], path: Path) -
     for field in shape.fields:
         name, here = field.name, (*path, field.encode_name)
         item = value.get(field.encode_name, UNSET)
-        if item is UNSET or (item is None and name in DEFAULT_ON_NULL.get(cls, ())):
+        if item is UNSET or (item is None and name in find_marks(cls, "DEFAULT_ON_NULL")):
             if field.required:
                 raise ValidationError(f"{format_path(here)}: required, but missing")
             continue
-        skipping = name in SKIP_INVALID_ITEMS.get(cls, ())
+        skipping = name in find_marks(cls, "SKIP_INVALID_ITEMS")
         try:
             arguments[name] = (build_valid_items if skipping else build)(field.type, item, here)
         except ValidationError:
-            if name != "meta" and name not in DEFAULT_ON_ERROR.get(cls, ()):
+            if name != "meta" and name not in find_marks(cls, "DEFAULT_ON_ERROR"):
                 raise
             if field.required:  # all required fields that fall back to a default are lists
                 arguments[name] = []
@@ -142,7 +143,15 @@ def build_variant(variants: list[inspect.StructType], value: dict[str, Any], pat
     if not isinstance(tag, str):
         problem = "missing" if tag is UNSET else "no str"
         raise ValidationError(f"{format_path((*path, tag_field))}: required, but {problem}")
-    return UNKNOWN_VARIANTS[variants[0].cls](value)
+    unknown: type[Unknown] = sys.modules[variants[0].cls.__module__].UNKNOWN_VARIANTS[variants[0].cls]
+    return unknown(value)
+
+
+def find_marks(
+    cls: type[Any], table: Literal["DEFAULT_ON_ERROR", "DEFAULT_ON_NULL", "SKIP_INVALID_ITEMS"]
+) -> tuple[str, ...]:
+    """Find the fields of a struct that a table of its module names; () for a struct that is not part of a schema."""
+    return getattr(sys.modules[cls.__module__], table, {}).get(cls, ())
 
 
 KINDS: dict[type[Any], str] = {

@@ -1173,7 +1173,7 @@ class Error(Base, kw_only=True):
 class Method(NamedTuple):
     """The types of a method's params and result."""
 
-    params: type[Struct]
+    params: type[Any]
     result: type[Struct] | None
     """None for a notification."""
 

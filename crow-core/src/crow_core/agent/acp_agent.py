@@ -1,14 +1,13 @@
 """The ACP agent: turns the requests of one client into calls of the app, and errors into ACP's."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from crow_system.shortening import shorten_line
 from msgspec import UNSET, Struct
 
-from crow_core.acp.connection import Connection, ConnectionClosed, RpcError
+from crow_core.acp.connection import Connection, ConnectionClosed, Handler, RpcError
 from crow_core.acp.schema import (
     AGENT_METHODS,
     AUTH_REQUIRED,
@@ -26,29 +25,28 @@ from crow_core.acp.schema import (
     ClientCapabilities,
     CloseSessionRequest,
     CloseSessionResponse,
-    Cost,
     CurrentModeUpdate,
     DeleteSessionRequest,
     DeleteSessionResponse,
     ForkSessionRequest,
     ForkSessionResponse,
     InitializeRequest,
-    InitializeResponse,
     ListSessionsRequest,
     ListSessionsResponse,
     LoadSessionRequest,
     LoadSessionResponse,
     LogoutRequest,
     LogoutResponse,
+    Method,
     NewSessionRequest,
     NewSessionResponse,
     PromptRequest,
     PromptResponse,
     ResumeSessionRequest,
     ResumeSessionResponse,
-    SessionInfoUpdate,
     SessionStatusRequest,
     SessionStatusResponse,
+    SessionUpdate,
     SetSessionConfigOptionRequest,
     SetSessionConfigOptionResponse,
     SetSessionModeRequest,
@@ -57,10 +55,10 @@ from crow_core.acp.schema import (
     SetSessionTitleResponse,
     UnarchiveSessionRequest,
     UnarchiveSessionResponse,
-    UsageUpdate,
 )
 from crow_core.acp.transports import Transport
 from crow_core.agent.agent_capabilities import TERMINAL_LOGIN, make_initialize_response
+from crow_core.agent.announcement import start_announcing
 from crow_core.agent.app_source import Announced, AppSource, MadeApp
 from crow_core.agent.providers import ClientProviders
 from crow_core.agent.request_params import (
@@ -72,6 +70,9 @@ from crow_core.agent.request_params import (
     parse_folders_and_servers,
     parse_instructions,
     parse_output,
+    parse_params,
+    parse_replay_start,
+    wants_version_2,
 )
 from crow_core.agent.rpc_errors import (
     find_stored,
@@ -86,20 +87,25 @@ from crow_core.content import replay, to_user_message
 from crow_core.errors import ConfigError, ModelError, PromptError, SessionBusy, StoreError
 from crow_core.hooks import call_function
 from crow_core.messages.message import Message
-from crow_core.models.chat_model import ChatModel, get_window
+from crow_core.models.chat_model import ChatModel
 from crow_core.models.model_call import Model
-from crow_core.models.token_usage import ASSUMED_WINDOW, SESSION_TOTALS, TURN_TOTALS, TokenTotals, to_usage
+from crow_core.models.token_usage import TURN_TOTALS, TokenTotals, to_usage
 from crow_core.session.output import TURN_NOTES
 from crow_core.session.session import Session
 from crow_core.session.store import Page, SessionChange, to_session_info
 from crow_core.text import clean_json, to_line
 from crow_core.trace import TRACE, extract_trace
 
+METHODS = {**AGENT_METHODS, "initialize": Method(dict, Struct)}
+"""The methods of version 1; the version decides what the params of `initialize` are."""
 PAGE_SIZE = 50
 """Sessions in one answer to `session/list`."""
 
 MAX_TITLE = 200
 """Characters of a title that a client sets; a longer one is shortened."""
+
+if TYPE_CHECKING:
+    from crow_core.agent.acp_agent_v2 import AcpAgentV2
 
 
 class AcpAgent:
@@ -139,26 +145,24 @@ class AcpAgent:
             "providers/set": self.providers.set_provider,
             "providers/disable": self.providers.disable_provider,
         }
+        self.second: AcpAgentV2 | None = None
+        """Speaks for this agent on a connection of version 2 of ACP."""
+        self.handlers: dict[str, Handler] = {
+            "initialize": self.initialize,
+            "authenticate": self.authenticate,
+            "logout": self.logout,
+            "session/new": self.new_session,
+            "session/prompt": self.prompt,
+            "session/cancel": self.cancel,
+            "session/close": self.close_session,
+            "session/set_mode": self.set_mode,
+            "session/set_config_option": self.set_config_option,
+            **(storing if self.source.announced.stored else {}),
+            **(managing if unstable and self.source.announced.stored else {}),
+            **(trying if unstable else {}),
+        }
         self.connection = Connection(
-            transport,
-            AGENT_METHODS,
-            CLIENT_METHODS,
-            {
-                "initialize": self.initialize,
-                "authenticate": self.authenticate,
-                "logout": self.logout,
-                "session/new": self.new_session,
-                "session/prompt": self.prompt,
-                "session/cancel": self.cancel,
-                "session/close": self.close_session,
-                "session/set_mode": self.set_mode,
-                "session/set_config_option": self.set_config_option,
-                **(storing if self.source.announced.stored else {}),
-                **(managing if unstable and self.source.announced.stored else {}),
-                **(trying if unstable else {}),
-            },
-            fallback=self.call_method,
-            clean=clean_json,
+            transport, METHODS, CLIENT_METHODS, self.handlers, fallback=self.call_method, clean=clean_json
         )
         self._opening = 0
         """The number of sessions that are being opened."""
@@ -175,11 +179,11 @@ class AcpAgent:
             await self.providers.close()
 
     async def request(self, method: str, params: Struct) -> Any:
-        return await self.connection.request(method, params)
+        return await (self.second or self.connection).request(method, params)
 
     async def notify(self, method: str, params: Struct) -> None:
         try:
-            await self.connection.notify(method, params)
+            await (self.second or self.connection).notify(method, params)
         except ConnectionClosed:
             if not self.connection.is_closing:  # else everything is being closed already
                 raise
@@ -201,13 +205,23 @@ class AcpAgent:
             except ConfigError as error:
                 raise to_config_rpc_error(error) from error
 
-    async def initialize(self, params: InitializeRequest) -> InitializeResponse:
-        self.capabilities = params.client_capabilities or ClientCapabilities()
+    async def initialize(self, params: dict[str, Any]) -> Struct:
+        """Agree on a version of ACP: the second, a draft, with a client that asks for it, else the first."""
+        if wants_version_2(params):
+            from crow_core.agent.acp_agent_v2 import AcpAgentV2  # imported here because few clients speak it
+
+            self.second = self.second or AcpAgentV2(self)
+            self.capabilities = self.second.begin(params)
+        else:
+            self.second, request = None, parse_params(params, InitializeRequest)
+            self.capabilities = request.client_capabilities or ClientCapabilities()
+            self.connection.speak(METHODS, CLIENT_METHODS, self.handlers)
         async with self._making:
             await self.source.prepare()
         announced = self.source.announced
         own = self.list_own_abilities(announced)
-        return make_initialize_response(announced, self.capabilities, own, unstable=self.unstable)
+        response = make_initialize_response(announced, self.capabilities, own, unstable=self.unstable)
+        return self.second.convert_initialized(response) if self.second else response
 
     def list_own_abilities(self, announced: Announced) -> dict[str, Any]:
         """List the abilities beyond ACP, for `agentCapabilities._meta.crow`."""
@@ -299,16 +313,24 @@ class AcpAgent:
             session.prompts.set_instructions(instructions[1], alone=instructions[0] == "override")
         self.sessions[session.id] = session
         # The client knows the session's id only when it has the response; Connection says in which order they are sent.
-        asyncio.get_running_loop().call_soon(self.start_announcing, session)
+        asyncio.get_running_loop().call_soon(start_announcing, session, self._tasks)
         return session
 
     async def load_session(self, params: LoadSessionRequest) -> LoadSessionResponse:
         session = await self.reopen_session(params)
-        shown = self.capabilities.session
-        log = [*session.log, *session.journal.make_answers()]
-        for update in replay(log, session.cwd, compactions=bool(shown and shown.compaction)):
+        for update in await self.replay(session, parse_replay_start(params.meta)):
             await session.update(update)
         return LoadSessionResponse(**self.describe_options(session))
+
+    async def replay(self, session: Session, start: str) -> Iterator[SessionUpdate]:
+        """Make the updates that show a session from a message on, or from its start. Raises RpcError, and closes the
+        session, if it has no such message."""
+        shown, log = self.capabilities.session, [*session.log, *session.journal.make_answers()]
+        try:
+            return replay(log, session.cwd, compactions=bool(shown and shown.compaction), start=start)
+        except LookupError as error:
+            await self.close_session(CloseSessionRequest(session_id=session.id))
+            raise RpcError(INVALID_PARAMS, "Unknown message", details=str(error)) from error
 
     async def resume_session(self, params: ResumeSessionRequest) -> ResumeSessionResponse:
         session = await self.reopen_session(params)
@@ -404,28 +426,6 @@ class AcpAgent:
             return SessionStatusResponse(status="open")
         await find_stored(id, crow.find(id))
         return SessionStatusResponse(status="saved")
-
-    def start_announcing(self, session: Session) -> None:
-        task = asyncio.ensure_future(self.announce(session))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def announce(self, session: Session) -> None:
-        """Tell the client the commands, title, usage and mode of a session, and what could not be restored."""
-        session.turns.id_known.set()
-        with suppress(ConnectionClosed):
-            await session.announce_commands()
-            if session.log.title:
-                await session.update(SessionInfoUpdate(title=session.log.title))
-            if session.log.damage:
-                await session.notice(session.log.damage, "warning")
-            totals = session.state[SESSION_TOTALS]
-            if totals.used:
-                size = get_window(session.model) or ASSUMED_WINDOW
-                cost = Cost(amount=totals.cost, currency=totals.currency) if totals.currency else UNSET
-                await session.update(UsageUpdate(used=totals.used, size=size, cost=cost))
-            for remark in session.options.remarks:
-                await session.notice(remark)
 
     async def prompt(self, params: PromptRequest) -> PromptResponse:
         session, crow = self.session(params.session_id), await self.crow()

@@ -4,9 +4,12 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
+
+from msgspec import ValidationError
 
 from crow_core.acp.connection import RpcError
+from crow_core.acp.decoding import convert_leniently
 from crow_core.acp.schema import (
     INVALID_PARAMS,
     AudioBlock,
@@ -28,12 +31,57 @@ from crow_core.session.output import check_schema
 from crow_core.session.store import ArchiveFilter
 from crow_core.text import to_line
 
+T = TypeVar("T")
+
 OUTPUT_RETRIES = 2
 """Times that a result which does not fit is asked for again, unless the client says otherwise."""
 SESSION_ID = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{,63}")
 """Matches an id that a client in this process may choose for a session; it is also part of names of files."""
 
 OpenRequest: TypeAlias = NewSessionRequest | LoadSessionRequest | ResumeSessionRequest | ForkSessionRequest
+
+
+def wants_version_2(params: Mapping[str, Any]) -> bool:
+    """Find out whether a client that sends `initialize` speaks version 2 of ACP.
+
+    Version 2 requires `info`. A client that names the version without it is answered with version 1.
+    """
+    return params.get("protocolVersion") == 2 and "info" in params
+
+
+def parse_params(params: Mapping[str, Any], kind: type[T]) -> T:
+    """Convert the params of a request. Raises RpcError."""
+    try:
+        return convert_leniently(params, kind)
+    except ValidationError as error:
+        raise RpcError(INVALID_PARAMS, f"Invalid params: {error}") from error
+
+
+def parse_replay_start(meta: Any) -> str:
+    """Find the id of the message from which on a client of version 1 wants a session, in `_meta.crow.replayFrom`.
+
+    "" for the start of the session. Raises RpcError.
+    """
+    match meta:
+        case {"crow": {"replayFrom": {**wanted}}}:
+            return parse_replay_from(wanted)
+        case _:
+            return ""
+
+
+def parse_replay_from(wanted: Any) -> str:
+    """Parse version 2's `replayFrom`: the id of the first message to replay; "" for the start of the session.
+
+    Crow's own variant `_message` has that as `messageId`. Raises RpcError.
+    """
+    match wanted:
+        case {"type": "start"}:
+            return ""
+        case {"type": "_message", "messageId": str(id)} if id:
+            return id
+        case _:
+            details = "Its type is 'start', or '_message' with a `messageId`."
+            raise RpcError(INVALID_PARAMS, "Unknown replayFrom", details=details)
 
 
 def parse_folders_and_servers(params: OpenRequest) -> dict[str, Any]:

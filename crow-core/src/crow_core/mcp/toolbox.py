@@ -44,6 +44,10 @@ class ToolChanges:
         return "; ".join(f"{what}: {', '.join(names)}" for what, names in changes.items() if names)
 
 
+CANCELLED = "The user cancelled this call. The turn goes on without its result."
+"""The result of a call that `Toolbox.cancel` has ended."""
+
+
 @dataclass(eq=False)
 class Toolbox:
     """The MCP servers of a session, and their tools."""
@@ -74,6 +78,10 @@ class Toolbox:
     """Names of tools that their servers have withdrawn."""
     _roots: list[str] | None = None
     """The roots that the servers were last told."""
+    _running: "dict[str, asyncio.Task[Any]]" = field(default_factory=dict[str, "asyncio.Task[Any]"])
+    """The tasks of the tool calls that run, by id of the call."""
+    _cancelled: set[str] = field(default_factory=set[str])
+    """The ids of the tool calls that `cancel` has ended."""
 
     def add(self, servers: Sequence[Server]) -> None:
         """Add servers, and start those that must be asked for their tools, all at once.
@@ -290,6 +298,31 @@ class Toolbox:
         arguments = tool_call.arguments
         running = RunningCall(self.host, tool_call.id, tool_call.title, may_repeat=tool.may_repeat(arguments))
         return await tool.server.call(tool.definition["name"], arguments, meta, running)
+
+    async def call_cancellable(self, tool_call: ToolCall, meta: dict[str, Any], session: Any) -> ToolResult:
+        """Run a call as `call` does, but let `cancel` end it: then its result says that the user did."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._running[tool_call.id] = task
+        try:
+            return await self.call(tool_call, meta, session)
+        except asyncio.CancelledError:
+            if tool_call.id not in self._cancelled or task.uncancel() > 0:
+                raise
+            return ToolResult.error(CANCELLED)
+        finally:
+            del self._running[tool_call.id]
+
+    def cancel(self, id: str) -> bool:
+        """Cancel a tool call that runs; the others go on. Return False if no such call runs."""
+        if (task := self._running.get(id)) is None or id in self._cancelled:
+            return False
+        self._cancelled.add(id)
+        return task.cancel()
+
+    def is_cancelled(self, id: str) -> bool:
+        """True if `cancel` has ended a tool call."""
+        return id in self._cancelled
 
     async def close(self) -> None:
         """Disconnect the servers that belong to this session alone."""

@@ -462,7 +462,8 @@ ResultMeta = TypedDict(
     {
         "crow/changes": list[EditNotes],  # what the call changed
         "crow/stays": list[str],  # what of it cannot be undone; missing if that is not known
-        "crow/ended": str,  # the id of the call that began the command which has ended
+        "crow/ended": str,  # the id of the call that began the command or session which has ended
+        "crow/opened": str,  # the id of the call that opened the session which this is about
         "crow/locations": list[FilePlace],  # what it read or changed
         "crow/plan": list[dict[str, Any]],  # the plan's entries (ACP)
         "crow/shell": ShellNotes,  # the state in which the next command starts

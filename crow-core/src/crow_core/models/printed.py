@@ -92,7 +92,7 @@ ASKS_FOR_CALLS = re.compile(
 
 NAME_KEYS = ("name", "tool_name", "function", "tool", "action")
 ARGUMENT_KEYS = ("arguments", "parameters", "args", "input", "tool_input", "action_input")
-OTHER_KEYS = frozenset({"id", "type", "index", "tool_call_id", "call_id"})
+OTHER_KEYS = frozenset({"id", "type", "index", "tool_call_id", "call_id", "use_tool"})
 
 INCOMPLETE = "Nothing was run: {} Write the whole call again, and nothing else."
 

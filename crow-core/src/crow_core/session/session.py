@@ -40,7 +40,7 @@ from crow_core.session_state import SessionState
 from crow_core.trace import TRACE
 
 MAX_CHANGES = 3
-"""How often hooks may change one tool call."""
+"""The number of times that hooks may change one tool call."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Turns:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held by the running turn until it has ended."""
     is_first: bool = True
-    """Whether no turn has started since the session was opened."""
+    """True if no turn has started since the session was opened."""
     message: Message | None = None
     """The user's message of the running turn, as it arrived; before that, of the turn before."""
     requests: int = 0
@@ -135,7 +135,11 @@ class Session(SessionUpdates):
 
     async def announce_commands(self) -> None:
         """Tell the client which slash commands there are."""
-        commands = [
+        await self.update(AvailableCommandsUpdate(available_commands=self.list_commands()))
+
+    def list_commands(self) -> list[AvailableCommand]:
+        """List the slash commands as clients show them."""
+        return [
             AvailableCommand(
                 name=command.name,
                 description=command.description,
@@ -143,10 +147,9 @@ class Session(SessionUpdates):
             )
             for command in self.commands.values()
         ]
-        await self.update(AvailableCommandsUpdate(available_commands=commands))
 
     async def ask_model(self, request: ModelRequest, purpose: str) -> ModelCall:
-        """Ask the model something beside the conversation.
+        """Ask the model something outside the conversation.
 
         The call is recorded; its answer is neither shown nor appended to the log. Raises ModelError.
         """

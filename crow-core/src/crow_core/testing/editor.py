@@ -13,6 +13,7 @@ from crow_core.acp.connection import Handler, RpcError
 from crow_core.acp.schema import (
     INTERNAL_ERROR,
     NOT_FOUND,
+    PROTOCOL_VERSION,
     AgentMessageChunk,
     AgentThoughtChunk,
     ClientCapabilities,
@@ -221,8 +222,9 @@ async def connect(
     permit: str | None = "allow_once",
     capabilities: ClientCapabilities | None = None,
     servers_wait: float = 60.0,
+    version: int = PROTOCOL_VERSION,
 ) -> AsyncGenerator[Editor]:
-    """Connect an editor to an agent of this app, in memory, and send `initialize`.
+    """Connect an editor to an agent of this app, in memory, and send `initialize` with the `version` of ACP.
 
     Sets `crow.servers_wait`, the seconds that the first prompt waits for MCP servers: long enough for a busy machine.
     """
@@ -232,7 +234,7 @@ async def connect(
     editor = Editor(ours, permit=permit)
     try:
         async with editor.serving():
-            await editor.initialize("editor", capabilities or ClientCapabilities())
+            await editor.initialize("editor", capabilities or ClientCapabilities(), version=version)
             yield editor
     finally:
         await asyncio.wait([agent])

@@ -7,7 +7,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 import crow_system as system
@@ -21,6 +21,7 @@ from crow_mcp_server.terminal.key_names import to_keystrokes
 from crow_mcp_server.terminal.processes import ProcessTree
 from crow_mcp_server.terminal.screen import COLUMNS, ROWS, TerminalScreen
 from crow_mcp_server.terminal.shell_state import format_process_limit
+from crow_mcp_server.workspace import Launch
 
 PROMPT_SILENCE = 1.0  # seconds without output in the middle of a line after which a program seems to wait for input
 INPUT_SILENCE = 3.0  # seconds without output after which a program that has been given input seems to wait for more
@@ -29,7 +30,10 @@ MAX_DRAINED_CHUNKS = 256  # of output that are read after a command has ended
 LAUNCHER = f"""{processes.RESET_SIGNALS}
 import fcntl, termios
 fcntl.ioctl(1, termios.TIOCSCTTY, 0)
-os.dup2(int(sys.argv[1]), 8)
+reports = int(sys.argv[1])
+if reports != 8:
+    os.dup2(reports, 8)
+    os.close(reports)
 os.execv(sys.argv[2], sys.argv[3:])
 """
 """A Python program that makes standard output the controlling terminal, which shells cannot do portably, and runs the
@@ -83,18 +87,27 @@ class Shell(ProcessTree):
         self._is_mid_line = self._had_input = False
         self._commands_run: list[str] = []
 
-    async def open(self, *, cwd: str, env: Mapping[str, str]) -> None:
-        """Start the shell. Raises OSError."""
+    async def open(
+        self, *, cwd: str, env: Mapping[str, str], launch: Launch | None = None, readable: Sequence[str] = ()
+    ) -> None:
+        """Start the shell, by `launch` if there is one, which is told the `readable` folders.
+
+        Raises OSError and LaunchError.
+        """
         arguments, setting = configure_shell(os.path.basename(processes.SHELL))
+        program = processes.SHELL
+        if launch:
+            arguments, env = launch([program, *arguments[1:]], env, cwd, [], readable)
+            program = arguments[0]
         terminal, shell_side, name = system.open_pseudo_terminal(ROWS, COLUMNS)
-        self._tty = shlex.quote(name)
+        self._tty = shlex.quote("/dev/tty" if launch else name)  # a launcher may show another /dev/pts
         commands, self._commands = os.pipe()
         self._reports, reports = os.pipe()
 
         def spawn() -> subprocess.Popen[bytes]:
             try:
                 return subprocess.Popen(
-                    [sys.executable, "-I", "-S", "-c", LAUNCHER, str(reports), processes.SHELL, *arguments],
+                    [sys.executable, "-I", "-S", "-c", LAUNCHER, str(reports), program, *arguments],
                     cwd=cwd,
                     env=env,
                     stdin=commands,

@@ -55,6 +55,8 @@ class ProcessTree:
         """`mark` is in the environment of the process and its descendants."""
         self.mark = mark
         self.capture = capture
+        self.launched_by = ""
+        """Id of the tool call whose `launch` started it; "" for an ordinary process."""
         self.group = -1
         """The process group, which is also the process's id and its session's; -1 before the start."""
         self.exit_code: int | None = None
@@ -218,8 +220,17 @@ class ProcessTree:
             await self.kill()
 
     async def send_signal(self, number: signal.Signals) -> None:
-        """Send a signal to all processes of the tree."""
-        await to_thread.run_sync(signal_members, self.group, self.mark, number)
+        """Send a signal to all processes of the tree; not to a launcher, which ends them all when it ends."""
+        await to_thread.run_sync(self._signal, number)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if not (self.launched_by and self.survives_timeout):
+            signal_members(self.group, self.mark, number)
+            return
+        for pid in system.list_members(self.group, self.mark):
+            if pid != self.group:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, number)
 
     async def settle(self) -> None:
         """After the end of the process, wait for its last output, and for the kill that a timeout has started."""
@@ -269,8 +280,6 @@ class PipedCommand(ProcessTree):
         super().__init__(mark, capture, watchdog)
         self.update_state = update_state
         """Takes over the shell state; to be called when the command has ended."""
-        self.launched_by = ""
-        """Id of the tool call whose `launch` started it; "" for an ordinary process."""
         self.state_path = ""
         """The beginning of the paths in which its script saves the shell state."""
         self._ignores_output = False

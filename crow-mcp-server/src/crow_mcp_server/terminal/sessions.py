@@ -72,6 +72,7 @@ NEEDS_TERMINAL = re.compile(
 )
 """Complaints of programs that have no terminal."""
 LEFT_PROCESSES = "[it left processes in the background, which ended with it: run what is to go on in a session]"
+NOT_RUN = "[not run: the session had ended; give a command again to open a new one]"
 MAX_COMPLAINT_CHARACTERS = 2_000  # at the end of the output, where a complaint is looked for
 
 
@@ -100,7 +101,9 @@ class TerminalAnswer:
     failure: Mapping[str, int | str] = field(default_factory=dict[str, int | str])
     """`exitCode` or `signal` of a command that ended with another exit code than 0; empty otherwise."""
     ended: str = ""
-    """Id of the tool call whose `launch` started the command that has ended; "" if there is none."""
+    """Id of the tool call whose `launch` started the command or session that has ended; "" if there is none."""
+    opened_by: str = ""
+    """Id of the tool call whose `launch` opened the session that this is about; "" if there is none."""
 
 
 class LastingState(TypedDict, total=False):
@@ -290,6 +293,10 @@ class TerminalSessions:
         if has_input and arguments.input is None and arguments.keys != "kill" and is_idle(program):
             command = program.recall(arguments.keys)
             echo = f"$ {command}\n"
+        if workspace.opened_by and not workspace.launch and arguments.keys != "kill" and has_ended(program):
+            self._sessions.pop(name, None)
+            text = await report_session(name, program) if program else ""
+            return TerminalAnswer(join_parts(text, NOT_RUN), ended=workspace.opened_by)
         if command.strip():
             async with self._opening:
                 program = await self._open_shell(workspace, arguments)
@@ -301,10 +308,10 @@ class TerminalSessions:
         elif arguments.keys == "kill":
             del self._sessions[name]
             await program.kill()
-            ended = program.launched_by if isinstance(program, PipedCommand) else ""
             text = join_parts(program.capture.get_text(MAX_OUTPUT_CHARACTERS), "[killed]")
-            return TerminalAnswer(text, ended=ended)
+            return TerminalAnswer(text, ended=program.launched_by)
         elif has_input:
+            check_opener(workspace, program)
             await self._send_input(program, arguments)
         wait = SESSION_WAIT if has_input or command else POLL_WAIT
         is_answerable = None
@@ -322,8 +329,12 @@ class TerminalSessions:
             self._sessions.pop(name, None)
         if isinstance(program, PipedCommand) and not program.is_running:
             return await self._collect_answer(program)
-        failure = find_shell_failure(program) if command and not isinstance(program, PipedCommand) else {}
-        return TerminalAnswer(echo + await report_session(name, program), failure=failure)
+        if isinstance(program, PipedCommand):
+            return TerminalAnswer(await report_session(name, program))
+        failure = find_shell_failure(program) if command else {}
+        ended = program.launched_by if program.exit_code is not None else ""
+        text = echo + await report_session(name, program)
+        return TerminalAnswer(text, failure=failure, ended=ended, opened_by="" if ended else program.launched_by)
 
     async def _open_shell(self, workspace: Workspace, arguments: TerminalArguments) -> "Shell":
         """Return the idle terminal of the session that a command is for; open it if there is none."""
@@ -340,6 +351,7 @@ class TerminalSessions:
         if isinstance(program, Shell) and program.exit_code is None:
             if arguments.cwd:
                 raise ToolRefusal(f"Not run: cwd is for a new session, and {name!r} is open. Use cd.")
+            check_opener(workspace, program)
             return program
         if not SESSION_NAME.fullmatch(name):
             raise ToolRefusal(f"Not run: {name[:60]!r} is no name for a session. Use a word, such as 'server'.")
@@ -351,8 +363,12 @@ class TerminalSessions:
         env = change_environment(env, workspace.env)
         capture = self._temp_folders.open_capture(from_terminal=True)
         shell = Shell(env[MARK_VARIABLE], capture, self._temp_folders.watchdog)
+        shell.launched_by = workspace.call if workspace.launch else ""
         try:
-            await shell.open(cwd=folder, env=env)
+            await shell.open(cwd=folder, env=env, launch=workspace.launch, readable=self._temp_folders.readable)
+        except LaunchError as error:
+            capture.close()
+            raise ToolRefusal(f"No terminal was opened: {error}") from None
         except OSError as error:
             raise ToolRefusal(
                 f"No terminal could be opened: {error.strerror}. Run the command without session."
@@ -485,6 +501,17 @@ async def report_session(name: str, shell: "PipedCommand | Shell") -> str:
         parts.append("" if shell.timed_out else format_status(shell.status))
     parts.append(format_timeout(shell.timeout) if shell.timed_out and not shell.is_running else "")
     return join_parts(*parts)
+
+
+def check_opener(workspace: Workspace, program: "PipedCommand | Shell") -> None:
+    """Raise ToolRefusal if the host has judged a tool call for a session that another call has opened."""
+    if workspace.opened_by is not None and workspace.opened_by != program.launched_by:
+        raise ToolRefusal("Not run: the session is another one than when this was allowed. Look at it, then try again.")
+
+
+def has_ended(program: "PipedCommand | Shell | None") -> bool:
+    """Return whether there is no terminal any more."""
+    return program is None or (not isinstance(program, PipedCommand) and program.exit_code is not None)
 
 
 def is_idle(program: "PipedCommand | Shell | None") -> "TypeGuard[Shell]":

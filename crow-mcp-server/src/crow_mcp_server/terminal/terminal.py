@@ -90,5 +90,6 @@ def register(server: FastMCP, options: ToolOptions) -> None:
             "crow/terminal": answer.host_terminal,
             "crow/exit": answer.failure,
             "crow/ended": answer.ended,
+            "crow/opened": answer.opened_by,
         }
         return ToolResult(answer.text, meta={name: value for name, value in meta.items() if value} or None)

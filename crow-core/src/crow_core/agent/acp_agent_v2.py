@@ -1,0 +1,367 @@
+"""The agent's side of a connection that speaks ACP version 2, over the sessions of an `AcpAgent`.
+
+Version 2 is a draft. Imported only when a client asks for it.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from msgspec import Struct, to_builtins
+
+from crow_core.acp import schema, schema_v2
+from crow_core.acp.connection import Connection, ConnectionClosed, Handler, RpcError
+from crow_core.acp.decoding import to_raw
+from crow_core.acp.schema import INVALID_PARAMS
+from crow_core.acp.shared_methods import STEERING_METHOD, make_steering_params
+from crow_core.acp.to_v2 import (
+    CANCELLABLE,
+    FINAL,
+    find_command,
+    name_terminal,
+    name_thought,
+    split_off_terminal,
+    to_call_fields,
+    to_capabilities,
+    to_commands,
+    to_config_options,
+    to_initialized,
+    to_permission_request,
+    to_server,
+    to_update,
+    to_whole_updates,
+)
+from crow_core.agent.app_source import AppSource
+from crow_core.agent.request_params import parse_params, parse_replay_from
+from crow_core.agent.rpc_errors import to_turn_rpc_error
+from crow_core.app import Crow
+from crow_core.errors import ConfigError, ModelError, PromptError, StoreError
+from crow_core.hooks import call_function
+from crow_core.messages.message import Message
+from crow_core.session.log import new_id
+from crow_core.session.output import TURN_NOTES
+from crow_core.session.session import Session
+from crow_core.trace import TRACE, extract_trace
+
+SAME = (schema.AgentMessageChunk, schema.UserMessageChunk, schema.UsageUpdate)
+"""Updates that both versions write in the same way."""
+
+
+@dataclass(eq=False)
+class SessionView:
+    """A session as a client of version 2 is told about it."""
+
+    session: Session
+    is_free: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while foreground work runs: the prompts of the client enter the conversation one after the other."""
+    waiting: "set[asyncio.Task[Any]]" = field(default_factory=set["asyncio.Task[Any]"])
+    """The requests whose prompts have not entered the conversation."""
+    questions: int = 0
+    """The questions that the client has not answered."""
+    commands: set[str] = field(default_factory=set[str])
+    """The tool calls that run and that a terminal shows."""
+    is_cancelled: bool = False
+    """True from `session/cancel` to the end of the work that it cancels."""
+
+    @property
+    def state(self) -> str:
+        """The state of the foreground work."""
+        return "idle" if not self.is_free.locked() else "requires_action" if self.questions else "running"
+
+
+class FirstVersion(Protocol):
+    """The agent of version 1 (`AcpAgent`), as far as version 2 uses it."""
+
+    source: AppSource
+    capabilities: schema.ClientCapabilities
+    sessions: dict[str, Session]
+    connection: Connection
+
+    async def crow(self) -> Crow: ...
+    def session(self, id: str) -> Session: ...
+    def read_prompt(self, params: schema.PromptRequest, crow: Crow) -> Message: ...
+    async def initialize(self, params: dict[str, Any]) -> Struct: ...
+    async def authenticate(self, params: schema.AuthenticateRequest) -> schema.AuthenticateResponse: ...
+    async def logout(self, params: schema.LogoutRequest) -> schema.LogoutResponse: ...
+    async def new_session(self, params: schema.NewSessionRequest) -> schema.NewSessionResponse: ...
+    async def reopen_session(self, params: schema.ResumeSessionRequest) -> Session: ...
+    async def replay(self, session: Session, start: str) -> Iterator[schema.SessionUpdate]: ...
+    async def close_session(self, params: schema.CloseSessionRequest) -> schema.CloseSessionResponse: ...
+    async def list_sessions(self, params: schema.ListSessionsRequest) -> schema.ListSessionsResponse: ...
+    async def delete_session(self, params: schema.DeleteSessionRequest) -> schema.DeleteSessionResponse: ...
+    async def cancel(self, params: schema.CancelNotification) -> None: ...
+    async def set_config_option(
+        self, params: schema.SetSessionConfigOptionRequest
+    ) -> schema.SetSessionConfigOptionResponse: ...
+
+
+class AcpAgentV2:
+    """Answers the requests of a client of version 2, and converts what sessions tell it."""
+
+    def __init__(self, agent: FirstVersion) -> None:
+        self._agent = agent
+        self._views: dict[str, SessionView] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def make_handlers(self) -> Mapping[str, Handler]:
+        """Make the handlers of the methods that a client of version 2 calls, but for `initialize`."""
+        return {
+            "auth/login": self.log_in,
+            "auth/logout": self.log_out,
+            "session/new": self.new_session,
+            "session/list": self.list_sessions,
+            "session/resume": self.resume_session,
+            "session/close": self.close_session,
+            "session/prompt": self.prompt,
+            "session/cancel": self.cancel,
+            "session/set_config_option": self.set_config_option,
+            "tool_call/cancel": self.cancel_tool_call,
+            "terminal/cancel": self.cancel_terminal,
+            **({"session/delete": self.delete_session} if self._agent.source.announced.stored else {}),
+        }
+
+    def begin(self, params: dict[str, Any]) -> schema.ClientCapabilities:
+        """Speak version 2 from now on. Return what the client can do in the terms of version 1. Raises RpcError."""
+        request, handlers = parse_params(params, schema_v2.InitializeRequest), self.make_handlers()
+        methods = {**schema_v2.AGENT_METHODS, "initialize": schema.Method(dict, Struct)}
+        handlers = {"initialize": self._agent.initialize, **handlers}
+        self._agent.connection.speak(methods, schema_v2.CLIENT_METHODS, handlers)
+        return to_capabilities(request.capabilities)
+
+    def convert_initialized(self, response: schema.InitializeResponse) -> schema_v2.InitializeResponse:
+        """Convert the answer to `initialize`; it says that version 2 is an experiment."""
+        converted = to_initialized(response)
+        known = converted.capabilities.meta or {}
+        converted.capabilities.meta = {**known, "crow": {**known.get("crow", {}), "experimental": True}}
+        return converted
+
+    async def log_in(self, params: schema_v2.LoginAuthRequest) -> None:
+        await self._agent.authenticate(schema.AuthenticateRequest(method_id=params.method_id))
+
+    async def log_out(self, params: schema_v2.LogoutAuthRequest) -> None:
+        await self._agent.logout(schema.LogoutRequest())
+
+    async def new_session(self, params: schema_v2.NewSessionRequest) -> schema_v2.NewSessionResponse:
+        opened = await self._agent.new_session(
+            schema.NewSessionRequest(cwd=params.cwd, meta=params.meta, **convert_servers(params))
+        )
+        return schema_v2.NewSessionResponse(session_id=opened.session_id, **self.describe(opened.session_id))
+
+    async def list_sessions(self, params: schema_v2.ListSessionsRequest) -> schema_v2.ListSessionsResponse:
+        request = schema.ListSessionsRequest(cwd=params.cwd, cursor=params.cursor, meta=params.meta)
+        found = await self._agent.list_sessions(request)
+        return schema_v2.ListSessionsResponse(sessions=found.sessions, next_cursor=found.next_cursor)
+
+    async def delete_session(self, params: schema_v2.DeleteSessionRequest) -> None:
+        await self._agent.delete_session(schema.DeleteSessionRequest(session_id=params.session_id))
+
+    async def resume_session(self, params: schema_v2.ResumeSessionRequest) -> schema_v2.ResumeSessionResponse:
+        """Open a stored session; replay its messages first, all or from one on, if the client wants that."""
+        start = parse_replay_from(to_builtins(params.replay_from)) if params.replay_from else None
+        self._views.pop(params.session_id, None)
+        request = schema.ResumeSessionRequest(
+            session_id=params.session_id, cwd=params.cwd, meta=params.meta, **convert_servers(params)
+        )
+        session = await self._agent.reopen_session(request)
+        if start is not None:
+            for update in to_whole_updates(await self._agent.replay(session, start), session.cwd):
+                await session.log.written()
+                await self.send(session.id, update)
+        await self.send(session.id, schema_v2.StateUpdate(state=self.view(session).state))
+        return schema_v2.ResumeSessionResponse(**self.describe(session.id))
+
+    def describe(self, id: str) -> dict[str, Any]:
+        """Make the part of an answer that tells the options and the slash commands of a session."""
+        session = self._agent.session(id)
+        options = session.options.to_config_options(self._agent.capabilities)
+        return {
+            "config_options": to_config_options(options),
+            "available_commands": to_commands(session.list_commands()),
+        }
+
+    async def close_session(self, params: schema_v2.CloseSessionRequest) -> None:
+        if view := self._views.pop(params.session_id, None):
+            self._cancel_waiting(view)
+            view.is_cancelled = True
+        await self._agent.close_session(schema.CloseSessionRequest(session_id=params.session_id))
+
+    async def set_config_option(
+        self, params: schema_v2.SetSessionConfigOptionRequest
+    ) -> schema_v2.SetSessionConfigOptionResponse:
+        if not isinstance(params.value, str | bool):
+            raise RpcError(INVALID_PARAMS, "Unknown value", details="The value of an option is text, true or false.")
+        request = schema.SetSessionConfigOptionRequest(
+            session_id=params.session_id, config_id=params.config_id, value=params.value, type="boolean"
+        )
+        answer = await self._agent.set_config_option(request)
+        return schema_v2.SetSessionConfigOptionResponse(config_options=to_config_options(answer.config_options))
+
+    async def prompt(self, params: schema_v2.PromptRequest) -> schema_v2.PromptResponse:
+        """Put a prompt into the conversation: into the running turn if that takes it, else into a turn after it."""
+        session, crow = self._agent.session(params.session_id), await self._agent.crow()
+        request = schema.PromptRequest(session_id=session.id, prompt=params.prompt, meta=params.meta)
+        message = self._agent.read_prompt(request, crow)
+        view = self.view(session)
+        view.waiting.add(task := current_task())
+        try:
+            if view.is_free.locked() and (joined := await join_turn(crow, session, request)):
+                return schema_v2.PromptResponse(message_id=joined)
+            await view.is_free.acquire()
+        finally:
+            view.waiting.discard(task)
+        message.setdefault("crow", {})["id"] = id = new_id()
+        TRACE.set(extract_trace(params.meta or {}))
+        running = asyncio.ensure_future(self._run(view, crow, message, params.prompt))
+        self._tasks.add(running)
+        running.add_done_callback(self._tasks.discard)
+        return schema_v2.PromptResponse(message_id=id)
+
+    async def _run(self, view: SessionView, crow: Crow, message: Message, blocks: list[schema.ContentBlock]) -> None:
+        """Run the turn of a prompt, and tell the client its message, its states and its end."""
+        session, end = view.session, schema_v2.StateUpdate(state="idle")
+        id = message.get("crow", {}).get("id", "")
+        TURN_NOTES.set(notes := dict[str, Any]())
+        try:
+            await self.send(session.id, schema_v2.UserMessage(message_id=id, content=blocks))
+            await self.send(session.id, schema_v2.StateUpdate(state="running"))
+            end.stop_reason = await crow.prompt(session, message)
+        except asyncio.CancelledError:
+            end.stop_reason = "cancelled"
+        except (ModelError, StoreError, PromptError, ConfigError) as error:
+            told = to_turn_rpc_error(error)
+            end.stop_reason = "error"
+            end.error = schema.Error(code=told.code, message=told.to_sentence(), data=told.data)
+        except ConnectionClosed:
+            pass  # nobody is told
+        finally:
+            if notes:
+                end.meta = {"crow": notes}
+            await self.send(session.id, end)
+            view.is_cancelled = False
+            view.is_free.release()
+
+    async def cancel(self, params: schema_v2.CancelSessionNotification) -> None:
+        if view := self._views.get(params.session_id):
+            self._cancel_waiting(view)
+            view.is_cancelled = view.is_free.locked()
+        await self._agent.cancel(schema.CancelNotification(session_id=params.session_id))
+
+    def _cancel_waiting(self, view: SessionView) -> None:
+        for task in view.waiting:
+            task.cancel()
+
+    async def cancel_tool_call(self, params: schema_v2.CancelToolCallRequest) -> None:
+        """Cancel one tool call; the turn goes on."""
+        if not self._agent.session(params.session_id).toolbox.cancel(params.tool_call_id):
+            details = f"No tool call {params.tool_call_id[:100]!r} runs in this session."
+            raise RpcError(INVALID_PARAMS, "Not cancellable", details=details)
+
+    async def cancel_terminal(self, params: schema_v2.CancelTerminalRequest) -> None:
+        """Cancel the tool call whose command a terminal shows."""
+        session = self._agent.session(params.session_id)
+        commands = self.view(session).commands
+        found = next((id for id in commands if name_terminal(id) == params.terminal_id), None)
+        if found is None or not session.toolbox.cancel(found):
+            details = f"No terminal {params.terminal_id[:100]!r} runs in this session."
+            raise RpcError(INVALID_PARAMS, "Not cancellable", details=details)
+
+    def view(self, session: Session) -> SessionView:
+        """Return how the client sees a session; begin to show it if it is new."""
+        view = self._views.get(session.id)
+        if view is None or view.session is not session:
+            view = self._views[session.id] = SessionView(session)
+        return view
+
+    # What sessions tell
+
+    async def send(self, id: str, update: Any) -> None:
+        """Send the client an update of a session."""
+        try:
+            params = schema_v2.UpdateSessionNotification(session_id=id, update=update)
+            await self._agent.connection.notify("session/update", params)
+        except ConnectionClosed:
+            if not self._agent.connection.is_closing:
+                raise
+
+    def notify(self, method: str, params: Any) -> Awaitable[None]:
+        """Send a notification of version 1 as version 2 has it. Chunks of messages are the same in both, and many."""
+        if not isinstance(params, schema.SessionNotification) or type(params.update) in SAME:
+            return self._agent.connection.notify(method, params)
+        if isinstance(params.update, schema.AgentThoughtChunk):
+            params.update = name_thought(params.update)
+            return self._agent.connection.notify(method, params)
+        return self._notify(params.session_id, params.update)
+
+    async def _notify(self, id: str, update: schema.SessionUpdate) -> None:
+        """Send an update of version 1 as version 2 has it."""
+        if isinstance(update, schema.ToolCall | schema.ToolCallUpdate):
+            await self._show_call(id, update)
+        elif (converted := to_update(update)) is not None:
+            await self.send(id, converted)
+
+    async def _show_call(self, id: str, update: schema.ToolCall | schema.ToolCallUpdate) -> None:
+        """Show what has changed about a tool call, and in the terminal of its command."""
+        session = self._agent.sessions.get(id)
+        view = self.view(session) if session else None
+        fields = to_call_fields(update)
+        ends_early = view and (view.is_cancelled or view.session.toolbox.is_cancelled(update.tool_call_id))
+        if update.status == "failed" and ends_early:
+            fields["status"] = "cancelled"
+        if update.status in FINAL:
+            fields["capabilities"] = None
+        elif update.status == "in_progress":
+            fields["capabilities"] = CANCELLABLE["tool_call"]
+        if view:
+            command = find_command(update)
+            if command:
+                view.commands.add(update.tool_call_id)
+            if update.tool_call_id in view.commands:
+                terminal = split_off_terminal(fields, view.session.cwd if command else "", command)
+                if terminal:
+                    await self.send(id, terminal)
+            if update.status in FINAL:
+                view.commands.discard(update.tool_call_id)
+        await self.send(id, schema_v2.ToolCallUpdate(**fields))
+
+    async def request(self, method: str, params: Struct) -> Any:
+        """Ask the client a question of version 1 as version 2 has it; the foreground work waits meanwhile."""
+        session = self._agent.sessions.get(str(getattr(params, "session_id", "")))
+        if session is None:
+            return await self._agent.connection.request(method, params)
+        view, question = self.view(session), params
+        if isinstance(params, schema.RequestPermissionRequest):
+            question = to_permission_request(params, session.cwd)
+        await self._count_question(view, 1)
+        try:
+            return await self._agent.connection.request(method, question)
+        finally:
+            await self._count_question(view, -1)
+
+    async def _count_question(self, view: SessionView, more: int) -> None:
+        """Count the open questions, and tell the client if the foreground work has begun or ended to wait for one."""
+        before = view.state
+        view.questions += more
+        if view.state != before:
+            await self.send(view.session.id, schema_v2.StateUpdate(state=view.state))
+
+
+def current_task() -> "asyncio.Task[Any]":
+    task = asyncio.current_task()
+    assert task is not None
+    return task
+
+
+async def join_turn(crow: Crow, session: Session, request: schema.PromptRequest) -> str:
+    """Let a prompt join the running turn, where an extension offers that. Return its id; "" if it did not join."""
+    if (steer := crow.methods.get(STEERING_METHOD)) is None:
+        return ""
+    params = make_steering_params(session.id, request.prompt)
+    answer = await call_function(steer, session, to_builtins(params, enc_hook=to_raw))
+    return str(answer.get("messageId", ""))
+
+
+def convert_servers(params: schema_v2.NewSessionRequest | schema_v2.ResumeSessionRequest) -> dict[str, Any]:
+    """Convert the folders and MCP servers of a request. Servers that cannot be used are left out."""
+    servers = [server for server in map(to_server, params.mcp_servers) if server]
+    return {"mcp_servers": servers, "additional_directories": params.additional_directories}

@@ -1,0 +1,23 @@
+"""The capabilities of an agent beyond prompts."""
+
+from msgspec import Struct
+
+
+class Abilities(Struct):
+    """The capabilities of the agent beyond prompts."""
+
+    name: str = ""
+    """Its name."""
+    lists: bool = False
+    """Whether it lists stored sessions."""
+    loads: bool = False
+    """Whether it loads stored sessions."""
+    undoes: bool = False
+    """Whether it takes back turns with the changes of their files."""
+    images: bool = False
+    resumes: bool = False
+    """Whether it opens a stored session without sending what was said in it."""
+    answers: tuple[str, ...] = ()
+    """The additions that it accepts in the answer to a permission question: `reason`, `command`."""
+    steers: bool = False
+    """Whether it takes words for the running turn."""
