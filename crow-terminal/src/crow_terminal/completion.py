@@ -7,12 +7,8 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
 
-<<<<<<< HEAD
-from crow_terminal.command_menu import list_commands, list_values, rank_commands
-from crow_terminal.mentions import MENTION, find_files, list_files, quote_name
-=======
 from crow_terminal.command_menu import GROUP_END, list_commands, list_values, rank_commands
->>>>>>> main
+from crow_terminal.mentions import MENTION, find_files, list_files, quote_name
 from crow_terminal.state import State
 
 FRESH = 10.0

@@ -18,9 +18,10 @@ from crow_core.acp.schema import (
     SessionNotification,
     SessionUpdate,
 )
+from crow_terminal.abilities import Abilities
 from crow_terminal.agent_connections import AgentLink, NoAgent
 from crow_terminal.chat_client import AgentQuestion, ChatClient
-from crow_terminal.state import Abilities, make_cancellation
+from crow_terminal.open_questions import make_cancellation
 from msgspec import UNSET
 
 START_TIMEOUT = 60.0

@@ -29,9 +29,9 @@ from crow_persistence.database import Database
 from crow_terminal.agent_connections import NoAgent
 from crow_terminal.blocks import Note, UserPrompt
 from crow_terminal.chat_client import AgentQuestion
+from crow_terminal.open_questions import find_call, make_cancellation
 from crow_terminal.prompt_content import make_prompt
 from crow_terminal.session_options import OfferedOptions, list_entries
-from crow_terminal.state import find_call, make_cancellation
 from msgspec import UNSET
 
 from crow_web.agent import SharedAgent
