@@ -102,7 +102,7 @@ MAY_IMPORT = {
     "crow_agent": AGENT,
     "crow_cli": {*AGENT, "crow_agent", "crow_terminal"},
     "crow_eval": {*AGENT, "crow_agent", "crow_cli"},
-    "crow_web": {*AGENT, "crow_agent", "crow_cli", "crow_eval"},
+    "crow_web": {*AGENT, "crow_agent", "crow_cli", "crow_eval", "crow_terminal"},
     "crow_testing": {*AGENT, "crow_agent", "crow_cli"},
 }
 """The packages from which each package may import, lowest first."""

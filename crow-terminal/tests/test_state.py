@@ -39,7 +39,7 @@ from crow_core.acp.schema import (
 from crow_terminal.abilities import Abilities
 from crow_terminal.blocks import CommandOutput, Note, UserPrompt
 from crow_terminal.command_menu import list_commands
-from crow_terminal.completion import ChatCompleter, find_files
+from crow_terminal.completion import ChatCompleter
 from crow_terminal.dialogs import ListDialog, TextDialog
 from crow_terminal.effects import (
     Cancel,
@@ -62,6 +62,7 @@ from crow_terminal.first_run import is_first_run, make_card
 from crow_terminal.live import compose_above, compose_footer, compose_running, compose_spinner, describe_usage
 from crow_terminal.local_commands import find_command, find_local_commands
 from crow_terminal.markdown import Prose
+from crow_terminal.mentions import find_files
 from crow_terminal.paint import Painter
 from crow_terminal.pickers import confirm_taking_back, offer_turns, pick_option, pick_session, pick_turn
 from crow_terminal.printable_text import measure

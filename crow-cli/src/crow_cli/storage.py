@@ -23,8 +23,9 @@ class NothingStored(StoreError):
     """The database does not exist yet."""
 
 
-def open_database(env: Mapping[str, str]) -> "Database":
-    """Open the database that the user's settings name. Raises StoreError; NothingStored if it does not exist yet."""
+def open_database(env: Mapping[str, str], *, create: bool = False) -> "Database":
+    """Open the database that the user's settings name. Raises StoreError; NothingStored if it does not exist yet and
+    is not to be created."""
     from crow_persistence.database import Database  # imports SQLAlchemy, which is slow to load
 
     home = Home.find(env)
@@ -33,6 +34,9 @@ def open_database(env: Mapping[str, str]) -> "Database":
     except ConfigError as error:
         raise StoreError(str(error)) from error
     if database.file and not database.file.exists():
+        if create:
+            with database.begin_write():
+                return database
         raise NothingStored(f"Nothing has been stored yet: {database.file} is made with the first session.")
     return database
 

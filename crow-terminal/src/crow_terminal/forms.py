@@ -28,7 +28,7 @@ class Form:
         self.message = message
         self.page = page
         self.values: dict[str, Any] = {}
-        self._schema = schema
+        self.schema = schema
         self._fields = [*schema.properties]
 
     @property
@@ -39,9 +39,9 @@ class Form:
     def fill(self, value: Any) -> str:
         """Fill in the next field. Return what is wrong with the value; empty if it was taken."""
         name = self.field
-        schema = self._schema.properties.get(name)
+        schema = self.schema.properties.get(name)
         if value is LEFT_OUT or value == "":
-            if name in (self._schema.required or []):
+            if name in (self.schema.required or []):
                 return "This field has to be filled in."
         else:
             if isinstance(schema, IntegerPropertySchema | NumberPropertySchema) and isinstance(value, str):
@@ -68,15 +68,15 @@ class Form:
             return ListDialog(
                 "Answer", [Row("Yes", "", True)], lambda row, now: fill(LEFT_OUT, now), decline, about=about
             )
-        schema: Any = self._schema.properties[self.field]
+        schema: Any = self.schema.properties[self.field]
         title = escape_line(str(getattr(schema, "title", None) or self.field))
         description = getattr(schema, "description", None)
         about += [str(description)] if description else []
         default = getattr(schema, "default", None)
-        rows = self._list_choices(schema)
+        rows = list_choices(schema)
         if rows is None:
             return TextDialog(title, str(default) if default else "", fill, None, decline, about)
-        if self.field not in (self._schema.required or []):
+        if self.field not in (self.schema.required or []):
             rows.append(Row("Leave out", "", LEFT_OUT))
         choice = ListDialog(title, rows, lambda row, now: fill(row.value, now), decline, about=about)
         choice.selected = next((n for n, row in enumerate(rows) if row.value == default), 0)
@@ -90,22 +90,6 @@ class Form:
             choice.choose = submit
         return choice
 
-    def _list_choices(self, schema: Any) -> list[Row] | None:
-        """Return the values that a field may have, as rows; None if the user writes it."""
-        match schema:
-            case BooleanPropertySchema():
-                return [Row("Yes", "", True), Row("No", "", False)]
-            case StringPropertySchema(one_of=[*entries]) if entries:
-                return [Row(one.title, str(one.description or ""), one.const) for one in entries]
-            case StringPropertySchema(enum=[*values]) if values:
-                return [Row(value, "", value) for value in values]
-            case MultiSelectPropertySchema(items=items):
-                if entries := items.any_of:
-                    return [Row(one.title, str(one.description or ""), one.const) for one in entries]
-                return [Row(value, "", value) for value in items.enum or []]
-            case _:
-                return None
-
 
 def start_form(request: CreateElicitationRequest) -> Form | None:
     """Make the form of a request; None if it cannot be shown."""
@@ -114,3 +98,20 @@ def start_form(request: CreateElicitationRequest) -> Form | None:
     if request.mode != "form" or not isinstance(request.requested_schema, ElicitationSchema):
         return None
     return Form(request.message, request.requested_schema)
+
+
+def list_choices(schema: Any) -> list[Row] | None:
+    """Return the values that a field may have, as rows; None if the user writes it."""
+    match schema:
+        case BooleanPropertySchema():
+            return [Row("Yes", "", True), Row("No", "", False)]
+        case StringPropertySchema(one_of=[*entries]) if entries:
+            return [Row(one.title, str(one.description or ""), one.const) for one in entries]
+        case StringPropertySchema(enum=[*values]) if values:
+            return [Row(value, "", value) for value in values]
+        case MultiSelectPropertySchema(items=items):
+            if entries := items.any_of:
+                return [Row(one.title, str(one.description or ""), one.const) for one in entries]
+            return [Row(value, "", value) for value in items.enum or []]
+        case _:
+            return None

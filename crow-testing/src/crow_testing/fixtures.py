@@ -26,11 +26,13 @@ def nowhere() -> Iterator[str]:
 
 
 @asynccontextmanager
-async def serve(app: Callable[[str], Any]) -> AsyncGenerator[str]:
-    """Serve the app that is made for its own URL."""
-    with socket.create_server(("127.0.0.1", 0)) as at:
+async def serve(app: Callable[[str], Any], *, with_sockets: bool = False, port: int = 0) -> AsyncGenerator[str]:
+    """Serve the app that is made for its own URL, also its WebSockets `with_sockets`, at a port or a free one."""
+    with socket.create_server(("127.0.0.1", port)) as at:
         url = f"http://127.0.0.1:{at.getsockname()[1]}"
-        server = uvicorn.Server(uvicorn.Config(app(url), log_level="critical", ws="none"))
+        sockets = "websockets-sansio" if with_sockets else "none"
+        config = uvicorn.Config(app(url), log_level="critical", ws=sockets, timeout_graceful_shutdown=1)
+        server = uvicorn.Server(config)
         async with AsyncExitStack() as stack:
             serving = asyncio.ensure_future(server.serve(sockets=[at]))
             stack.push_async_callback(asyncio.wait, [serving])

@@ -22,6 +22,7 @@ from crow_web import (
     timeline,
     workflow_pages,
 )
+from crow_web.chats import Chats
 from crow_web.pages import HERE, Change, Handler, Pages
 
 PAGES: Mapping[str, Handler] = {
@@ -50,12 +51,18 @@ CHANGES: Mapping[str, Change] = {
 """The addresses of forms that change something."""
 
 
-def make_app(database: Database, env: Mapping[str, str] | None = None, *, read_only: bool = False) -> Starlette:
+def make_app(
+    database: Database,
+    env: Mapping[str, str] | None = None,
+    *,
+    chats: Chats | None = None,
+    read_only: bool = False,
+) -> Starlette:
     """Make the app that answers requests which the gate has let in.
 
     `env` holds the environment variables that name the settings. With `read_only`, no form is answered.
     """
-    pages = Pages(database, env or {}, read_only=read_only)
+    pages = Pages(database, env or {}, read_only=read_only, has_chats=chats is not None)
     routes = [Route(path, partial(pages.answer, handler)) for path, handler in PAGES.items()]
     if not read_only:
         routes += [Route(path, partial(pages.answer_form, it), methods=["POST"]) for path, it in CHANGES.items()]
@@ -65,7 +72,9 @@ def make_app(database: Database, env: Mapping[str, str] | None = None, *, read_o
             Route("/session/{id}/export", partial(session_pages.export, pages)),
             Route("/static/code.css", answer_with_style),
             Mount("/static", StaticFiles(directory=HERE / "static")),
-        ]
+            *(chats.routes if chats else ()),
+        ],
+        lifespan=chats.lifespan if chats else None,
     )
 
 

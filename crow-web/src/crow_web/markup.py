@@ -127,6 +127,13 @@ def to_diff(diff: str) -> Markup:
     return Markup("").join(rows)
 
 
+def to_link(address: str) -> Markup:
+    """Return a link to an address of the web; the address alone if it is another one."""
+    if not address.lower().startswith(("https://", "http://")):
+        return escape(address)
+    return Markup('<a href="{0}" target="_blank" rel="noopener noreferrer nofollow">{0}</a>').format(address)
+
+
 def make_code_style() -> str:
     """Return the style sheet of coloured code, for light and dark pages."""
     light, dark = map(list_styles, ("default", "github-dark"))

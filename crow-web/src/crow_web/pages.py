@@ -31,11 +31,11 @@ Change = Callable[["Pages", Mapping[str, str], Request], str]
 class Pages:
     """Makes the pages."""
 
-    def __init__(self, database: Database, env: Mapping[str, str], *, read_only: bool) -> None:
+    def __init__(self, database: Database, env: Mapping[str, str], *, read_only: bool, has_chats: bool = False) -> None:
         self.database = database
         self.env = env
         self.read_only = read_only
-        self._templates = make_templates(read_only=read_only)
+        self._templates = make_templates(read_only=read_only, has_chats=has_chats)
 
     def render(self, template: str, /, **values: Any) -> str:
         return self._templates.get_template(template).render(**values)
@@ -63,7 +63,7 @@ class Pages:
         return HTMLResponse(self.render("error.html", heading=title, sentence=sentence), status)
 
 
-def make_templates(*, read_only: bool = False) -> Environment:
+def make_templates(*, read_only: bool = False, has_chats: bool = False) -> Environment:
     """Load the templates, which escape all values that are not markup already."""
     made = Environment(
         loader=FileSystemLoader(HERE / "templates"),
@@ -95,6 +95,7 @@ def make_templates(*, read_only: bool = False) -> Environment:
         "decode_media": decode_media,
         "describe_media": describe_media,
         "read_only": read_only,
+        "has_chats": has_chats,
     }
     made.globals.update(shared)
     return made

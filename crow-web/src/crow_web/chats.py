@@ -1,0 +1,158 @@
+"""The chats of `crow web`: their pages, their WebSockets, and which of them are open."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from secrets import token_hex
+from typing import Any
+
+from crow_core.acp.connection import ConnectionClosed, RpcError
+from crow_core.errors import StoreError
+from crow_persistence.database import Database
+from crow_terminal.agent_connections import AgentLink, NoAgent
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import HTMLResponse
+from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from crow_web import queries
+from crow_web.agent import SharedAgent
+from crow_web.chat import ALONE, IDLE, WebChat, get_time
+from crow_web.history import read_history
+from crow_web.live import INTERVAL, Tab
+from crow_web.log import BlockRenderer
+from crow_web.pages import make_templates
+
+TEND_SECONDS = 1.0
+"""Seconds between two looks at the sessions that others may change."""
+MAX_CHATS = 50
+"""Chats that are known at once."""
+
+
+class Chats:
+    """The chats by the ids of their sessions."""
+
+    def __init__(
+        self,
+        open_link: Callable[[], Awaitable[AgentLink]],
+        folder: str,
+        database: Database,
+        *,
+        is_remote: bool = False,
+    ) -> None:
+        """`open_link` starts the agent, or connects to it. `folder` is the one in which a new session begins. An agent
+        that `is_remote` may have sessions that the database does not."""
+        self.agent = SharedAgent(open_link)
+        self._folder, self._database = folder, database
+        self._templates = make_templates(has_chats=True)
+        self._renderer = BlockRenderer(self._templates)
+        self._chats: set[WebChat] = set()
+        self._boot = token_hex(8)
+        """Tells pages that the server was started again."""
+        self._is_remote = is_remote
+        self.routes: Sequence[BaseRoute] = (
+            Route("/chat", self.show_page),
+            Route("/chat/{id}", self.show_page),
+            WebSocketRoute("/live", self.serve_page),
+            WebSocketRoute("/live/{id}", self.serve_page),
+        )
+
+    @asynccontextmanager
+    async def lifespan(self, app: Starlette) -> AsyncGenerator[None]:
+        """Tend the chats while the app runs; at its end close the connection to the agent."""
+        tending = asyncio.ensure_future(self._tend())
+        try:
+            yield
+        finally:
+            tending.cancel()
+            await self.agent.close()
+
+    def list_chats(self) -> Sequence[WebChat]:
+        return [*self._chats]
+
+    async def show_page(self, request: Request) -> HTMLResponse:
+        """Answer with the page of a session, or of a new one, without its log, which comes over the WebSocket."""
+        id = request.path_params.get("id", "")
+        folders: Sequence[str] = [] if id else await asyncio.to_thread(self._list_folders)
+        page = self._templates.get_template("chat.html").render(id=id, folder=self._folder, folders=folders)
+        return HTMLResponse(page)
+
+    def _list_folders(self) -> Sequence[str]:
+        with suppress(StoreError), self._database.begin_read() as connection:
+            return queries.list_folders(connection)
+        return []
+
+    async def serve_page(self, socket: WebSocket) -> None:
+        """Send a page what it shows, and carry out its actions."""
+        await socket.accept()
+        chat = await self._find(socket.path_params.get("id", ""))
+        if chat is None:
+            await socket.close(1008, "There is no such session.")
+            return
+        chat.touched = get_time()
+        await chat.look()
+        tab = chat.feed.join()
+        tab.add({"@boot": self._boot, "@all": ""})
+        sending = asyncio.ensure_future(send(socket, tab))
+        try:
+            async for text in socket.iter_text():
+                action: Any = json.loads(text)
+                if isinstance(action, dict):
+                    await chat.act(tab, action)  # pyright: ignore[reportUnknownArgumentType]
+        except (WebSocketDisconnect, ValueError):
+            pass
+        finally:
+            chat.feed.leave(tab)
+            chat.touched = get_time()
+            sending.cancel()
+
+    async def _find(self, id: str) -> WebChat | None:
+        """Return the chat of a session, or a new one; None if there is no such session."""
+        for chat in self._chats:
+            if id and chat.id == id:
+                return chat
+        if len(self._chats) >= MAX_CHATS:
+            return None
+        folder = self._folder
+        database: Database | None = self._database
+        if id:
+            try:
+                found = await asyncio.to_thread(read_history, self._database, self._renderer, id)
+            except StoreError:
+                if not self._is_remote:
+                    return None
+                database = None  # the agent has a database of its own
+            else:
+                id, folder = found.id, found.folder
+                if known := next((chat for chat in self._chats if chat.id == id), None):
+                    return known
+        chat = WebChat(self.agent, self._renderer, database, folder, id)
+        self._chats.add(chat)
+        return chat
+
+    async def _tend(self) -> None:
+        """Show what other processes have changed, and close sessions with which nothing happens."""
+        while True:
+            await asyncio.sleep(TEND_SECONDS)
+            for chat in [*self._chats]:
+                with suppress(NoAgent, RpcError, ConnectionClosed):
+                    await self._tend_chat(chat)
+
+    async def _tend_chat(self, chat: WebChat) -> None:
+        is_shown = bool(chat.feed.tabs)
+        if chat.phase == "ready" and get_time() - chat.touched > (IDLE if is_shown else ALONE):
+            await chat.close()
+        elif is_shown:
+            await chat.look()
+        elif chat.phase in ("new", "viewing") and not chat.words:
+            self._chats.discard(chat)
+
+
+async def send(socket: WebSocket, tab: Tab) -> None:
+    """Send a page its changes, at most one batch in each interval."""
+    with suppress(WebSocketDisconnect, RuntimeError):  # RuntimeError: closed in the meantime
+        while True:
+            await socket.send_text(json.dumps(await tab.take(), ensure_ascii=False))
+            await asyncio.sleep(INTERVAL)

@@ -1,0 +1,83 @@
+"""A stored session as its log shows it, also while another process has it open."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from crow_core.acp.schema import ToolCallUpdate
+from crow_core.content import replay
+from crow_core.messages.message import Message
+from crow_persistence import leases, loader
+from crow_persistence.database import Database
+from crow_persistence.tables import draft_parts, messages
+from sqlalchemy import Connection, func, select
+
+from crow_web.live import Source
+from crow_web.log import BlockRenderer, Log
+
+STEP = 200
+"""Updates by which the beginning of a long log is left out."""
+MOST = 600
+"""Updates of a log that are shown at most: the last ones."""
+BLOCKS = 10
+"""Numbers of blocks that are kept free for each update that is left out."""
+
+
+@dataclass
+class History:
+    """What a chat shows of a stored session."""
+
+    id: str
+    folder: str
+    title: str
+    holder: str
+    """The process that has the session open; empty for none."""
+    version: tuple[Any, ...]
+    """Changes whenever the session does."""
+    log: Log | None = None
+    """The log; None if it is as before."""
+    blocks: dict[str, str] = field(default_factory=dict[str, str])
+    is_whole: bool = True
+    """False if the beginning is left out."""
+
+
+def read_history(database: Database, renderer: BlockRenderer, id: str, known: tuple[Any, ...] = ()) -> History:
+    """Read a session by its id or the beginning of it. Raises StoreError if there is none."""
+    with database.begin_read() as connection:
+        row = loader.find_session(connection, id)
+        holder = "" if leases.is_free(connection, row, "") else leases.describe_owner(str(row.owner))
+        version = (holder, row.updated, *find_version(connection, row.number))
+        history = History(row.id, row.cwd, row.title or "", holder, version)
+        entries = loader.load_session(connection, row).log if version != known else None
+    if entries is not None:
+        history.log, history.blocks, history.is_whole = show_log(entries, row.cwd, renderer, is_running=bool(holder))
+    return history
+
+
+def find_version(connection: Connection, number: int) -> tuple[Any, ...]:
+    last = select(func.max(messages.c.id)).where(messages.c.session == number)
+    parts = select(func.count()).select_from(draft_parts).where(draft_parts.c.session == number)
+    return connection.scalar(last), connection.scalar(parts)
+
+
+def show_log(
+    entries: list[Message], cwd: str, renderer: BlockRenderer, *, is_running: bool
+) -> tuple[Log, dict[str, str], bool]:
+    """Return the log of a session, its blocks by their ids, and whether it is whole.
+
+    Without an answer, a tool call counts as interrupted, unless the session `is_running` elsewhere.
+    """
+    updates = list(replay(entries, cwd, compactions=True))
+    if is_running:
+        answered = {entry.get("tool_call_id") for entry in entries if entry.get("role") == "tool"}
+        updates = [each for each in updates if not isinstance(each, ToolCallUpdate) or each.tool_call_id in answered]
+        last = str(getattr(updates[-1], "message_id", "")) if updates else ""
+        updates = updates[:-1] if last.endswith("-cut") else updates
+    start = max(0, -((MOST - len(updates)) // STEP) * STEP)
+    sources: dict[str, Source] = {}
+    log = Log(renderer, sources.__setitem__, start * BLOCKS)
+    for update in updates[start:]:
+        log.add(update, 0.0)
+    if not is_running:
+        log.end_turn(0.0)
+    made = {id: source() if callable(source) else source for id, source in sources.items()}
+    return log, {id: html for id, html in made.items() if html is not None}, start == 0
