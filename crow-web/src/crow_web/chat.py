@@ -34,12 +34,12 @@ from crow_terminal.prompt_content import make_prompt
 from crow_terminal.session_options import OfferedOptions, list_entries
 from msgspec import UNSET
 
-from crow_web.agent import SharedAgent
 from crow_web.completion import list_completions
 from crow_web.history import read_history
 from crow_web.live import Feed, Tab
 from crow_web.log import BlockRenderer, Log, make_image_url
 from crow_web.questions import Card, FormCard, PermissionCard, make_form
+from crow_web.shared_agent import SharedAgent
 
 IDLE = 180.0
 """Seconds after the last action in which a session stays open, while a page shows it."""

@@ -18,12 +18,12 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from crow_web import queries
-from crow_web.agent import SharedAgent
 from crow_web.chat import ALONE, IDLE, WebChat, get_time
 from crow_web.history import read_history
 from crow_web.live import INTERVAL, Tab
 from crow_web.log import BlockRenderer
 from crow_web.pages import make_templates
+from crow_web.shared_agent import SharedAgent
 
 TEND_SECONDS = 1.0
 """Seconds between two looks at the sessions that others may change."""
