@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from crow_core.acp.connection import ConnectionClosed, RpcError
 from crow_core.acp.schema import (
