@@ -201,7 +201,7 @@ async def walk(size: str) -> Walk:
                 for scene in SCENES:
                     await scene(one)
     finally:
-        shutil.rmtree(home)
+        shutil.rmtree(home, ignore_errors=True)  # crow may write while it ends
     return one
 
 

@@ -26,7 +26,8 @@ import os
 import shlex
 import sys
 from crow_terminal.agent_connections import AgentAddress
-from crow_terminal.chat import Settings, run
+from crow_terminal.chat import run
+from crow_terminal.chat_base import Settings
 from crow_terminal.plain import run_plain
 kind, command, folder = sys.argv[1:4]
 agent = AgentAddress("parrot", shlex.split(command))

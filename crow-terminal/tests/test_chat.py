@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 import pytest
 from crow_core.acp.schema import AgentMessageChunk, TextBlock
 from crow_terminal.agent_connections import AgentAddress
-from crow_terminal.chat import Chat, Settings
+from crow_terminal.chat import Chat
+from crow_terminal.chat_base import Settings
 from crow_terminal.effects import Show
 from crow_terminal.terminal import breaks_rows_anew
 

@@ -22,7 +22,8 @@ from crow_core.acp.schema import (
 from crow_terminal.abilities import Abilities
 from crow_terminal.agent_connections import AgentAddress
 from crow_terminal.blocks import AnsweredQuestion, UserPrompt
-from crow_terminal.chat import Chat, Settings
+from crow_terminal.chat import Chat
+from crow_terminal.chat_base import Settings
 from crow_terminal.live import compose_above
 from crow_terminal.printable_text import measure
 from crow_terminal.question import Question

@@ -67,7 +67,8 @@ def chat(
             fail("-r takes the id of a session here: `crow sessions list` shows them.")
         gc.enable()
         return run_plain(chosen, folder, resume=resume, prompt=prompt)
-    from crow_terminal.chat import Settings, run
+    from crow_terminal.chat import run
+    from crow_terminal.chat_base import Settings
 
     words = ["crow", *([] if not (url or agent or cwd != ".") else ["chat"])]
     words += [word for option, value in (("--agent", agent), ("--connect", url)) if value for word in (option, value)]

@@ -6,134 +6,48 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import crow_system as system
 from crow_core import __version__
-from crow_core.acp.connection import ConnectionClosed, RpcError
-from crow_core.acp.schema import (
-    AvailableCommandsUpdate,
-    ContentBlock,
-    ImageBlock,
-    ListSessionsRequest,
-    LoadSessionRequest,
-    NewSessionResponse,
-    ResumeSessionRequest,
-    SessionNotification,
-    SetSessionConfigOptionRequest,
-)
-from crow_core.acp.shared_methods import (
-    REWIND_METHOD,
-    REWIND_POINTS_METHOD,
-    STEERING_METHOD,
-    is_taken,
-    make_steering_params,
-)
-from msgspec import UNSET, Struct
-from prompt_toolkit.buffer import Buffer
 
 from crow_terminal import effects
-from crow_terminal.agent_connections import AgentAddress, NoAgent, connect
+from crow_terminal.agent_calls import AgentCalls
 from crow_terminal.blocks import Block, CommandOutput
 from crow_terminal.branch import read_branch
-from crow_terminal.chat_client import AgentQuestion, ChatClient
+from crow_terminal.chat_base import Settings, get_time
 from crow_terminal.completion import ChatCompleter
-from crow_terminal.dialogs import ListDialog
 from crow_terminal.effects import Effect
-from crow_terminal.first_run import is_first_run, make_card
+from crow_terminal.key_actions import KeyActions
 from crow_terminal.key_bindings import make_bindings
 from crow_terminal.live import compose_above, compose_footer, compose_menu
-from crow_terminal.local_commands import find_command
-from crow_terminal.markdown import Prose
 from crow_terminal.page import NoPage, PageServer
-from crow_terminal.paint import Painter
-from crow_terminal.pickers import confirm_taking_back, offer_turns, pick_option, pick_prompt, pick_session
 from crow_terminal.printable_text import clip, clip_ansi, escape_line
-from crow_terminal.prompt_content import MAX_IMAGE_BYTES, find_large_images, find_pasted_image, make_prompt
-from crow_terminal.question import Question
-from crow_terminal.session_options import OfferedOptions, find_changes
-from crow_terminal.state import State
 from crow_terminal.terminal import EDITOR_ROWS, Terminal, restore
 from crow_terminal.theme import choose_theme
 from crow_terminal.user_command import UserCommand
 
 PAINT_SECONDS = 0.04
 """Seconds of a frame in which blocks are painted; the rest waits for the next frame, so that keys are heard."""
-START_TIMEOUT = 60.0
-"""Seconds that an agent may take to answer `initialize`."""
 CLOSE_TIMEOUT = 5.0
 """Seconds to wait for the agent's end when leaving."""
-PASTE_LINES = 8
-"""Lines of a paste above which only its size is shown in the editor."""
-TURNS_LIMIT = 50
-"""Messages that `/rewind` offers."""
-PASTE_LENGTH = 2_000
-"""The same in characters."""
 ROWS_AT_A_QUESTION = 2
 """Rows of the editor below a question for permission."""
 MAX_PENDING_LINES = 400
 """Lines that are printed in one frame."""
 
 
-class Settings(Struct, frozen=True):
-    """The settings that the terminal is started with."""
-
-    agent: AgentAddress
-    cwd: str
-    theme: str = "dark"
-    history: Callable[[], str | None] | None = None
-    """Finds the file of earlier prompts; None for none."""
-    resume: str = ""
-    """The id of the session to load; empty for a new one."""
-    last: bool = False
-    """Whether to load the last session of the folder, if there is one."""
-    prompt: str = ""
-    """A prompt to begin with."""
-    command: str = ""
-    """The command that opens this terminal; it takes `-c` and `-r ID`. Empty for none."""
-    choose: bool = False
-    """Whether the user chooses one of the stored sessions first."""
-    page: Sequence[str] = ()
-    """The command that serves the pages of sessions, as `PageServer` starts it; empty for none."""
-
-
-class Chat:
+class Chat(AgentCalls, KeyActions):
     """An interactive terminal with one agent."""
 
     def __init__(self, settings: Settings) -> None:
-        self.settings = settings
-        self.state = State(agent=settings.agent.name, folder=settings.cwd, has_page=bool(settings.page))
-        self.painter = Painter(choose_theme(settings.theme, os.environ))
-        self.client: ChatClient | None = None
-        self.session_id = ""
-        self._turn_ids: list[str] = []
-        """The ids of the messages that `/rewind` offers, the newest first."""
-        self._is_used = False
-        """Whether something was said in the session."""
-        self._choose = settings.choose
-        self._is_first = settings.history if settings.agent.name == "crow" else None
-        """Finds the file whose absence says that this is the first run; None after that was asked."""
-        self.pastes: dict[str, str] = {}
-        """The long pastes, and the paths of images, by the words that stand for them in the editor."""
-        self.images: dict[str, ImageBlock] = {}
-        """The images from the clipboard by the words that stand for them, also in prompts that were sent."""
-        self._image_count = 0
-        self._completes = False
-        """Whether Tab waits for completions."""
-        self._is_interrupting = False
-        """Whether the key that is being handled is Ctrl-C."""
-        self.shown: list[Block] = []
-        """Every block, for the export."""
+        super().__init__(settings)
+        self._command: UserCommand | None = None
+        self._pages = PageServer(settings.page)
         self._pending: deque[tuple[Block, bool]] = deque()
         """Blocks to print; with each whether to leave out nothing."""
         self._lines: deque[str] = deque()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._session_task: asyncio.Task[None] | None = None
-        self._command: UserCommand | None = None
-        self._pages = PageServer(settings.page)
-        self._draft: str | None = None
-        """The text of the editor while the user writes an answer there."""
         self._tail: tuple[Any, int, list[str]] = (None, 0, [])
         self.completer = ChatCompleter(self.state, lambda: self.terminal.editor.history.get_strings())
         self.terminal = Terminal(
@@ -324,187 +238,6 @@ class Chat:
         else:
             self.terminal.set_text("\n".join(filter(None, [text, self.terminal.editor.text])) if keep else text)
 
-    # The agent
-
-    def _open(self, session: str = "", *, last: bool = False, again: bool = False) -> None:
-        """Open a session, after the current one has been closed."""
-        before = self._session_task
-        self._session_task = asyncio.ensure_future(self._hold_session(before, session, last, again))
-
-    async def _hold_session(self, before: "asyncio.Task[None] | None", session: str, last: bool, again: bool) -> None:
-        """Connect to the agent and hold the connection until the session is left or the agent ends."""
-        if before:
-            before.cancel()
-            await asyncio.wait([before])
-            name = f"Session {escape_line(session)[:8]}" if session else "New session"
-            self.perform(self.state.leave_session(name, again=again and bool(session)))
-        try:
-            link = await connect(self.settings.agent, self.settings.cwd)
-        except NoAgent as error:
-            self.perform(self.state.end_agent(str(error), time.monotonic()))
-            return
-        self.client = client = ChatClient(link.transport, self._receive, self._ask, self._withdraw)
-        problem = ""
-        try:
-            async with client.serving():
-                try:
-                    await self._open_session(client, session, last)
-                except TimeoutError:
-                    problem = f"{self.settings.agent.name} did not answer within {START_TIMEOUT:g} seconds."
-                except RpcError as error:
-                    problem = client.describe_error(error)
-                except ConnectionClosed:
-                    pass
-                if not problem:
-                    await client.until_closed()
-                    problem = await link.describe_end()
-        finally:
-            self.client = None
-        self.perform(self.state.end_agent(problem, time.monotonic()))
-
-    async def _open_session(self, client: ChatClient, session: str, last: bool) -> None:
-        async with asyncio.timeout(START_TIMEOUT):
-            self.state.abilities = await client.start(self.settings.agent.version)
-        cwd = self.settings.cwd
-        if last and self.state.abilities.lists:
-            stored = await client.request("session/list", ListSessionsRequest(cwd=cwd))
-            session = stored.sessions[0].session_id if stored.sessions else ""
-        can, loaded = self.state.abilities, NewSessionResponse(session_id="")
-        if session and not (can.loads or can.resumes):
-            self.perform(self.state.remark("This agent keeps no sessions: it has forgotten what was said.", "warning"))
-            session = ""
-        if session:
-            self.state.loading, self.session_id = not self.state.muted, session
-            try:
-                if self.state.muted and can.resumes:
-                    loaded = await client.request("session/resume", ResumeSessionRequest(session_id=session, cwd=cwd))
-                else:
-                    loaded = await client.request("session/load", LoadSessionRequest(session_id=session, cwd=cwd))
-            except RpcError as error:
-                sentence = f"{client.describe_error(error)} This is a new session."
-                self.perform(self.state.remark(sentence, "error"))
-                session = ""
-        if not session:
-            loaded = await client.new_session(cwd)
-            self.session_id = loaded.session_id
-        options = OfferedOptions(loaded.modes or None, loaded.config_options or [])
-        for change in [] if session else find_changes(self.state.options, options):
-            try:
-                await self._set_option(client, options, change)
-            except RpcError as error:  # the session has its own default then
-                self.perform(self.state.remark(client.describe_error(error), "error"))
-        self._is_used = bool(session)
-        if self._is_first and await asyncio.to_thread(is_first_run, self._is_first):
-            self.perform([effects.Show(Prose(make_card(options)))])
-        self._is_first = None
-        self.perform(self.state.open_session(options.modes, options.config, time.monotonic()))
-        if self._choose:
-            self._choose = False
-            self._start(self._list_sessions())
-
-    def _receive(self, notification: SessionNotification) -> None:
-        if notification.session_id == self.session_id or not self.session_id:
-            self.perform(self.state.receive(notification.update, time.monotonic()))
-            if isinstance(notification.update, AvailableCommandsUpdate) and self.terminal.editor.text.startswith("/"):
-                self.terminal.editor.start_completion()  # of what was typed before they were known
-
-    def _ask(self, id: int, request: AgentQuestion) -> None:
-        self.perform(self.state.ask(id, request, get_time()))
-
-    def _withdraw(self, id: int) -> None:
-        self.perform(self.state.withdraw(id, get_time()))
-
-    async def _prompt(self, text: str, outputs: Sequence[CommandOutput]) -> None:
-        client = self.client
-        if client is None:
-            return
-        self._is_used = True
-        blocks = await self._make_prompt(text, outputs)
-        try:
-            response = await client.prompt(self.session_id, blocks)
-        except RpcError as error:
-            self.perform(self.state.fail_turn(client.describe_error(error), time.monotonic()))
-        except ConnectionClosed:
-            pass  # the end of the connection is told by its own task
-        else:
-            self.perform(self.state.end_turn(response, time.monotonic()))
-
-    async def _make_prompt(self, text: str, outputs: Sequence[CommandOutput]) -> list[ContentBlock]:
-        images = [image for words, image in self.images.items() if words in text]
-        if images and not self.state.abilities.images:
-            self.perform(self.state.remark("This agent takes no images: it gets the text alone.", "warning"))
-        elif large := await asyncio.to_thread(find_large_images, text, self.settings.cwd):
-            limit = f"larger than {MAX_IMAGE_BYTES // 1_000_000} MB: the agent gets the path alone"
-            self.perform(self.state.remark(f"{', '.join(map(escape_line, large))}: {limit}.", "warning"))
-        return await asyncio.to_thread(make_prompt, text, outputs, self.settings.cwd, self.state.abilities, images)
-
-    async def _steer(self, words: effects.Steer) -> None:
-        taken = False
-        try:
-            if client := self.client:
-                blocks = await self._make_prompt(words.text, words.outputs)
-                params = make_steering_params(self.session_id, blocks)
-                taken = is_taken(await client.request(STEERING_METHOD, params))
-        except RpcError:
-            pass  # withdrawn; or they are sent as a prompt, whose answer says what is wrong
-        except ConnectionClosed:
-            return  # the end of the connection is told by its own task
-        self.perform(self.state.end_steer(words, taken, time.monotonic()))
-
-    def _withdraw_words(self) -> None:
-        if self.client:
-            self.client.connection.cancel_requests(STEERING_METHOD)
-
-    async def _cancel(self) -> None:
-        if self.client:
-            await self.client.cancel(self.session_id)
-
-    async def _set_option(self, client: ChatClient, options: OfferedOptions, change: effects.SetOption) -> None:
-        id, value = change.id, change.value
-        if not id:
-            await client.set_mode(self.session_id, str(value))
-            options.set_mode(str(value))
-        else:
-            kind = "boolean" if isinstance(value, bool) else UNSET
-            request = SetSessionConfigOptionRequest(session_id=self.session_id, config_id=id, value=value, type=kind)
-            answer = await client.request("session/set_config_option", request)
-            options.config = answer.config_options
-        self.terminal.update()
-
-    async def _list_sessions(self) -> None:
-        if self.client:
-            answer = await self.client.request("session/list", ListSessionsRequest(cwd=self.settings.cwd))
-            self.perform(
-                pick_session(self.state, [one for one in answer.sessions if one.session_id != self.session_id])
-            )
-
-    async def _list_turns(self) -> None:
-        if self.client:
-            answer = await self.client.request(REWIND_POINTS_METHOD, {"sessionId": self.session_id})
-            points = answer["points"][: -TURNS_LIMIT - 1 : -1]
-            self._turn_ids = [each["messageId"] for each in points]
-            self.perform(offer_turns(self.state, list(map(find_typed_text, points))))
-
-    async def _take_back(self, turns: int, confirmed: bool) -> None:
-        if not self.client:
-            return
-        params = {"sessionId": self.session_id, "messageId": self._turn_ids[turns - 1], "mode": "both"}
-        answer = await self.client.request(REWIND_METHOD, {**params, "dryRun": not confirmed})
-        if why := answer["files"].get("error"):
-            self.perform(self.state.remark(f"{why} Nothing was taken back.", "warning"))
-            return
-        paths = answer["files"]["filesChanged"]
-        files = ", ".join(path.removeprefix(f"{self.settings.cwd}/") for path in paths)
-        count = f"{turns} message{'' if turns == 1 else 's'}"
-        if confirmed:
-            what = f"files as before: {files}" if files else "no file had to change"
-            self.perform(self.state.take_back(turns, f"Took back {count}; {what}."))
-        else:
-            what = f"restores {files}" if files else "changes no file"
-            if stays := ", ".join(map(str, answer.get("_meta", {}).get("crow", {}).get("stays", []))):
-                what += f"; what these did stays: {stays}"
-            self.perform(confirm_taking_back(self.state, turns, f"This takes back {count}, and {what}."))
-
     # The user
 
     async def _run_command(self, command: str, shared: bool) -> None:
@@ -548,252 +281,6 @@ class Chat:
         self.state.branch = await asyncio.to_thread(read_branch, self.settings.cwd)
         self.terminal.update()
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine; an error of the agent becomes a sentence."""
-        task = asyncio.ensure_future(self._report(work))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _report(self, work: Coroutine[Any, Any, None]) -> None:
-        try:
-            await work
-        except RpcError as error:
-            sentence = self.client.describe_error(error) if self.client else str(error)
-            self.perform(self.state.remark(sentence, "error"))
-        except ConnectionClosed:
-            pass
-        except Exception as error:  # a fault must not end the session without a word
-            if os.environ.get("CROW_DEBUG"):
-                raise
-            what = f"{type(error).__name__}: {error}. This is a fault in crow; CROW_DEBUG=1 shows where."
-            self.perform(self.state.remark(what, "error"))
-
-    # Keys
-
-    def is_choosing(self) -> bool:
-        return self.state.chooses
-
-    def is_asking(self) -> bool:
-        return isinstance(self.state.dialog, Question)
-
-    def is_answering(self) -> bool:
-        return self.is_asking() and not self.terminal.editor.text and self.state.pause.came_before()
-
-    def note_key(self) -> None:
-        self._completes = False
-        if wanted := self.state.note_key(get_time()):
-            self.perform(wanted)
-
-    def wake(self) -> None:
-        """Answer by the letter that was typed alone, which leaves the prompt; else look again whether keys answer."""
-        now, editor = get_time(), self.terminal.editor
-        letter = self.state.take_letter(now)
-        if letter and editor.document.char_before_cursor == letter:
-            editor.delete_before_cursor(len(editor.text) if editor.text.strip(letter) == "" else 1)  # it came too early
-            self.perform(self.state.answer(letter, now))
-        self.perform(self.state.wake(now))
-
-    def type_letter(self, text: str) -> None:
-        if text.isprintable():
-            self.terminal.editor.insert_text(text)
-            self.perform(self.state.note_letter(text))
-
-    def confirm(self) -> None:
-        letter, text = self.state.pause.followed, self.terminal.editor.text
-        if letter and text.strip(letter) == "":
-            self.terminal.set_text("")
-            self.perform(self.state.answer(letter, get_time()))
-        elif self.is_answering():
-            self.choose(None)
-        elif text:
-            self.submit()
-
-    def scroll(self, pages: int) -> None:
-        self.perform(self.state.scroll(pages))
-
-    def can_recall(self) -> bool:
-        return bool(self.state.queue) and not self.terminal.editor.text and not self.is_choosing()
-
-    def submit(self, *, later: bool = False) -> None:
-        text = self.expand(self.terminal.editor.text)
-        now = get_time()
-        if not self.state.writes_answer:
-            if text.strip():
-                self.terminal.editor.history.append_string(text)
-            if found := find_command(self.state, text.strip()):
-                command, words = found
-                self.terminal.set_text("")
-                if self.state.phase == "working" and not command.works_in_turn:
-                    self.state.show_hint("Stop the turn first: Esc.", now)
-                    self.terminal.update()
-                else:
-                    self.perform(command.run(self.state, words))
-                return
-        self.perform(self.state.submit(text, now, later=later))
-        self.pastes.clear()
-
-    def expand(self, text: str) -> str:
-        """Replace the words that stand for pastes by what was pasted."""
-        for words, pasted in self.pastes.items():
-            text = text.replace(words, pasted)
-        return text
-
-    def move(self, delta: int) -> None:
-        self.perform(self.state.move(delta))
-
-    def choose(self, number: int | None) -> None:
-        self.perform(self.state.choose(number, get_time()))
-
-    def type_in_list(self, text: str) -> None:
-        """Handle a letter while a list is shown: part of a search, or the number of a row."""
-        dialog = self.state.dialog
-        if not isinstance(dialog, ListDialog):
-            return
-        if dialog.searchable:
-            dialog.search = dialog.search + text if text else dialog.search[:-1]
-            dialog.selected = 0
-        elif text == " " and dialog.marked is not None:
-            dialog.marked ^= {dialog.selected}
-        elif text.isdecimal() and 0 < int(text) <= len(dialog.rows):
-            if dialog.marked is not None:
-                dialog.marked ^= {int(text) - 1}
-            elif self.state.asked:
-                dialog.selected = int(text) - 1  # Enter takes it
-            else:
-                self.choose(int(text))
-        self.terminal.update()
-
-    def stop(self) -> None:
-        editor = self.terminal.editor
-        if editor.complete_state:
-            editor.cancel_completion()
-        else:
-            self.perform(self.state.stop(get_time()))
-
-    def interrupt(self) -> None:
-        self._is_interrupting = True
-        self.perform(self.state.interrupt(self.terminal.editor.text, get_time()))
-
-    def end_input(self) -> None:
-        self.perform([effects.Leave()])
-
-    def recall(self) -> None:
-        self.perform(self.state.queue.recall())
-
-    def unfold(self) -> None:
-        self.perform(self.state.unfold())
-
-    def fold_thoughts(self) -> None:
-        self.state.fold_thoughts = not self.state.fold_thoughts
-        self.state.show_hint(f"Thoughts are {'hidden' if self.state.fold_thoughts else 'shown'}.", time.monotonic())
-        self.perform([effects.Fold(thoughts=self.state.fold_thoughts)])
-
-    def next_mode(self) -> None:
-        self.perform(self.state.options.next_mode())
-
-    def pick_model(self) -> None:
-        self.perform(pick_option(self.state, "model"))
-
-    def search_history(self) -> None:
-        self.perform(pick_prompt(self.state, self.terminal.editor.history.get_strings()))
-
-    def end_key(self) -> None:
-        """Note that a key was handled: any but Ctrl-C makes the next Ctrl-C the first again."""
-        if not self._is_interrupting:
-            self.state.disarm()
-        self._is_interrupting = False
-
-    def paste(self, text: str) -> None:
-        """Insert a paste; a long one, or the path of an image, as words that stand for it."""
-        text = text.replace("\r\n", "\n").replace("\r", "\n")
-        lines = text.count("\n") + 1
-        writes_prompt = not (self.state.writes_answer or self.state.chooses)
-        if writes_prompt and not text:
-            self.paste_image()  # terminals paste an image as nothing
-        elif writes_prompt and self.state.abilities.images and (path := find_pasted_image(text, self.settings.cwd)):
-            words = self._name_image()
-            self.pastes[words], text = path, words
-        elif lines > PASTE_LINES or len(text) > PASTE_LENGTH:
-            words = f"[paste {len(self.pastes) + 1}: {lines} lines]"
-            self.pastes[words], text = text, words
-        self.terminal.editor.insert_text(text)
-
-    def paste_image(self) -> None:
-        """Insert words that stand for the image in the clipboard."""
-        if self.state.writes_answer or self.state.chooses:
-            return
-        if self.state.abilities.images or self.state.phase == "starting":
-            self._start(self._paste_image())
-        else:
-            self.state.show_hint("This agent takes no images.", time.monotonic())
-            self.terminal.update()
-
-    async def _paste_image(self) -> None:
-        from crow_terminal.clipboard import NoImage, read_clipboard
-
-        try:
-            image = await read_clipboard()
-        except NoImage as reason:
-            self.state.show_hint(str(reason), time.monotonic())
-        else:
-            words = self._name_image()
-            self.images[words] = image
-            if self._draft is None:
-                self.terminal.editor.insert_text(words)
-            else:
-                self._draft += words  # a question took the editor meanwhile
-        self.terminal.update()
-
-    def _name_image(self) -> str:
-        self._image_count += 1
-        return f"[image {self._image_count}]"
-
-    def complete(self) -> None:
-        editor = self.terminal.editor
-        if editor.complete_state and editor.complete_state.completions:
-            editor.complete_next()
-        else:
-            self._completes = True
-            editor.start_completion()  # unless it looks for some already
-
-    def note_completions(self, editor: Buffer) -> None:
-        """Mark the first completion, if Tab was pressed before there was one."""
-        if self._completes and editor.complete_state and editor.complete_state.completions:
-            self._completes = False
-            editor.complete_next()
-
-    def apply_completion(self) -> bool:
-        editor = self.terminal.editor
-        completing = editor.complete_state
-        if completing is None or not completing.completions:
-            return False
-        chosen = completing.current_completion
-        if chosen:
-            editor.complete_state = None
-            return not editor.text.startswith("/") or editor.text.endswith(" ")
-        first = completing.completions[0]
-        typed = editor.document.text_before_cursor
-        if typed.startswith("/") and " " not in typed and first.text.strip() != typed:
-            editor.apply_completion(first)
-            return first.text.endswith(" ")
-        return False
-
-    def edit_outside(self) -> None:
-        self._start(self._edit_outside())
-
-    async def _edit_outside(self) -> None:
-        from crow_terminal.outside import edit
-
-        text = await edit(self.expand(self.terminal.editor.text))
-        if isinstance(text, str):
-            self.terminal.set_text(text)
-        self.terminal.update()
-
-
-def get_time() -> float:
-    """Return the time of the event loop, which is that of its timers, in seconds."""
-    return asyncio.get_running_loop().time()
-
 
 def run(settings: Settings) -> int:
     """Run the interactive terminal until the user leaves, and return the exit code."""
@@ -802,12 +289,3 @@ def run(settings: Settings) -> int:
         return await Chat(settings).run()
 
     return asyncio.run(main())
-
-
-def find_typed_text(point: dict[str, Any]) -> str:
-    """Find what the user typed in a message of `_session/rewind_points`: crow names it apart from what goes with it."""
-    match point:
-        case {"_meta": {"crow": {"texts": [*_, str(last)]}}}:
-            return last
-        case _:
-            return str(point["text"])

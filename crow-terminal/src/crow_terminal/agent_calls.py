@@ -1,0 +1,235 @@
+"""The session with the agent: opened, prompted, and asked for what the user wants."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from crow_core.acp.connection import ConnectionClosed, RpcError
+from crow_core.acp.schema import (
+    AvailableCommandsUpdate,
+    ContentBlock,
+    ListSessionsRequest,
+    LoadSessionRequest,
+    NewSessionResponse,
+    ResumeSessionRequest,
+    SessionNotification,
+    SetSessionConfigOptionRequest,
+)
+from crow_core.acp.shared_methods import (
+    REWIND_METHOD,
+    REWIND_POINTS_METHOD,
+    STEERING_METHOD,
+    is_taken,
+    make_steering_params,
+)
+from msgspec import UNSET
+
+from crow_terminal import effects
+from crow_terminal.agent_connections import NoAgent, connect
+from crow_terminal.blocks import CommandOutput
+from crow_terminal.chat_base import ChatBase, get_time
+from crow_terminal.chat_client import AgentQuestion, ChatClient
+from crow_terminal.first_run import is_first_run, make_card
+from crow_terminal.markdown import Prose
+from crow_terminal.pickers import confirm_taking_back, offer_turns, pick_session
+from crow_terminal.printable_text import escape_line
+from crow_terminal.prompt_content import MAX_IMAGE_BYTES, find_large_images, make_prompt
+from crow_terminal.session_options import OfferedOptions, find_changes
+
+START_TIMEOUT = 60.0
+"""Seconds that an agent may take to answer `initialize`."""
+TURNS_LIMIT = 50
+"""Messages that `/rewind` offers."""
+
+
+class AgentCalls(ChatBase):
+    """The part of the terminal that calls the agent, and passes on what it sends."""
+
+    def _open(self, session: str = "", *, last: bool = False, again: bool = False) -> None:
+        """Open a session, after the current one has been closed."""
+        before = self._session_task
+        self._session_task = asyncio.ensure_future(self._hold_session(before, session, last, again))
+
+    async def _hold_session(self, before: "asyncio.Task[None] | None", session: str, last: bool, again: bool) -> None:
+        """Connect to the agent and hold the connection until the session is left or the agent ends."""
+        if before:
+            before.cancel()
+            await asyncio.wait([before])
+            name = f"Session {escape_line(session)[:8]}" if session else "New session"
+            self.perform(self.state.leave_session(name, again=again and bool(session)))
+        try:
+            link = await connect(self.settings.agent, self.settings.cwd)
+        except NoAgent as error:
+            self.perform(self.state.end_agent(str(error), time.monotonic()))
+            return
+        self.client = client = ChatClient(link.transport, self._receive, self._ask, self._withdraw)
+        problem = ""
+        try:
+            async with client.serving():
+                try:
+                    await self._open_session(client, session, last)
+                except TimeoutError:
+                    problem = f"{self.settings.agent.name} did not answer within {START_TIMEOUT:g} seconds."
+                except RpcError as error:
+                    problem = client.describe_error(error)
+                except ConnectionClosed:
+                    pass
+                if not problem:
+                    await client.until_closed()
+                    problem = await link.describe_end()
+        finally:
+            self.client = None
+        self.perform(self.state.end_agent(problem, time.monotonic()))
+
+    async def _open_session(self, client: ChatClient, session: str, last: bool) -> None:
+        async with asyncio.timeout(START_TIMEOUT):
+            self.state.abilities = await client.start(self.settings.agent.version)
+        cwd = self.settings.cwd
+        if last and self.state.abilities.lists:
+            stored = await client.request("session/list", ListSessionsRequest(cwd=cwd))
+            session = stored.sessions[0].session_id if stored.sessions else ""
+        can, loaded = self.state.abilities, NewSessionResponse(session_id="")
+        if session and not (can.loads or can.resumes):
+            self.perform(self.state.remark("This agent keeps no sessions: it has forgotten what was said.", "warning"))
+            session = ""
+        if session:
+            self.state.loading, self.session_id = not self.state.muted, session
+            try:
+                if self.state.muted and can.resumes:
+                    loaded = await client.request("session/resume", ResumeSessionRequest(session_id=session, cwd=cwd))
+                else:
+                    loaded = await client.request("session/load", LoadSessionRequest(session_id=session, cwd=cwd))
+            except RpcError as error:
+                sentence = f"{client.describe_error(error)} This is a new session."
+                self.perform(self.state.remark(sentence, "error"))
+                session = ""
+        if not session:
+            loaded = await client.new_session(cwd)
+            self.session_id = loaded.session_id
+        options = OfferedOptions(loaded.modes or None, loaded.config_options or [])
+        for change in [] if session else find_changes(self.state.options, options):
+            try:
+                await self._set_option(client, options, change)
+            except RpcError as error:  # the session has its own default then
+                self.perform(self.state.remark(client.describe_error(error), "error"))
+        self._is_used = bool(session)
+        if self._is_first and await asyncio.to_thread(is_first_run, self._is_first):
+            self.perform([effects.Show(Prose(make_card(options)))])
+        self._is_first = None
+        self.perform(self.state.open_session(options.modes, options.config, time.monotonic()))
+        if self._choose:
+            self._choose = False
+            self._start(self._list_sessions())
+
+    def _receive(self, notification: SessionNotification) -> None:
+        if notification.session_id == self.session_id or not self.session_id:
+            self.perform(self.state.receive(notification.update, time.monotonic()))
+            if isinstance(notification.update, AvailableCommandsUpdate) and self.terminal.editor.text.startswith("/"):
+                self.terminal.editor.start_completion()  # of what was typed before they were known
+
+    def _ask(self, id: int, request: AgentQuestion) -> None:
+        self.perform(self.state.ask(id, request, get_time()))
+
+    def _withdraw(self, id: int) -> None:
+        self.perform(self.state.withdraw(id, get_time()))
+
+    async def _prompt(self, text: str, outputs: Sequence[CommandOutput]) -> None:
+        client = self.client
+        if client is None:
+            return
+        self._is_used = True
+        blocks = await self._make_prompt(text, outputs)
+        try:
+            response = await client.prompt(self.session_id, blocks)
+        except RpcError as error:
+            self.perform(self.state.fail_turn(client.describe_error(error), time.monotonic()))
+        except ConnectionClosed:
+            pass  # the end of the connection is told by its own task
+        else:
+            self.perform(self.state.end_turn(response, time.monotonic()))
+
+    async def _make_prompt(self, text: str, outputs: Sequence[CommandOutput]) -> list[ContentBlock]:
+        images = [image for words, image in self.images.items() if words in text]
+        if images and not self.state.abilities.images:
+            self.perform(self.state.remark("This agent takes no images: it gets the text alone.", "warning"))
+        elif large := await asyncio.to_thread(find_large_images, text, self.settings.cwd):
+            limit = f"larger than {MAX_IMAGE_BYTES // 1_000_000} MB: the agent gets the path alone"
+            self.perform(self.state.remark(f"{', '.join(map(escape_line, large))}: {limit}.", "warning"))
+        return await asyncio.to_thread(make_prompt, text, outputs, self.settings.cwd, self.state.abilities, images)
+
+    async def _steer(self, words: effects.Steer) -> None:
+        taken = False
+        try:
+            if client := self.client:
+                blocks = await self._make_prompt(words.text, words.outputs)
+                params = make_steering_params(self.session_id, blocks)
+                taken = is_taken(await client.request(STEERING_METHOD, params))
+        except RpcError:
+            pass  # withdrawn; or they are sent as a prompt, whose answer says what is wrong
+        except ConnectionClosed:
+            return  # the end of the connection is told by its own task
+        self.perform(self.state.end_steer(words, taken, time.monotonic()))
+
+    def _withdraw_words(self) -> None:
+        if self.client:
+            self.client.connection.cancel_requests(STEERING_METHOD)
+
+    async def _cancel(self) -> None:
+        if self.client:
+            await self.client.cancel(self.session_id)
+
+    async def _set_option(self, client: ChatClient, options: OfferedOptions, change: effects.SetOption) -> None:
+        id, value = change.id, change.value
+        if not id:
+            await client.set_mode(self.session_id, str(value))
+            options.set_mode(str(value))
+        else:
+            kind = "boolean" if isinstance(value, bool) else UNSET
+            request = SetSessionConfigOptionRequest(session_id=self.session_id, config_id=id, value=value, type=kind)
+            answer = await client.request("session/set_config_option", request)
+            options.config = answer.config_options
+        self.terminal.update()
+
+    async def _list_sessions(self) -> None:
+        if self.client:
+            answer = await self.client.request("session/list", ListSessionsRequest(cwd=self.settings.cwd))
+            self.perform(
+                pick_session(self.state, [one for one in answer.sessions if one.session_id != self.session_id])
+            )
+
+    async def _list_turns(self) -> None:
+        if self.client:
+            answer = await self.client.request(REWIND_POINTS_METHOD, {"sessionId": self.session_id})
+            points = answer["points"][: -TURNS_LIMIT - 1 : -1]
+            self._turn_ids = [each["messageId"] for each in points]
+            self.perform(offer_turns(self.state, list(map(find_typed_text, points))))
+
+    async def _take_back(self, turns: int, confirmed: bool) -> None:
+        if not self.client:
+            return
+        params = {"sessionId": self.session_id, "messageId": self._turn_ids[turns - 1], "mode": "both"}
+        answer = await self.client.request(REWIND_METHOD, {**params, "dryRun": not confirmed})
+        if why := answer["files"].get("error"):
+            self.perform(self.state.remark(f"{why} Nothing was taken back.", "warning"))
+            return
+        paths = answer["files"]["filesChanged"]
+        files = ", ".join(path.removeprefix(f"{self.settings.cwd}/") for path in paths)
+        count = f"{turns} message{'' if turns == 1 else 's'}"
+        if confirmed:
+            what = f"files as before: {files}" if files else "no file had to change"
+            self.perform(self.state.take_back(turns, f"Took back {count}; {what}."))
+        else:
+            what = f"restores {files}" if files else "changes no file"
+            if stays := ", ".join(map(str, answer.get("_meta", {}).get("crow", {}).get("stays", []))):
+                what += f"; what these did stays: {stays}"
+            self.perform(confirm_taking_back(self.state, turns, f"This takes back {count}, and {what}."))
+
+
+def find_typed_text(point: dict[str, Any]) -> str:
+    """Find what the user typed in a message of `_session/rewind_points`: crow names it apart from what goes with it."""
+    match point:
+        case {"_meta": {"crow": {"texts": [*_, str(last)]}}}:
+            return last
+        case _:
+            return str(point["text"])
