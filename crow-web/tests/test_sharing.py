@@ -1,0 +1,114 @@
+"""`crow web` for a phone, for a reader, and for an agent elsewhere, as processes."""
+
+import asyncio
+import re
+import ssl
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from hashlib import sha256
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import httpx2
+import pytest
+from crow_core.testing import Reply, ScriptedServer
+from crow_testing.command_fixtures import forks as forks
+from crow_testing.command_fixtures import machine as machine
+from crow_testing.command_fixtures import prefork as prefork
+from crow_web.sharing import find_address
+from websockets.asyncio.client import connect
+
+if TYPE_CHECKING:
+    from crow_testing.command_fixtures import Machine
+
+    from conftest import Site
+
+pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("database", ["sqlite"], indirect=True)]
+
+
+@asynccontextmanager
+async def start_web(env: dict[str, str], *words: str) -> AsyncGenerator[Process]:
+    """Run `crow web` without a browser while the block runs."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "crow_cli", "web", "--no-open", *words, env=env, stdout=PIPE
+    )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+async def read_line(process: Process) -> str:
+    assert process.stdout
+    return (await process.stdout.readline()).decode().strip()
+
+
+async def read_until(process: Process, pattern: str) -> str:
+    """Return the first line that matches a pattern."""
+    while not re.search(pattern, line := await read_line(process)):
+        pass
+    return line
+
+
+async def test_a_shared_address_works_once_and_has_the_certificate_that_was_shown(site: "Site", env: dict[str, str]):
+    try:
+        name = find_address()
+    except OSError:
+        name = ""  # a machine without a network
+    async with start_web(env, "--share", "--tls") as process:
+        if not name:
+            assert await process.wait() != 0
+            return
+        await read_line(process)
+        address = await read_until(process, r"^https://")
+        fingerprint = await read_until(process, r"^(..:){31}..$")
+        assert urlsplit(address).hostname == name
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        _, writer = await asyncio.open_connection(name, urlsplit(address).port, ssl=context)
+        certificate = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        writer.close()
+        assert sha256(certificate).hexdigest() == fingerprint.replace(":", "").lower()
+        async with httpx2.AsyncClient(verify=False, follow_redirects=True) as phone:
+            assert "Plan the garden" in (await phone.get(address)).text
+        async with httpx2.AsyncClient(verify=False, follow_redirects=True) as stranger:
+            assert (await stranger.get(address)).status_code == 401
+
+
+async def test_a_reader_can_neither_talk_nor_change_anything(site: "Site", env: dict[str, str]):
+    async with start_web(env, "--read-only") as process:
+        address = await read_line(process)
+        place = address.partition("/?")[0]
+        async with httpx2.AsyncClient(follow_redirects=True) as client:
+            assert "Plan the garden" in (await client.get(address)).text
+            permissions = (await client.get(f"{place}/permissions")).text
+            assert "Revoke" not in permissions
+            assert 'href="/chat"' not in permissions
+            assert (await client.get(f"{place}/chat")).status_code == 404
+            for form in ("/permissions", "/workflows", "/ask"):
+                answer = await client.post(f"{place}{form}", headers={"Origin": place})
+                assert answer.status_code in (404, 405), form
+
+
+async def test_a_chat_talks_with_the_agent_of_another_process(site: "Site", env: dict[str, str], machine: "Machine"):
+    async with ScriptedServer([Reply("The heron is in the garden.")]) as model:
+        machine.configure(f'[models.scripted]\nbase_url = "{model.url}"\nmodel = "scripted"\napi_key = "key"')
+        serving = await machine.start("serve", "--port", "0")
+        assert serving.stdout
+        line = (await serving.stdout.readline()).decode().split()
+        async with start_web({**env, "CROW_TOKEN": line[-1]}, "--connect", line[0]) as process:
+            address = await read_line(process)
+            place = address.partition("/?")[0]
+            async with httpx2.AsyncClient() as client:
+                cookie = (await client.get(address)).headers["set-cookie"].partition(";")[0]
+            live = f"{place.replace('http', 'ws', 1)}/live"
+            async with connect(live, additional_headers={"Cookie": cookie}, origin=place, proxy=None) as tab:  # type: ignore
+                await tab.send('{"do": "prompt", "page": "p", "number": 1, "text": "Where is the heron?"}')
+                async with asyncio.timeout(60):
+                    while "The heron is in the garden." not in str(await tab.recv()):
+                        pass
+        serving.terminate()
+        await serving.wait()
