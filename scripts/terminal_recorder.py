@@ -17,8 +17,6 @@ import pyte
 from crow_terminal.live import SPINNER
 from pyte.screens import Char
 
-assert sys.platform != "win32"  # it opens a pseudo-terminal
-
 PATIENCE = 20.0
 """Seconds after which a screen that does not come is an error."""
 LONGEST = 0.4
@@ -54,6 +52,14 @@ def is_spinner(row: Row) -> bool:
     return row[0].data in SPINNER
 
 
+def open_terminal(columns: int, rows: int) -> tuple[int, int]:
+    """Open a pseudo-terminal of this size, and return both its ends."""
+    assert sys.platform != "win32"  # it has none of this kind
+    main, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+    return main, terminal
+
+
 class Recorder:
     """A program on a pseudo-terminal, whose screens are kept."""
 
@@ -62,8 +68,7 @@ class Recorder:
         self.stream = pyte.ByteStream(self.screen)
         self.frames: list[Frame] = []
         self._buffer = b""
-        self._main, terminal = pty.openpty()
-        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        self._main, terminal = open_terminal(columns, rows)
         self.process = subprocess.Popen(
             command, stdin=terminal, stdout=terminal, stderr=terminal, cwd=folder, env=env, start_new_session=True
         )
