@@ -199,7 +199,7 @@ async def test_allowed_host_lets_the_command_run_again_and_what_it_changed_is_no
             "Reject",
             f"Reject for this session: commands reach {host.name}",
         ]
-        assert "would change 1 file" in changed
+        assert "would change 1 file or folder." in changed
         assert (project / "new.txt").read_text() == "x\n"
         assert ("allow", f"it may reach {host.name}: the user", "once") in talk.list_decisions()
         assert OFF in await talk.prompt()  # the answer has held for the first command alone

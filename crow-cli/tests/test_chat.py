@@ -122,6 +122,15 @@ async def test_crow_alone_opens_a_session_in_a_terminal(machine: "Machine"):
             await screen.until("A real answer.")
 
 
+async def test_words_typed_before_there_is_a_model_do_not_hide_the_card(machine: "Machine", no_local_model: None):
+    async with ScriptedServer([Reply("A real answer.")]) as server, open_screen(machine) as screen:
+        await screen.until("Enter starts it again")
+        screen.type("hello\r")
+        await screen.until("New session")
+        machine.configure(f'model = "a"\n[models.a]\nbase_url = "{server.url}"\nmodel = "scripted"\n')
+        await screen.type_until("\r", "Type what you want done")
+
+
 async def test_the_last_line_says_how_to_continue_and_crow_c_does(machine: "Machine"):
     async with ScriptedServer([Reply("A real answer."), Reply("It goes on.")]) as server:
         machine.ask(server.url)
@@ -135,7 +144,7 @@ async def test_the_last_line_says_how_to_continue_and_crow_c_does(machine: "Mach
             await screen.until("A real answer.")
         (listed,) = json.loads((await machine.crow("sessions", "list", "--json")).out)
         assert b"Type what you want done" not in screen.seen  # only the first time
-        assert f"Continue with crow -c, or crow -r {listed['id']}\r\n".encode() in screen.seen
+        assert f"\r\nContinue with crow -c, or crow -r {listed['id'][:8]}\r\n".encode() in screen.seen
         for words in (["-c"], ["-r", listed["id"][:8]]):
             async with open_screen(machine, *words) as screen:
                 await screen.until("A real answer.")

@@ -185,7 +185,7 @@ async def test_an_editor_can_log_in_with_setup_while_the_agent_runs(machine: "Ma
 async def test_on_a_terminal_numbers_choose_and_the_typed_key_is_not_shown(machine: "Machine", no_local_model: None):
     machine.env["TERM"] = "xterm"
     async with ScriptedServer([Reply("Hello.")]) as server:
-        answers = [("at another", b"1\r"), ("Its address", f"{server.url}\r".encode())]
+        answers = [("at another", b"1\r"), ("Its address", b"\r"), ("or Ctrl-C leaves", f"{server.url}\r".encode())]
         answers += [("Which model of", b"1\r"), ("Write this?", b"y\r")]
         ours, theirs = pty.openpty()
         process = await machine.start_on(theirs, "setup")

@@ -340,7 +340,9 @@ def test_completion_of_commands_and_files(start: "Start", tmp_path: Path):
     screen.until("You said: /sing")
     screen.type("see @pars")
     screen.until("  @parser.py")
-    screen.type("\t\r\r")
+    screen.type("\t")
+    screen.until("❯ see @parser.py")
+    screen.type("\r")  # the only file there is was taken: Enter sends
     screen.until("You said: see @parser.py")
     screen.type("@ign")
     screen.until("❯ @ign")

@@ -24,7 +24,7 @@ from crow_terminal.blocks import BlockRecord, Call, CommandOutput, Note, Plan, U
 from crow_terminal.markdown import CodeLines, MarkdownSplitter, Prose
 from crow_terminal.paint import Painter, compare, format_seconds
 from crow_terminal.printable_text import ESCAPES, clip, clip_start, escape, escape_output, hang, measure
-from crow_terminal.question import make_question
+from crow_terminal.question import list_changes, make_question
 from crow_terminal.question_view import compose_question
 from crow_terminal.theme import THEMES, choose_theme
 from hypothesis import given
@@ -79,6 +79,13 @@ def test_code_keeps_its_lines_and_is_coloured_across_pieces():
         "  " + "x" * 38,
         "  " + "x" * 12,
     ]
+
+
+def test_a_diff_without_lines_is_that_of_an_empty_file():
+    diff = DiffContent(path="a.py", old_text=None, new_text="")
+    call = ToolCall(tool_call_id="1", title="touch a.py", kind="execute", status="completed", content=[diff])
+    assert plain(Painter(THEMES["mono"]).paint_alone(Call(call), 44))[-1] == "  an empty file"
+    assert "an empty file" in [line.text for line in list_changes(call, "")]
 
 
 @pytest.mark.parametrize("theme", ["dark", "mono"])

@@ -58,7 +58,7 @@ from crow_terminal.effects import (
     Withdraw,
 )
 from crow_terminal.export import to_markdown
-from crow_terminal.first_run import is_first_run, make_card
+from crow_terminal.first_run import end_first_run, is_first_run, make_card
 from crow_terminal.live import compose_above, compose_footer, compose_running, compose_spinner, describe_usage
 from crow_terminal.local_commands import find_command, find_local_commands
 from crow_terminal.markdown import Prose
@@ -691,8 +691,10 @@ def test_a_storm_of_questions_rings_once():
 def test_the_card_of_the_first_run_has_five_lines_that_fit(tmp_path: Path):
     file = tmp_path / "prompts.txt"
     assert is_first_run(lambda: str(file))
+    assert end_first_run(lambda: str(file))
     assert not is_first_run(lambda: str(file))
     assert not is_first_run(lambda: None)
+    assert not end_first_run(lambda: None)
     for mode in ("ask", "accept-edits", "plan", "yolo", "other"):
         option = SelectConfigOption(id="m", name="", category="mode", current_value=mode, options=[])
         rows = Painter(THEMES["mono"]).paint(Prose(make_card(OfferedOptions(config=[option]))), 79)

@@ -74,4 +74,6 @@ def choose_text(question: str, known: Sequence[str]) -> str:
 
 def ask_text(question: str) -> str:
     """Let the user type a line that is not empty. Raises click.Abort."""
-    return str(click.prompt(question)).strip()
+    while not (typed := str(click.prompt(question, default="", show_default=False)).strip()):
+        click.echo("Nothing was typed. Type an answer, or Ctrl-C leaves.")
+    return typed

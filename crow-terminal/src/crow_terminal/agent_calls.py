@@ -30,7 +30,7 @@ from crow_terminal.agent_connections import NoAgent, connect
 from crow_terminal.blocks import CommandOutput
 from crow_terminal.chat_base import ChatBase, get_time
 from crow_terminal.chat_client import AgentQuestion, ChatClient
-from crow_terminal.first_run import is_first_run, make_card
+from crow_terminal.first_run import end_first_run, is_first_run, make_card
 from crow_terminal.markdown import Prose
 from crow_terminal.pickers import confirm_taking_back, offer_turns, pick_session
 from crow_terminal.printable_text import escape_line
@@ -58,6 +58,9 @@ class AgentCalls(ChatBase):
             await asyncio.wait([before])
             name = f"Session {escape_line(session)[:8]}" if session else "New session"
             self.perform(self.state.leave_session(name, again=again and bool(session)))
+        if self._is_first is None:
+            find = self.settings.history if self.settings.agent.name == "crow" else None
+            self._is_first = bool(find) and await asyncio.to_thread(is_first_run, find)
         try:
             link = await connect(self.settings.agent, self.settings.cwd)
         except NoAgent as error:
@@ -89,7 +92,7 @@ class AgentCalls(ChatBase):
         if last and self.state.abilities.lists:
             stored = await client.request("session/list", ListSessionsRequest(cwd=cwd))
             session = stored.sessions[0].session_id if stored.sessions else ""
-        can, loaded = self.state.abilities, NewSessionResponse(session_id="")
+        can, find, loaded = self.state.abilities, self.settings.history, NewSessionResponse(session_id="")
         if session and not (can.loads or can.resumes):
             self.perform(self.state.remark("This agent keeps no sessions: it has forgotten what was said.", "warning"))
             session = ""
@@ -114,9 +117,9 @@ class AgentCalls(ChatBase):
             except RpcError as error:  # the session has its own default then
                 self.perform(self.state.remark(client.describe_error(error), "error"))
         self._is_used = bool(session)
-        if self._is_first and await asyncio.to_thread(is_first_run, self._is_first):
+        if self._is_first and find and await asyncio.to_thread(end_first_run, find):
             self.perform([effects.Show(Prose(make_card(options)))])
-        self._is_first = None
+        self._is_first = False
         self.perform(self.state.open_session(options.modes, options.config, time.monotonic()))
         if self._choose:
             self._choose = False

@@ -32,6 +32,8 @@ PAINT_SECONDS = 0.04
 """Seconds of a frame in which blocks are painted; the rest waits for the next frame, so that keys are heard."""
 CLOSE_TIMEOUT = 5.0
 """Seconds to wait for the agent's end when leaving."""
+SHORT_ID = 8
+"""Letters of a session's id that `crow -r` is content with."""
 ROWS_AT_A_QUESTION = 2
 """Rows of the editor below a question for permission."""
 MAX_PENDING_LINES = 400
@@ -86,7 +88,8 @@ class Chat(AgentCalls, KeyActions):
         if not (command and self._is_used and can.loads):
             return ""
         last = f"{command} -c, or " if can.lists else ""
-        return f"Continue with {last}{command} -r {self.session_id}\n"
+        session = self.session_id[:SHORT_ID] if self.settings.agent.name == "crow" else self.session_id
+        return f"\nContinue with {last}{command} -r {session}\n"
 
     def start(self) -> None:
         """Start the agent, now that the first frame is shown."""

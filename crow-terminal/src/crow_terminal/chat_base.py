@@ -59,8 +59,8 @@ class ChatBase:
         self._is_used = False
         """Whether something was said in the session."""
         self._choose = settings.choose
-        self._is_first = settings.history if settings.agent.name == "crow" else None
-        """Finds the file whose absence says that this is the first run; None after that was asked."""
+        self._is_first: bool | None = None
+        """Whether the card of the first run is still to be shown; None until that was asked, before any prompt."""
         self.pastes: dict[str, str] = {}
         """The long pastes, and the paths of images, by the words that stand for them in the editor."""
         self.images: dict[str, ImageBlock] = {}

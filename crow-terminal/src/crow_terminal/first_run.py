@@ -22,10 +22,18 @@ MODES = {
 
 
 def is_first_run(find_history: Callable[[], str | None]) -> bool:
-    """Return whether this home has no file of earlier prompts. Makes it, so that the next run is not the first."""
+    """Return whether this home has no file of earlier prompts."""
     with suppress(OSError, ValueError):
         if file := find_history():
-            os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+            return not os.path.exists(file)
+    return False
+
+
+def end_first_run(find_history: Callable[[], str | None]) -> bool:
+    """Make the file of earlier prompts, so that the next run is not the first. Return whether there is one now."""
+    with suppress(OSError, ValueError):
+        if file := find_history():
+            os.close(os.open(file, os.O_CREAT | os.O_WRONLY, 0o600))
             return True
     return False
 

@@ -202,7 +202,7 @@ class KeyActions(ChatBase):
     def complete(self) -> None:
         editor = self.terminal.editor
         if editor.complete_state and editor.complete_state.completions:
-            editor.complete_next()
+            self._mark_next(editor)
         else:
             self._completes = True
             editor.start_completion()  # unless it looks for some already
@@ -211,7 +211,13 @@ class KeyActions(ChatBase):
         """Mark the first completion, if Tab was pressed before there was one."""
         if self._completes and editor.complete_state and editor.complete_state.completions:
             self._completes = False
-            editor.complete_next()
+            self._mark_next(editor)
+
+    def _mark_next(self, editor: Buffer) -> None:
+        """Mark the next completion. The only file there is needs no Enter to be taken."""
+        editor.complete_next()
+        if not editor.text.startswith("/") and editor.complete_state and len(editor.complete_state.completions) == 1:
+            editor.complete_state = None
 
     def apply_completion(self) -> bool:
         editor = self.terminal.editor

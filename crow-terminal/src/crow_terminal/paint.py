@@ -267,5 +267,5 @@ def paint_diff(diff: DiffContent, width: int, theme: Theme, *, whole: bool, name
     if len(shown) < len(changes):
         lines.append(theme.style("dim", f"  … {len(changes) - len(shown)} more lines · Ctrl-O"))
     if not changes:
-        lines.append(theme.style("dim", "  only the line ends changed"))
+        lines.append(theme.style("dim", "  an empty file"))
     return lines

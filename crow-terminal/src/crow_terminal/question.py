@@ -200,7 +200,7 @@ def list_changes(call: ToolCall, folder: str) -> list[StyledLine]:
             label = f"{str(number) if number else '':>{digits}} {mark} "
             lines.append(StyledLine(f"{label}{shown}".rstrip(), style, len(label)))
         if not changes:
-            lines.append(StyledLine("only the line ends changed", "dim"))
+            lines.append(StyledLine("an empty file", "dim"))
     return lines
 
 
