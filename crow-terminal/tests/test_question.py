@@ -273,17 +273,30 @@ def test_nobody_answers_by_typing_on_after_a_rest_and_no_letter_is_lost(
     ("keys", "chosen"),
     [("y", "allow_once"), ("N", "reject_once"), ("\r", "allow_once"), ("a1", "session"), ("a\r", "session")],
 )
-def test_a_key_after_a_pause_answers_and_leaves_the_prompt_as_it_was(keys: str, chosen: str):
+def test_a_key_after_a_pause_answers_and_leaves_the_prompt_empty(keys: str, chosen: str):
     async def answer() -> None:
-        for draft in ("", "a draft"):
-            person = Person()
-            await person.write(draft)
-            person.ask()
-            if draft and "\r" in keys:
-                continue
-            await person.press_after(0.9, *(ENTER if key == "\r" else key for key in keys))
-            assert person.list_chosen() == [chosen]
-            assert person.prompt == draft
+        person = Person()
+        person.ask()
+        await person.press_after(0.9, *(ENTER if key == "\r" else key for key in keys))
+        assert person.list_chosen() == [chosen]
+        assert person.prompt == ""
+
+    run(answer())
+
+
+@pytest.mark.parametrize("rest", [0.9, 1.5, 60.0])
+def test_no_letter_answers_while_the_prompt_has_words(rest: float):
+    """Somebody who types slowly writes "hey" with a rest before the last letter."""
+
+    async def answer() -> None:
+        person = Person()
+        await person.write("he")
+        person.ask()
+        await person.press_after(rest, "y")
+        assert (person.answers, person.prompt) == ([], "hey")
+        person.press(Keys.ControlU)
+        await person.press_after(0.9, "y")
+        assert (person.list_chosen(), person.prompt) == (["allow_once"], "")
 
     run(answer())
 

@@ -119,7 +119,8 @@ class Chat(AgentCalls, KeyActions):
     # What is shown
 
     def compose_above(self, width: int, height: int) -> list[str]:
-        return compose_above(self.state, get_time(), width, height, self.painter.theme, self.paint_tail(width))
+        tail, has_words = self.paint_tail(width), bool(self.terminal.editor.text)
+        return compose_above(self.state, get_time(), width, height, self.painter.theme, tail, has_words=has_words)
 
     def paint_tail(self, width: int) -> list[str]:
         """Paint the open text. While finished blocks wait for their frame, it stays as it was before."""

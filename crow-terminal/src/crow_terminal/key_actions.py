@@ -46,8 +46,9 @@ class KeyActions(ChatBase):
 
     def type_letter(self, text: str) -> None:
         if text.isprintable():
+            has_words = self.terminal.editor.text.strip(text)
             self.terminal.editor.insert_text(text)
-            self.perform(self.state.note_letter(text))
+            self.perform([] if has_words else self.state.note_letter(text))
 
     def confirm(self) -> None:
         letter, text = self.state.pause.followed, self.terminal.editor.text

@@ -30,7 +30,16 @@ ABOUT_ROWS = 10
 """Rows of what a question is about."""
 
 
-def compose_above(state: State, now: float, width: int, height: int, theme: Theme, tail: Sequence[str]) -> list[str]:
+def compose_above(
+    state: State,
+    now: float,
+    width: int,
+    height: int,
+    theme: Theme,
+    tail: Sequence[str],
+    *,
+    has_words: bool = False,
+) -> list[str]:
     """Compose the rows above the editor. `tail` is the open text, painted."""
     room = max(2, min(TAIL_ROWS, height // 3))
     shown = state.transcript.open
@@ -72,6 +81,7 @@ def compose_above(state: State, now: float, width: int, height: int, theme: Them
             theme,
             letter=state.pause.letter,
             ready=not state.pause.get_rest(now),
+            has_words=has_words and not state.pause.letter,
             number=state.answered + 1,
             count=count,
         )

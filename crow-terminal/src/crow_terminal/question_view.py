@@ -26,19 +26,20 @@ def compose_question(
     theme: Theme,
     *,
     ready: bool,
+    has_words: bool = False,
     letter: str = "",
     number: int = 1,
     count: int = 1,
 ) -> list[str]:
     """Compose a question in at most `height` rows. `number` of `count` says which of several it is.
 
-    `ready` tells whether keys answer it now, `letter` which one is about to.
+    `ready` tells whether keys answer it now, `letter` which one is about to; while the prompt `has_words`, none does.
     """
     edge = theme.style("bad" if question.danger else "warning", "│")
     answers = list_answer_rows(question, width - 2, theme, letter)
     if height < SMALL or len(answers) > height - 4:
         answers = squeeze_answers(question, width - 2, theme)
-    hint = [] if height < 4 else [compose_hint(question, width, theme, ready=ready)]
+    hint = [] if height < 4 else [compose_hint(question, width, theme, ready=ready, has_words=has_words)]
     room = height - 1 - len(hint) - len(answers)
     about = compose_about(question, width - 2, room, theme) if room > 0 else []
     title = compose_title(question, width, theme, number, count)
@@ -141,10 +142,12 @@ def shorten_rule(rule: str, width: int) -> list[str]:
     return pieces if len(pieces) <= RULE_ROWS else [*pieces[: RULE_ROWS - 1], clip(pieces[RULE_ROWS - 1] + "……", width)]
 
 
-def compose_hint(question: Question, width: int, theme: Theme, *, ready: bool) -> str:
+def compose_hint(question: Question, width: int, theme: Theme, *, ready: bool, has_words: bool) -> str:
     """Compose the row with the keys of a question."""
     if not ready:
         text = "stop typing to answer"
+    elif has_words:
+        text = "Ctrl-U empties the prompt; then answer"
     elif question.is_about_lasting:
         text = "number, or ↑↓ Enter · Esc goes back"
     else:
