@@ -24,7 +24,7 @@ class Client(v2.Client):
     async def request_permission(self, **params: Any) -> schema.RequestPermissionResponse:
         self.questions.append(params.get("subject"))
         option_id = next(option.option_id for option in params["options"] if option.kind == "allow_once")
-        outcome = schema.SelectedPermissionOutcome(option_id=option_id, outcome="selected")
+        outcome = schema.SelectedPermissionOutcomeVariant(option_id=option_id, outcome="selected")
         return schema.RequestPermissionResponse(outcome=outcome)
 
     async def session_update(self, session_id: str, update: Any, **kwargs: Any) -> None:
@@ -46,12 +46,12 @@ async def main(folder: str, command: str, *arguments: str) -> dict[str, Any]:
     await crow.prompt(session_id=session.session_id, prompt=prompt)
     turn = await client.ends.get()
     await crow.prompt(session_id=session.session_id, prompt=prompt)
-    while not any("hang" in str(update) for update in client.updates):
+    while not any("text='hang'" in str(update) for update in client.updates):
         await asyncio.sleep(0.01)
     await crow.cancel_session(session_id=session.session_id)
     cancelled = await client.ends.get()
     live = len(client.updates)
-    start = schema.ReplayFromStart(type="start")
+    start = schema.ReplayFromStartVariant(type="start")
     await crow.resume_session(session_id=session.session_id, cwd=folder, replay_from=start)
     listed = await crow.list_sessions(cwd=folder)
     report = {

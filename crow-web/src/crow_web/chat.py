@@ -278,7 +278,7 @@ class WebChat:
                     self.feed.put("@session", self.id)
                 else:
                     if not (self._is_shown and self._agent.abilities.resumes):
-                        self.feed.replace({})
+                        self.feed.fill({})
                         self.log = Log(self._renderer, self.feed.put)
                     shown = self._is_shown
                     opened = await self._agent.open_session(self, self.id, self.folder, is_shown=shown)
@@ -326,7 +326,7 @@ class WebChat:
         self.title = history.title or self.title
         if history.log:
             self.log, self.log.put, self._is_shown = history.log, self.feed.put, True
-            self.feed.replace(history.blocks)
+            self.feed.fill(history.blocks)
             self.feed.put("earlier", "" if history.is_whole else self._renderer.render("earlier", self.id))
         self._put_frame()
 

@@ -52,7 +52,7 @@ class Feed:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_at(max(loop.time(), self._sent + INTERVAL), self.flush)
 
-    def replace(self, blocks: Mapping[str, str]) -> None:
+    def fill(self, blocks: Mapping[str, str]) -> None:
         """Set the blocks of the log to these: those that are not among them are removed."""
         self.flush()
         for id in self.blocks:
