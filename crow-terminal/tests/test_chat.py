@@ -279,10 +279,13 @@ def test_what_is_typed_while_a_question_appears_stays_in_the_prompt(start: "Star
     screen.until("❯ 1 a y and 2 eggs")
     screen.type("\x1b[200~y\x1b[201~")
     screen.until("❯ 1 a y and 2 eggsy")
-    screen.until(lambda: "stop typing to answer" not in screen.text)
+    screen.until("Ctrl-U empties the prompt")
     assert "Answer:" not in screen.text
+    screen.type("\x15")
+    screen.until("letter, or")
     screen.type("y")
     screen.until("Answer: yes")
+    screen.type("\x19")
     screen.until("❯ 1 a y and 2 eggsy")
 
 
