@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+import crow_system as system
 from crow_agent.settings.config import load_config
 from crow_agent.settings.home import Home
 from crow_agent.settings.structs import Config
@@ -356,6 +357,6 @@ def try_to_renew(trial: Trial) -> str:
     with TriedSession(trial) as session:
         session.shell("cat seen")
         (trial.root / "new").write_text("later\n", encoding="utf-8")
-        (trial.root / "new").replace(trial.root / "seen")
+        system.replace_file(trial.root / "new", trial.root / "seen")
         session.lasting.renew()
         return "" if session.shell("cat seen") == "later" else "it sees the file as it was"
