@@ -87,7 +87,7 @@ BASE_2: dict[str, dict[str, Any]] = {
     "terminal/cancel": {"sessionId": HERE, "terminalId": "1"},
     **{method: BASE[method] for method in ("_crow/usage", "_session/rewind", "_unknown/thing", "nonsense", "")},
 }
-"""The same for version 2."""
+"""The parameters of each method of version 2."""
 BLOCKS: list[Any] = [
     *TEXT,
     {"type": "image", "data": "x", "mimeType": "image/png"},

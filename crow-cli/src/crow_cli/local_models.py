@@ -30,7 +30,7 @@ class LocalModel:
     """GB that are read for each token."""
     source: str
     measured: str = ""
-    """What crow's own measurements found; "" if there are none."""
+    """The results of crow's own measurements; "" if there are none."""
 
     def speed(self, cores: int) -> float:
         """Estimate the tokens that it writes in a second without a graphics card."""

@@ -78,7 +78,7 @@ CHANGE_NOW = {
     "replace": "[Now call replace. Copy old_text from the file, a whole line; new_text is that line as it shall be.]",
     "write": "[The file has this text. Now call write with all of its new text, or replace to change a line.]",
 }
-"""What to do after a file was shown in place of its first change, by the tool that would have changed it."""
+"""The next step for the model after it was shown a file in place of its first change, by the tool of that change."""
 NEXT = {"read": LOOKED, "list": LOOKED, "search": LOOKED, "run": LOOKED, "write": CHANGED, "replace": CHANGED}
 """What to do after a call."""
 

@@ -111,9 +111,9 @@ class ReviewedCommand:
     is_in_terminal: bool = False
     """True if it is a session of the terminal, which is looked at after each call for it until it ends."""
     lasting: "LastingRun | None" = None
-    """What the looks of a session have told, at the level `review`."""
+    """The run of a session on its copy, at the level `review`; None for no session."""
     look: "Look | None" = None
-    """What is new in a session, while that is decided."""
+    """The new changes of a session while the user decides about them; None at other times."""
     line: ToolCall | None = None
     """The call that gave the last command line of a session; an answer about changes is for this line."""
     looking: asyncio.Lock = field(default_factory=asyncio.Lock)

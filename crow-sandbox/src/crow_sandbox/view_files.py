@@ -88,7 +88,7 @@ def copy_file(source: int, target: int, name: str, new_name: str, *, in_layer: b
         if not stat.S_ISREG(status.st_mode):
             raise OSError(ELOOP, os.strerror(ELOOP), name)
         if is_settling(status):
-            time.sleep(SETTLING_NS / 1e9)
+            time.sleep(SETTLING_NS / 1e9)  # a later write would leave the same times
             status = os.fstat(old)
         new = os.open(new_name, NEW_FILE, 0o600, dir_fd=target)
         try:

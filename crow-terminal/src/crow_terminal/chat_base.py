@@ -79,7 +79,7 @@ class ChatBase:
 
     def perform(self, wanted: Sequence[Effect]) -> None:
         """Carry out effects, and draw the state as it is now."""
-        raise NotImplementedError
+        raise NotImplementedError  # `Chat` has it, since it draws
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine; an error of the agent becomes a sentence."""

@@ -91,7 +91,7 @@ class ClientV2:
         while line := await self.transport.readline():
             try:
                 self.receive(json.loads(line))
-            except Exception as error:
+            except Exception as error:  # whatever is wrong with a message is a fault of the agent
                 self.faults.append(f"{error!r}: {bytes(line)[:400]!r}")
             async with self._changed:
                 self._changed.notify_all()

@@ -300,7 +300,7 @@ CANCELLABLE: dict[str, Any] = {
     "tool_call": schema_v2.ToolCallCapabilities(cancel=schema_v2.ToolCallCancelCapabilities()),
     "terminal": schema_v2.TerminalCapabilities(cancel=schema_v2.TerminalCancelCapabilities()),
 }
-"""What a running tool call, and the terminal that shows its command, can do for a client."""
+"""The capabilities of a running tool call and of its terminal: a client may cancel them."""
 
 
 def name_terminal(tool_call_id: str) -> str:

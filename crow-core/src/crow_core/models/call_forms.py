@@ -28,9 +28,9 @@ RULES = {
     '{<arguments>}} to look at or change anything in the folder, {"use_tool": false, "answer": "<text>"} if the task '
     f'is not about the folder. After a result: {CALL}, or {{"answer": "<text>"}} when it is enough.',
 }
-"""How a call is written, by form."""
+"""The instructions to the model on writing a call, by form."""
 WRAPPED = {"fences": ("```json\n", "\n```"), "tools": ("<tools>\n", "\n</tools>")}
-"""What a call has around it, by form."""
+"""The texts before and after a call, by form."""
 
 
 def write_calls(body: ModelRequest, form: str) -> ModelRequest:
