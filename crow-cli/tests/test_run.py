@@ -670,3 +670,25 @@ async def test_projects_prompts_are_used_only_after_trust_and_each_edit_is_a_ver
     assert systems == ["You are mine.", f"You are theirs in {machine.project}.", "You are mine."]
     listed = json.loads((await machine.crow("prompts", "list", "--json")).out)
     assert sorted(version["number"] for version in listed if version["name"] == "system") == [1, 2]
+
+
+async def test_a_turn_goes_on_with_the_fallback_of_a_model_without_quota(machine: "Machine"):
+    quota = Failure(402, {"error": {"message": "Insufficient credits"}})
+    async with ScriptedServer([quota]) as big, ScriptedServer([Reply("I help out.")]) as other:
+        machine.configure(
+            f"[models.big]\nbase_url = '{big.url}'\nmodel = 'big-70b'\nfallback = ['other']\n"
+            f"[models.other]\nbase_url = '{other.url}'\nmodel = 'other-7b'\n"
+        )
+        done = await machine.crow("run", "Say hello.")
+    assert (done.code, done.out) == (0, "I help out.\n")
+    assert "wants to be paid (402): Insufficient credits. Check your account there. other answers now." in done.err
+    calls = await machine.crow("calls", "list")
+    assert "big-70b" in calls.out
+    assert "other-7b" in calls.out
+
+
+async def test_a_fallback_that_is_not_configured_is_named(machine: "Machine"):
+    machine.configure("[models.big]\nbase_url = 'http://localhost:1/v1'\nmodel = 'b'\nfallback = ['othr']\n")
+    done = await machine.crow("run", "Say hello.")
+    assert done.code == 2
+    assert "fallback of [models.big] = 'othr' names no [models.othr]. Configured are: big." in done.err

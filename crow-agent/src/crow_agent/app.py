@@ -36,6 +36,7 @@ from crow_extensions.commands import commands
 from crow_extensions.context_window import context_window
 from crow_extensions.cut_prompts import cut_prompts
 from crow_extensions.empty_replies import empty_replies
+from crow_extensions.fallback import fallback
 from crow_extensions.loop_guard import loop_guard
 from crow_extensions.mask_secrets import mask_secrets
 from crow_extensions.mcp import mcp
@@ -195,6 +196,7 @@ async def build(
                 "sandbox": make_review_settings(config, home, attended=attended),
             },
         ),
+        *([(fallback, {"chains": chains})] if (chains := find_chains(config)) else []),
         *([(taint, make_taint_options(config, home, trust, env))] if rules.taint else []),
         (terminals, {}),
         (configured_servers, {"config": config, "home": home}),
@@ -225,6 +227,11 @@ def tell_model(crow: Crow, *, sentence: str) -> None:
     def remark(session: Session) -> None:
         if session.model is next(iter(crow.models.values())) and not session.parent:
             session.options.remarks.append(sentence)
+
+
+def find_chains(config: Config) -> dict[str, list[str]]:
+    """Return the fallbacks of the models that have any, by the name of the model."""
+    return {name: settings.fallback for name, settings in config.models.items() if settings.fallback}
 
 
 def make_review_settings(config: Config, home: Home, *, attended: bool) -> ReviewSettings | None:

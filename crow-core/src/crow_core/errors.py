@@ -25,6 +25,7 @@ class ModelError(Exception):
         retry_after: float | None = None,
         patient: bool = False,
         too_long: bool = False,
+        unavailable: bool = False,
         said: str = "",
     ) -> None:
         super().__init__(sentence)
@@ -36,6 +37,8 @@ class ModelError(Exception):
         """Whether the waits before retries grow to a minute, unless the server asked for another wait."""
         self.too_long = too_long
         """Whether the request exceeded the window: a shorter one may succeed."""
+        self.unavailable = unavailable
+        """Whether the endpoint answers no request until the user acts: it is not running, or wants to be paid."""
         self.said = said
         """The endpoint's own words; "" if it sent none."""
         self.images: Sequence[str] = ()

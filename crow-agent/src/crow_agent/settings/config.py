@@ -36,7 +36,7 @@ def load_config(home: Home, env: Mapping[str, str]) -> Config:
     config = read_toml(home.config / "config.toml", Config, env) or Config()
     for name, server in read_servers(home.config / "mcp.json", env).items():
         config.mcp.servers.setdefault(name, server)
-    check_default_model(home.config / "config.toml", config)
+    check_models(home.config / "config.toml", config)
     if level := env.get("CROW_SANDBOX"):
         if level not in ("review", "off"):
             raise ConfigError(f"CROW_SANDBOX is {level!r}. Set it to review or off, or remove it.")
@@ -44,13 +44,14 @@ def load_config(home: Home, env: Mapping[str, str]) -> Config:
     return config
 
 
-def check_default_model(path: Path, config: Config) -> None:
-    """Raise ConfigError if the default model is none of those configured."""
-    if config.model and config.model not in config.models:
-        configured = ", ".join(config.models) or "none"
-        raise ConfigError(
-            f"{path}: model = {config.model!r} names no [models.{config.model}]. Configured are: {configured}."
-        )
+def check_models(path: Path, config: Config) -> None:
+    """Raise ConfigError if the default model, or a fallback, is none of those configured."""
+    named = [("model", config.model)] if config.model else []
+    named += [(f"fallback of [models.{name}]", other) for name, one in config.models.items() for other in one.fallback]
+    for setting, name in named:
+        if name not in config.models:
+            configured = ", ".join(config.models) or "none"
+            raise ConfigError(f"{path}: {setting} = {name!r} names no [models.{name}]. Configured are: {configured}.")
 
 
 def parse_options(
@@ -140,5 +141,5 @@ def list_ignored_settings(settings: Mapping[str, Any]) -> list[str]:
 def parse_config(path: Path, text: str, env: Mapping[str, str]) -> Config:
     """Parse the text of a `config.toml` as `load_config` does; `path` is for the messages. Raises ConfigError."""
     config = parse_file(path, text, Config, env, tomllib.loads, tomllib.TOMLDecodeError)
-    check_default_model(path, config)
+    check_models(path, config)
     return config

@@ -26,6 +26,9 @@ LOCAL_SERVERS = {
 LISTING_TIMEOUT = 0.7
 """Seconds that a local server may take to list its models."""
 
+FALLBACK_ATTEMPTS = 3
+"""The most times that a busy endpoint is sent one request, about 12 seconds, before a fallback answers."""
+
 NO_MODEL_MESSAGE = """No model is configured, and no local server (Ollama, LM Studio, llama.cpp, vLLM) answers.
 Run `crow setup`, which asks for a model, tests it and writes ~/.config/crow/config.toml; or start a local server.
 For OpenAI, set OPENAI_API_KEY and CROW_MODEL; for any other, OPENAI_BASE_URL and CROW_MODEL.
@@ -143,6 +146,7 @@ def to_chat_model(name: str, settings: ModelSettings) -> ChatModel:
         idle_timeout=settings.idle_timeout,
         quirks=quirks,
         prices=settings.prices,
+        attempts=FALLBACK_ATTEMPTS if settings.fallback else ChatModel.attempts,
     )
 
 

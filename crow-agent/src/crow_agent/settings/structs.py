@@ -32,6 +32,8 @@ class ModelSettings(Struct, kw_only=True, forbid_unknown_fields=True):
     """Differences of the endpoint, which override those that crow knows. `crow doctor --save` writes them."""
     prices: Prices | None = None
     """Prices for a million tokens, for costs and budgets."""
+    fallback: list[str] = field(default_factory=list[str])
+    """Names of other models that answer, in this order, while this one has no quota left, is overloaded or is down."""
 
 
 class UnusableModel(ModelSettings, kw_only=True):

@@ -305,7 +305,8 @@ class ChatModel:
             case httpx2.LocalProtocolError():  # its text quotes the headers
                 return ModelError(f"{BAD_HEADER} Look at the api_key and the headers for {url}.")
             case httpx2.ConnectError() if is_local(url):
-                return ModelError(f"Nothing answers at {url}. Start the model server, or set OPENAI_BASE_URL.")
+                sentence = f"Nothing answers at {url}. Start the model server, or set OPENAI_BASE_URL."
+                return ModelError(sentence, unavailable=True)
             case httpx2.ConnectError() | httpx2.ConnectTimeout():
                 text = f"{url} cannot be reached ({self.describe_exception(error)}). Check base_url and the network."
             case httpx2.ReadTimeout():
