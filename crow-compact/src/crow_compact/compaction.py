@@ -5,7 +5,7 @@ cut; after several, the oldest messages are left out.
 """
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,6 +50,8 @@ class Compaction:
     """Tokens that a request cannot exceed, so that an unusable summary is asked for again at once; 0 for none."""
     instructions: str = ""
     """The user's wishes for the summary."""
+    ask: Callable[[str, Sequence[Message]], Awaitable[str]] | None = None
+    """Shows the summary and the messages that stay to the user, and returns the summary as it counts."""
     summary: str = ""
     """The summary after `run`; empty if there is none."""
     warning: str = ""
@@ -91,6 +93,10 @@ class Compaction:
                 if shrink and self.estimator.failures >= MAX_FAILURES:
                     return self.leave_out(begin, cuts, shrink_old, error)
                 return self.keep_shrunk(shrink_old, error)
+        if markers and self.ask:
+            pinned = markers[0].get("crow", {}).get("pinned", ())
+            self.summary = await self.ask(self.summary, self.list_unchanged(cut, pinned))
+            markers = [make_compaction_marker(self.summary, get_id(self.entries[cut]), pinned)]
         markers = self.shrink_to_fit(markers, self.limit)
         if not markers:
             raise CannotCompact("There is nothing to sum up: all messages belong to the current work.")
@@ -128,6 +134,12 @@ class Compaction:
             else:
                 self.estimator.failures, self.estimator.cut_short = 0, ""
                 return [marker]
+
+    def list_unchanged(self, cut: int, pinned: Sequence[str]) -> list[Message]:
+        """List the messages that stay beside a summary of those before a cut: the first, pinned ones, the latest."""
+        first = next(at for at, entry in enumerate(self.entries) if entry.get("role") == "user")
+        kept = [entry for entry in self.entries[first + 1 : cut] if get_id(entry) and get_id(entry) in pinned]
+        return [self.entries[first], *kept, *(entry for entry in self.entries[cut:] if "role" in entry)]
 
     def keep_shrunk(self, shrink_old: Message, error: NoSummary) -> str:
         """Shorten old tool outputs, although that is not enough, and return a report.

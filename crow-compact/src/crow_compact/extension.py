@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any
 
 from crow_core.acp.schema import CompactionUpdate, ContentBlock, StopReason, TextBlock, UsageUpdate
@@ -20,6 +21,7 @@ from crow_system.shortening import shorten_line
 from msgspec import Meta
 
 from crow_compact.compaction import RETRY_GROWTH, Compaction, find_limit, is_due, replace_messages
+from crow_compact.preview import ask_for_summary
 from crow_compact.read_output import TOOL, make_server
 from crow_compact.summary import CannotCompact
 from crow_compact.tokens import TokenEstimator
@@ -27,12 +29,18 @@ from crow_compact.tokens import TokenEstimator
 AtLeastZero = Annotated[float, Meta(ge=0)]
 
 
-def compact(crow: Crow, *, threshold: AtLeastZero = 0.8, models: Mapping[str, AtLeastZero] | None = None) -> None:
+def compact(
+    crow: Crow,
+    *,
+    threshold: AtLeastZero = 0.8,
+    models: Mapping[str, AtLeastZero] | None = None,
+    ask: bool = False,
+) -> None:
     """Compact a session when its next request would have more tokens than `threshold`.
 
     Up to 1 it is a share of the model's window, above 1 a number of tokens; with 0, compact only on the command and
-    after a refusal. `models` has other thresholds by the name of a model. Define the commands /compact and /pin and
-    the tool `read_output`.
+    after a refusal. `models` has other thresholds by the name of a model. With `ask`, the user is shown each summary
+    before it counts. Define the commands /compact and /pin and the tool `read_output`.
     """
     crow.prompts["compaction"] = Prompt.from_package("compaction", "crow_compact")
     crow.servers.append(make_server())
@@ -56,11 +64,12 @@ def compact(crow: Crow, *, threshold: AtLeastZero = 0.8, models: Mapping[str, At
         await offer_tool(planned.session)
         return worked
 
-    def plan(session: Session, instructions: str = "") -> Compaction:
+    def plan(session: Session, instructions: str = "", *, preview: bool = False) -> Compaction:
         estimator = get_estimator(session)
         window = min(get_window(session.model) or ASSUMED_WINDOW, estimator.refused or 1 << 62)
         limit = find_limit(session, window, threshold, models or {})
-        return Compaction(session, estimator, window, limit, must_fit=window, instructions=instructions)
+        about = partial(ask_for_summary, session, must_ask=preview) if ask or preview else None
+        return Compaction(session, estimator, window, limit, must_fit=window, instructions=instructions, ask=about)
 
     @crow.after_model
     async def compact_after_reply(session: Session, model_call: ModelCall) -> None:
@@ -103,7 +112,12 @@ def compact(crow: Crow, *, threshold: AtLeastZero = 0.8, models: Mapping[str, At
     @crow.commands
     def commands(session: Session) -> list[Command]:
         return [
-            Command("compact", "Sum up the conversation to make room", run_command, hint="[what to keep in mind]"),
+            Command(
+                "compact",
+                "Sum up the conversation to make room",
+                run_command,
+                hint="[--preview] [what to keep in mind]",
+            ),
             Command(
                 "pin",
                 "Keep a message word for word when the conversation is summed up",
@@ -113,7 +127,8 @@ def compact(crow: Crow, *, threshold: AtLeastZero = 0.8, models: Mapping[str, At
         ]
 
     async def run_command(session: Session, words: str) -> str:
-        planned = plan(session, words)
+        preview = words.split()[:1] == ["--preview"]
+        planned = plan(session, words.removeprefix("--preview").strip() if preview else words, preview=preview)
         planned.limit, planned.must_fit = planned.limit or planned.window // 2, 0
         try:
             report = await run_compaction(planned, shrink=False)
