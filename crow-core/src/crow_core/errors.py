@@ -25,6 +25,7 @@ class ModelError(Exception):
         retry_after: float | None = None,
         patient: bool = False,
         too_long: bool = False,
+        unexplained: bool = False,
         said: str = "",
     ) -> None:
         super().__init__(sentence)
@@ -36,10 +37,12 @@ class ModelError(Exception):
         """Whether the waits before retries grow to a minute, unless the server asked for another wait."""
         self.too_long = too_long
         """Whether the request exceeded the window: a shorter one may succeed."""
+        self.unexplained = unexplained
+        """Whether the endpoint refused the request, and no rule knows which part of it."""
         self.said = said
         """The endpoint's own words; "" if it sent none."""
         self.images: Sequence[str] = ()
-        """The digests of the images that the endpoint refused, if its words are about images."""
+        """The digests of the images that the endpoint refused, if its words are about images, or if any part of the request may be meant."""
 
     @property
     def may_pass(self) -> bool:

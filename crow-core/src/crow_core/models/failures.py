@@ -121,6 +121,7 @@ def to_model_error(
         retry_after=wait,
         patient=kind.patient,
         too_long=kind is kinds["too_long"],
+        unexplained=status < 500 and kind in (kinds["invalid"], kinds["unknown"]),
         said=said,
     )
 
