@@ -131,11 +131,10 @@ def test_image_that_is_named_or_the_largest_is_the_refused_one(said: str, left_o
     ("status", "said"), [(401, "Incorrect API key"), (402, "insufficient balance"), (404, "no such model")]
 )
 async def test_refusal_that_has_another_reason_leaves_no_image_out(status: int, said: str):
-    async with ScriptedServer(refuse({"message": said}, status)) as server:
-        async with connect(make_crow(server)) as editor:
-            id = (await editor.new_session("/")).session_id
-            with pytest.raises(RpcError, match=said):
-                await prompt(editor, id, show(BAD))
+    async with ScriptedServer(refuse({"message": said}, status)) as server, connect(make_crow(server)) as editor:
+        id = (await editor.new_session("/")).session_id
+        with pytest.raises(RpcError, match=said):
+            await prompt(editor, id, show(BAD))
     assert len(server.requests) == 1
 
 

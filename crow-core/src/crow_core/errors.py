@@ -42,7 +42,7 @@ class ModelError(Exception):
         self.said = said
         """The endpoint's own words; "" if it sent none."""
         self.images: Sequence[str] = ()
-        """The digests of the images that the endpoint refused, if its words are about images, or if any part of the request may be meant."""
+        """The digests of the images that the endpoint refused, or may have refused."""
 
     @property
     def may_pass(self) -> bool:
