@@ -31,6 +31,7 @@ from crow_core.testing import Reply
 from dbos import _scheduler
 from dbos._sys_db import SystemDatabase
 from sqlalchemy import event
+from sqlalchemy.exc import OperationalError
 
 Make = Callable[..., Agent]
 Open = Callable[..., Any]
@@ -373,3 +374,24 @@ def test_disk_that_is_full_makes_a_workflow_wait(
         "Workflow w waits, as its progress cannot be stored (database or disk is full). It goes on by itself."
     ]
     assert done == ["one", "one", "two"], "a step whose result could not be stored runs again"
+
+
+def test_workflow_waits_where_the_database_is_lost_before_its_first_session(opened: Open, make_agent: Make) -> None:
+    agent, faults = make_agent(lambda _: Reply("done")), [2]
+
+    @workflow
+    async def work() -> str:
+        return (await (await agent.session()).prompt("go")).text
+
+    def lose(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+        if "forked_from" in statement and "attributes" in statement and statement.count(",") == 1 and faults[0]:
+            faults[0] -= 1
+            raise OperationalError(None, None, Exception("server closed the connection unexpectedly"))
+
+    async def main() -> None:
+        async with opened(work) as running:
+            event.listen(running.instance._sys_db.engine, "before_cursor_execute", lose)
+            assert await (await work.start()).result() == "done"
+
+    asyncio.run(main())
+    assert faults == [0]

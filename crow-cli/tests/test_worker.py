@@ -188,7 +188,11 @@ def check_runs(site: Site, disturbed: int) -> None:
 
 
 @pytest.mark.anyio
-async def test_worker_that_starts_while_postgresql_is_down_waits_and_says_so(tmp_path: Path, postgres: str) -> None:
+@pytest.mark.parametrize("cut", [0, 1, 2, 4, 6])
+async def test_worker_that_starts_while_postgresql_is_down_waits_and_says_so(
+    tmp_path: Path, postgres: str, cut: int
+) -> None:
+    """The first connections are cut, at last all of them with the one numbered `cut`."""
     url, relays = make_url(postgres), list[Any]()
 
     async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -199,15 +203,21 @@ async def test_worker_that_starts_while_postgresql_is_down_waits_and_says_so(tmp
 
     async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         relays.append(asyncio.current_task())
+        writers.append(writer)
+        if len(writers) == cut:
+            for each in writers:
+                each.transport.abort()
+            return
         far = await asyncio.open_connection(url.host, url.port)
         await asyncio.gather(pass_on(reader, far[1]), pass_on(far[0], writer))
 
+    writers = list[asyncio.StreamWriter]()
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     site = Site(tmp_path, url.set(host="127.0.0.1", port=port).render_as_string(hide_password=False))
     starting = asyncio.ensure_future(asyncio.to_thread(site.start_worker))
     try:
-        while not (tmp_path / "log").exists() or "Waiting for PostgreSQL at" not in site.log:
+        while not (tmp_path / "log").exists() or "Waiting for PostgreSQL. " not in site.log:
             await asyncio.wait([starting], timeout=0.1)
             assert not starting.done(), site.log
         async with await asyncio.start_server(relay, "127.0.0.1", port):

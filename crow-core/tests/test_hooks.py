@@ -14,7 +14,7 @@ from crow_core.acp import schema
 from crow_core.acp.connection import RpcError
 from crow_core.acp.schema import AgentMessageChunk, StopReason, ToolCallUpdate
 from crow_core.app import Crow
-from crow_core.errors import EndTurn, ModelError
+from crow_core.errors import EndTurn, ModelError, StoreError
 from crow_core.hooks import Collect, First, Hook, Observe, Pipe, Unwind
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Server
@@ -365,6 +365,20 @@ async def test_unwind_runs_in_reverse_and_continues_after_a_failure(caplog: pyte
         ("ERROR", f"{failing!r} failed")
     ] * 2
     assert "ValueError: the disk of the diary is full" in caplog.text
+
+
+async def test_error_for_people_is_logged_by_its_sentence_alone_at_the_end_of_a_turn(
+    caplog: pytest.LogCaptureFixture,
+):
+    crow = Crow(ScriptedModel([Reply("Hello.")]))
+
+    @crow.turn_end
+    def store(*_: object) -> None:
+        raise StoreError("The disk is full.")
+
+    async with connect(crow) as editor:
+        await editor.prompt((await editor.new_session("/")).session_id, "hi")
+    assert [(record.message, record.exc_info) for record in caplog.records] == [("The disk is full.", None)]
 
 
 async def test_what_is_no_error_passes_through_the_hooks_that_end_something():

@@ -75,6 +75,10 @@ REFUSALS = [
     {"message": "Could not process image", "type": "invalid_request_error"},
     {"message": "The image data you provided does not represent a valid image.", "code": "invalid_base64"},
     {"message": "image_parse_error: cannot identify image file"},
+    {"message": "Incorrect padding", "type": "BadRequestError"},
+    {"message": "absolute aspect ratio must be smaller than 200, got 640.0"},
+    {"message": "Request contains an invalid argument.", "status": "INVALID_ARGUMENT"},
+    {"message": "messages[3].content[1]: unsupported MIME type"},
     "unsupported image",
 ]
 
@@ -92,7 +96,7 @@ async def test_refused_image_is_left_out_and_later_prompts_work(error: Any, in_s
             (notice,) = editor.of(NoticeUpdate)
             (session,) = crow.sessions.values()
     assert notice.title.startswith("An image was refused, and the model is not sent it any more: ")
-    assert "image" in notice.title.split(": ", 1)[1]
+    assert error in notice.title if isinstance(error, str) else error["message"].rstrip(".") in notice.title
     last = json.dumps(server.requests[-1])
     assert GOOD in last
     assert BAD not in last
@@ -121,6 +125,17 @@ def test_image_that_is_named_or_the_largest_is_the_refused_one(said: str, left_o
     log = [{"role": "user", "content": [earlier]}, {"role": "assistant", "content": "a"}, new]
     if "messages" not in said:
         assert find_refused_images(said, log) == [to_digest(parts[at]) for at in left_out]
+
+
+@pytest.mark.parametrize(
+    ("status", "said"), [(401, "Incorrect API key"), (402, "insufficient balance"), (404, "no such model")]
+)
+async def test_refusal_that_has_another_reason_leaves_no_image_out(status: int, said: str):
+    async with ScriptedServer(refuse({"message": said}, status)) as server, connect(make_crow(server)) as editor:
+        id = (await editor.new_session("/")).session_id
+        with pytest.raises(RpcError, match=said):
+            await prompt(editor, id, show(BAD))
+    assert len(server.requests) == 1
 
 
 async def test_refusal_of_every_image_ends(monkeypatch: pytest.MonkeyPatch):

@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from crow_agent.workflows import Workflow, WorkflowError, WorkflowQueue, open_workflows
-from crow_agent.workflows.location import find_url
 from crow_agent.workflows.workflow import WORKFLOWS, import_engine
 from crow_core.errors import ConfigError
 
@@ -42,8 +41,13 @@ async def work(targets: Sequence[str], queues: Sequence[str], concurrency: int |
         import_engine()
         from crow_agent.workflows.takeover import wait_for_server  # imports SQLAlchemy
 
-        await wait_for_server(find_url()[0])
-        async with open_workflows(workflows, queues=limits, listen=[each.name for each in limits]) as engine:
+        async with AsyncExitStack() as stack:
+
+            async def start() -> "Engine":
+                opening = open_workflows(workflows, queues=limits, listen=[each.name for each in limits])
+                return await stack.enter_async_context(opening)
+
+            engine = await wait_for_server(start)
             with suppress(asyncio.CancelledError), report_health(health, engine) as state:
                 names = ", ".join(sorted(each.name for each in workflows))
                 click.echo(f"Executor {engine.executor} runs {names}.")

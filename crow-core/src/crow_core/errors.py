@@ -26,6 +26,7 @@ class ModelError(Exception):
         patient: bool = False,
         too_long: bool = False,
         unavailable: bool = False,
+        unexplained: bool = False,
         said: str = "",
     ) -> None:
         super().__init__(sentence)
@@ -39,10 +40,12 @@ class ModelError(Exception):
         """Whether the request exceeded the window: a shorter one may succeed."""
         self.unavailable = unavailable
         """Whether the endpoint answers no request until the user acts: it is not running, or wants to be paid."""
+        self.unexplained = unexplained
+        """Whether the endpoint refused the request, and no rule knows which part of it."""
         self.said = said
         """The endpoint's own words; "" if it sent none."""
         self.images: Sequence[str] = ()
-        """The digests of the images that the endpoint refused, if its words are about images."""
+        """The digests of the images that the endpoint refused, or may have refused."""
 
     @property
     def may_pass(self) -> bool:

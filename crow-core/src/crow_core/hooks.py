@@ -11,7 +11,7 @@ from copy import copy
 from types import UnionType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, get_args, get_origin, is_typeddict
 
-from crow_core.errors import ConfigError
+from crow_core.errors import ConfigError, ModelError, PromptError, StoreError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -126,6 +126,8 @@ class Unwind(Hook[P, None]):
             try:
                 if inspect.isawaitable(answer := function(*args, **kwargs)):
                     await answer
+            except (ConfigError, ModelError, PromptError, StoreError) as error:
+                logger.warning("%s", error)
             except Exception:
                 logger.exception("%r failed", function)
 

@@ -15,8 +15,8 @@ from typing import Any, NoReturn
 from urllib.parse import quote
 
 import crow_system as system
-import stamina
 from crow_core.errors import StoreError
+from crow_core.models.retries import attempt_again
 from sqlalchemy import (
     URL,
     Column,
@@ -476,9 +476,9 @@ def reconnect(engine: Engine, timeout: float) -> Connection:
     raise AssertionError  # unreachable: the last attempt raises
 
 
-def retry_lost(error: type[Exception], timeout: float = RECONNECT_TIMEOUT) -> Iterator[stamina.Attempt]:
+def retry_lost(error: type[Exception], timeout: float = RECONNECT_TIMEOUT) -> Iterator[Any]:
     """Yield attempts to do something again for `timeout` seconds while it raises this error."""
-    return iter(stamina.retry_context(error, attempts=None, timeout=timeout, wait_initial=0.1, wait_max=1.0))
+    return iter(attempt_again(error, None, timeout=timeout, wait_initial=0.1, wait_max=1.0))
 
 
 @contextmanager

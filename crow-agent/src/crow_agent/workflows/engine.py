@@ -37,7 +37,7 @@ from crow_agent.workflows.errors import WorkflowConflict
 from crow_agent.workflows.executors import ExecutorLocks
 from crow_agent.workflows.numbering import T, WorkflowRun, explain_change
 from crow_agent.workflows.queues import WorkflowQueue
-from crow_agent.workflows.takeover import Executor
+from crow_agent.workflows.takeover import Executor, to_workflow_error
 
 logger = logging.getLogger("crow_agent")
 RECOVERIES = 1_000_000
@@ -389,6 +389,11 @@ class Engine:
             self._locks.close()
         if self._member is not None:
             self._member.stop()
+
+
+def explain_start(error: BaseException, url: str) -> BaseException:
+    """Convert an error of the database that the start of the engine met; return any other unchanged."""
+    return to_workflow_error(error, sa.make_url(url)) if isinstance(error, DBAPIError) else error
 
 
 def set_id(id: str) -> AbstractContextManager[Any]:

@@ -6,6 +6,7 @@ WorkflowError               any of these
     WorkflowConflict        the id belongs to another run of a workflow, or to other arguments
     WorkflowNotFound        there is no workflow with this id
     WorkflowChanged         the code of the workflow no longer fits what it has done
+    WorkflowServerDown      the server of the database does not answer, or is about to stop or to start
 """
 
 
@@ -31,6 +32,10 @@ class WorkflowNotFound(WorkflowError):
     def __init__(self, id: str) -> None:
         super().__init__(f"There is no workflow {id!r}.")
         self.workflow_id = id
+
+
+class WorkflowServerDown(WorkflowError):
+    """The server of the database does not answer. It may do so later."""
 
 
 class WorkflowChanged(WorkflowError):

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
@@ -13,6 +14,7 @@ from dbos._context import (
     _set_local_dbos_context,  # pyright: ignore[reportPrivateUsage]
     get_local_dbos_context,
 )
+from sqlalchemy.exc import OperationalError
 
 from crow_agent.workflows import engine
 from crow_agent.workflows.dbos_database import (
@@ -23,7 +25,7 @@ from crow_agent.workflows.dbos_database import (
     read_attributes,
     read_version,
 )
-from crow_agent.workflows.engine import set_id
+from crow_agent.workflows.engine import retry, set_id
 from crow_agent.workflows.errors import WorkflowCancelled, WorkflowError, WorkflowFailed, WorkflowNotFound
 from crow_agent.workflows.numbering import BRANCH_STEPS, Fork
 from crow_agent.workflows.values import load_json
@@ -133,9 +135,10 @@ def complete_fork(system: Any, id: str, new_id: str, step: int, version: str) ->
 
 
 async def find_fork(id: str) -> Fork:
-    """Find the past of a run."""
+    """Find the past of a run; wait while the database cannot be reached, as DBOS does for its own queries."""
     assert engine.ENGINE is not None
-    return await asyncio.to_thread(read_fork, get_system(DBOS), id)
+    read = partial(asyncio.to_thread, read_fork, get_system(DBOS), id)
+    return await retry(read, lambda error: isinstance(error, OperationalError), longest=5.0)
 
 
 def read_fork(system: Any, id: str) -> Fork:

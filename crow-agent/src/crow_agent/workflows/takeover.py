@@ -11,20 +11,22 @@ import logging
 import os
 import re
 import socket
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from secrets import token_hex
 from threading import Event, Thread
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import sqlalchemy as sa
-import stamina
+from crow_core.models.retries import attempt_again
 from crow_persistence import leases
 from crow_persistence.database import complete_url
 from crow_persistence.tables import sessions
 from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
 
-from crow_agent.workflows.errors import WorkflowError
+from crow_agent.workflows.errors import WorkflowError, WorkflowServerDown
+
+T = TypeVar("T")
 
 logger = logging.getLogger("crow_agent")
 HEARTBEAT_INTERVAL = 2.0
@@ -51,6 +53,8 @@ CLIENT_LIMITS = {
     "tcp_user_timeout": f"{IDLE_LIMIT * 1000:.0f}",
 }
 """The same for this side of the connection."""
+CANNOT_CONNECT = ("08", "53", "57P")
+"""How the SQLSTATE of an error begins if the server takes no connection, or ends one, for now."""
 SET_LIMIT = sa.text("SELECT set_config(:name, :value, false)")
 KEY = "hashtextextended('crow executor ' || :id, 0)"
 TRY_LOCK = sa.text(f"SELECT pg_try_advisory_lock({KEY})")
@@ -114,17 +118,7 @@ class Executor:
             held = self._lock.scalar(TRY_LOCK, {"id": self.id})
         except DBAPIError as error:
             self.stop()
-            if getattr(error.orig, "sqlstate", None) is None:  # the server has not answered
-                why = str(error.orig).strip().splitlines()[0]
-                raise WorkflowError(
-                    f"The database {self._url.set(query={})!r} of the workflows cannot be reached: {why}. Start it, or "
-                    "correct [database] url."
-                ) from error
-            raise WorkflowError(
-                f"The workflows need a connection of their own to {self._url.set(query={})!r}, with settings that "
-                f"{', '.join(SESSION_LIMITS)} have: {' '.join(str(error.orig).split())}. Name PostgreSQL 14 or newer, "
-                "and no pooler before it."
-            ) from error
+            raise to_workflow_error(error, self._url) from error
         assert held, "the id is new"
         self.is_alive = True
         leases.EXECUTOR[:] = [self.id]
@@ -262,26 +256,37 @@ def take_over(connection: sa.Connection, executor: str, recover: Callable[[str],
         connection.execute(UNLOCK, {"id": executor})
 
 
-async def wait_for_server(url: str) -> None:
-    """Wait until PostgreSQL accepts connections; warn once, with the reason, if it does not. Does nothing for
-    SQLite."""
-    if url.startswith("sqlite"):
-        return
-    parsed = complete_url(url)
-    engine = sa.create_engine(parsed.set(query={**parsed.query, **CLIENT_LIMITS}), poolclass=sa.NullPool)
+def to_workflow_error(error: DBAPIError, url: sa.URL) -> WorkflowError:
+    """Convert an error that the start of the workflows met in the database."""
+    why, shown = " ".join(str(error.orig).split()), url.set(query={})
+    state = getattr(error.orig, "sqlstate", None)
+    if isinstance(error, OperationalError) and (state is None or state.startswith(CANNOT_CONNECT)):
+        return WorkflowServerDown(
+            f"The database {shown!r} of the workflows cannot be reached: {why}. Start it, or correct [database] url."
+        )
+    if "set_config" in (error.statement or ""):
+        return WorkflowError(
+            f"The workflows need a connection of their own to {shown!r}, with settings that "
+            f"{', '.join(SESSION_LIMITS)} have: {why}. Name PostgreSQL 14 or newer, and no pooler before it."
+        )
+    return WorkflowError(f"The database {shown!r} of the workflows cannot be used: {why}. Correct [database] url.")
+
+
+async def wait_for_server(start: Callable[[], Awaitable[T]]) -> T:
+    """Call a function that starts the workflows until the database's server answers; warn once, with the reason."""
     is_waiting = False
 
     def may_pass(error: Exception) -> bool:
         nonlocal is_waiting
-        if isinstance(error, OperationalError) and not is_waiting:
+        if isinstance(error, WorkflowServerDown) and not is_waiting:
             is_waiting = True
-            why = " ".join(str(error.orig).split())
-            logger.warning("Waiting for PostgreSQL at %r, which cannot be reached: %s", parsed.set(query={}), why)
-        return isinstance(error, OperationalError)
+            logger.warning("Waiting for PostgreSQL. %s", error)
+        return isinstance(error, WorkflowServerDown)
 
-    retries = stamina.retry_context(may_pass, attempts=None, timeout=None, wait_initial=0.2, wait_max=5.0)
-    async for attempt in retries:
+    async for attempt in attempt_again(may_pass, None, timeout=None, wait_initial=0.2, wait_max=5.0):
         with attempt:
-            (await asyncio.to_thread(engine.connect)).close()
-    if is_waiting:
-        logger.warning("PostgreSQL can be reached now.")
+            started = await start()
+            if is_waiting:
+                logger.warning("PostgreSQL can be reached now.")
+            return started
+    raise AssertionError  # unreachable: it tries until it starts

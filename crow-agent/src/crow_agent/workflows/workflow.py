@@ -449,10 +449,10 @@ async def launch(
     port.ENGINE = engine
     try:
         await engine.launch([*limits.values()], listen, found[1] or "normal")
-    except BaseException:
+    except BaseException as error:
         port.ENGINE = None
         await asyncio.to_thread(engine.destroy)
-        raise
+        raise port.explain_start(error, engine.url) from error
     return engine
 
 

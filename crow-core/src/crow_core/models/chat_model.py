@@ -155,7 +155,7 @@ class ChatModel:
                 except ModelError as failure:
                     error = learning.learn(failure) if isinstance(failure, InstructiveRefusal) else failure
                     if not has_begun and not error.patient:
-                        error.images = find_refused_images(error.said, body["messages"])
+                        error.images = find_refused_images(error.said, body["messages"], unexplained=error.unexplained)
                     if has_begun or not error.retry:
                         raise error from None
                     be_patient(error, attempt.num)

@@ -122,6 +122,7 @@ def to_model_error(
         patient=kind.patient,
         too_long=kind is kinds["too_long"],
         unavailable=kind is kinds["payment"],
+        unexplained=status < 500 and kind in (kinds["invalid"], kinds["unknown"]),
         said=said,
     )
 

@@ -13,18 +13,22 @@ ABOUT_SIZE = re.compile(r"exceed|too (large|big|long)|larger than|at most|max(im
 """Matches a complaint about the size of an image."""
 
 
-def find_refused_images(said: str, messages: Sequence[Message]) -> list[str]:
-    """Find the digests of the images that an endpoint's words may refuse; none if they are not about images.
+def find_refused_images(said: str, messages: Sequence[Message], *, unexplained: bool = False) -> list[str]:
+    """Find the digests of the images that an endpoint may refuse: its words are about images, or about a place where
+    one is. For an `unexplained` refusal, the images after the last reply are suspected whatever the words are.
 
     An endpoint that has answered a request takes its images, so those after the last reply are refused, if there are
     any. Of several, that whose place the words name is refused, or the largest where it is about their size.
     """
-    if not ABOUT_IMAGES.search(said):
-        return []
     replies = (at for at in range(len(messages) - 1, -1, -1) if messages[at].get("role") == "assistant")
     last = next(replies, -1)
-    images = [*iterate_images(messages[last + 1 :])] or [*iterate_images(messages)]
-    if (place := PLACE.search(said)) and (named := find_image_at(messages, int(place[1]), int(place[2]))):
+    new = [*iterate_images(messages[last + 1 :])]
+    images = new or [*iterate_images(messages)]
+    place = PLACE.search(said)
+    named = find_image_at(messages, int(place[1]), int(place[2])) if place else ""
+    if not (named or ABOUT_IMAGES.search(said) or (unexplained and new)):
+        return []
+    if named:
         images = [image for image in images if image[0] == named] or images
     elif images and ABOUT_SIZE.search(said):
         images = [max(images, key=lambda image: image[1])]

@@ -2,7 +2,6 @@
 lines about them are dropped."""
 
 import logging
-from collections.abc import AsyncIterator, Callable
 from random import random
 from typing import Any
 
@@ -20,8 +19,11 @@ def is_of_others(record: logging.LogRecord) -> bool:
     return getattr(record, "stamina.callable", "") != NAME
 
 
-def attempt_again(on: Callable[[Exception], Any], attempts: int | None, **options: Any) -> AsyncIterator[Any]:
-    """Return stamina's attempts; the last one raises its error again. `on` and `options` are those of stamina."""
+def attempt_again(on: Any, attempts: int | None, **options: Any) -> Any:
+    """Return stamina's attempts, for a loop with or without `async`; the last one raises its error again.
+
+    `on` and `options` are those of stamina.
+    """
     import stamina  # loaded when a request is sent
 
     logging.getLogger("stamina").addFilter(is_of_others)

@@ -145,5 +145,7 @@ class SessionLog(Sequence[Message]):
         self._flush()
         writing, self._writing = self._writing, None
         if writing is not None:
+            writing.add_done_callback(
+                lambda done: done.cancelled() or done.exception()
+            )  # also if this wait is cancelled
             await asyncio.wait([writing])
-            writing.exception()
