@@ -95,6 +95,11 @@ PI: dict[str, Any] = {
         }
     }
 }
+PI_SETTINGS: dict[str, Any] = {
+    "defaultProvider": "lab",
+    "defaultModel": MODEL,
+    "compaction": {"reserveTokens": 1024},  # its default is the whole window
+}
 AGENTS: dict[str, Peer] = {
     "crow": Peer([sys.executable, "-m", "crow_cli", "acp"], {"crow/config.toml": CROW}, {"CROW_HOME": "{HOME}/crow"}),
     "vibe": Peer([str(PEERS / "vibe/bin/vibe-acp")], {".vibe/config.toml": VIBE}, {"LAB_KEY": "x"}),
@@ -109,8 +114,8 @@ AGENTS: dict[str, Peer] = {
     ),
     "pi": Peer(
         [str(PEERS / "pi/node_modules/.bin/pi-acp")],
-        {".pi/agent/models.json": json.dumps(PI)},
-        {"PATH": f"{PEERS}/pi/node_modules/.bin:{os.environ.get('PATH', '')}"},
+        {".pi/agent/models.json": json.dumps(PI), ".pi/agent/settings.json": json.dumps(PI_SETTINGS)},
+        {"PATH": f"{PEERS}/pi/node_modules/.bin:{os.environ.get('PATH', '')}", "PI_OFFLINE": "1"},
     ),
 }
 
