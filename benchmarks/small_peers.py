@@ -8,7 +8,7 @@ Each agent is a command that speaks ACP; `PEERS` names the folder with those tha
     uv venv $PEERS/vibe && uv pip install --python $PEERS/vibe mistral-vibe
     uv venv $PEERS/fastagent && uv pip install --python $PEERS/fastagent fast-agent-acp
     npm install --prefix $PEERS/opencode opencode-linux-x64
-    npm install --prefix $PEERS/pi pi-acp @mariozechner/pi-coding-agent
+    npm install --prefix $PEERS/pi pi-acp@0.0.24 @mariozechner/pi-coding-agent  # later ones of pi-acp need a later pi
 
 Every agent, crow too, has a home of its own, with the settings that it needs to reach the model and nothing else. Each
 may do everything without a question. The output is JSON in the form that `scripts/local_models_table.py` reads.
@@ -33,8 +33,6 @@ from crow_eval.workspaces import open_workspace
 URL = os.environ.get("CROW_LAB_URL", "http://127.0.0.1:8137/v1")
 MODEL = "qwen2.5-coder-1.5b"
 PEERS = Path(os.environ.get("PEERS", Path(tempfile.gettempdir()) / "peers"))
-LIMIT = 900
-"""Seconds for one task."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +93,11 @@ PI: dict[str, Any] = {
         }
     }
 }
+PI_SETTINGS: dict[str, Any] = {
+    "defaultProvider": "lab",
+    "defaultModel": MODEL,
+    "compaction": {"reserveTokens": 1024},  # its default is the whole window
+}
 AGENTS: dict[str, Peer] = {
     "crow": Peer([sys.executable, "-m", "crow_cli", "acp"], {"crow/config.toml": CROW}, {"CROW_HOME": "{HOME}/crow"}),
     "vibe": Peer([str(PEERS / "vibe/bin/vibe-acp")], {".vibe/config.toml": VIBE}, {"LAB_KEY": "x"}),
@@ -109,8 +112,8 @@ AGENTS: dict[str, Peer] = {
     ),
     "pi": Peer(
         [str(PEERS / "pi/node_modules/.bin/pi-acp")],
-        {".pi/agent/models.json": json.dumps(PI)},
-        {"PATH": f"{PEERS}/pi/node_modules/.bin:{os.environ.get('PATH', '')}"},
+        {".pi/agent/models.json": json.dumps(PI), ".pi/agent/settings.json": json.dumps(PI_SETTINGS)},
+        {"PATH": f"{PEERS}/pi/node_modules/.bin:{os.environ.get('PATH', '')}", "PI_OFFLINE": "1"},
     ),
 }
 
@@ -125,7 +128,7 @@ def make_home(peer: Peer, home: str) -> dict[str, str]:
     return {**env, "HOME": home, "XDG_CONFIG_HOME": f"{home}/.config", "XDG_DATA_HOME": f"{home}/.local/share"}
 
 
-async def run(peer: Peer, task: Task) -> tuple[bool, str, float]:
+async def run(peer: Peer, task: Task, limit: float) -> tuple[bool, str, float]:
     """Let an agent do a task; return whether it passed, its answer or its error, and the seconds that it took."""
     with tempfile.TemporaryDirectory() as home:
         env = make_home(peer, home)
@@ -133,7 +136,7 @@ async def run(peer: Peer, task: Task) -> tuple[bool, str, float]:
         async with open_workspace(task) as workspace:
             try:
                 agent = Agent.connect(peer.command, permissions="allow", cwd=workspace, env=env)
-                async with asyncio.timeout(LIMIT), agent, await agent.session() as session:
+                async with asyncio.timeout(limit), agent, await agent.session() as session:
                     answer = (await session.prompt(task.prompt)).text
             except Exception as error:  # whatever ends a foreign agent is its outcome
                 return False, f"{type(error).__name__}: {error}", monotonic() - began
@@ -146,13 +149,14 @@ async def main() -> None:
     parser.add_argument("agents", nargs="+", choices=AGENTS)
     parser.add_argument("--tasks", nargs="*", default=[])
     parser.add_argument("--repeat", type=int, default=1)
+    parser.add_argument("--limit", type=float, default=480, help="seconds for one task")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     tasks = [task for task in load_dataset("first-steps") if not options.tasks or task.id in options.tasks]
     cells: list[dict[str, Any]] = []
     for name in options.agents:
         for task in tasks * options.repeat:
-            passed, answer, seconds = await run(AGENTS[name], task)
+            passed, answer, seconds = await run(AGENTS[name], task, options.limit)
             state = "passed" if passed else "failed"
             cells.append({"variant": name, "task": task.id, "state": state, "seconds": seconds, "answer": answer})
             print(f"{name:<12}{task.id:<18}{state:<8}{seconds:6.0f} s  {answer[:100]!r}", flush=True)

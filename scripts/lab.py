@@ -56,7 +56,7 @@ def fetch_model() -> None:
     shutil.rmtree(parts)
 
 
-def serve(port: int, context: int, threads: int, template: str) -> None:
+def serve(port: int, context: int, threads: int, temperature: float, template: str) -> None:
     """Serve the model on the loopback interface until the input ends, or Ctrl-C."""
     os.environ["OMP_WAIT_POLICY"] = "passive"  # threads that wait actively are forty times slower on a busy machine
     xllamacpp: Any = import_module("xllamacpp")  # only this script's own environment has it
@@ -68,6 +68,7 @@ def serve(port: int, context: int, threads: int, template: str) -> None:
     parameters.n_ctx = context
     parameters.n_parallel = 1
     parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = threads
+    parameters.sampling.temp = temperature
     if template:
         parameters.chat_template = Path(template).read_text("utf-8")
     server = xllamacpp.Server(parameters)
@@ -80,12 +81,13 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8137)
     parser.add_argument("--context", type=int, default=16384, help="tokens")
     parser.add_argument("--threads", type=int, default=min(os.cpu_count() or 2, 8))
+    parser.add_argument("--temperature", type=float, default=0.2, help="for requests that name none")
     parser.add_argument("--template", default="", help="a file with another chat template")
     options = parser.parse_args()
     FOLDER.mkdir(parents=True, exist_ok=True)
     if not MODEL.is_file():
         fetch_model()
-    serve(options.port, options.context, options.threads, options.template)
+    serve(options.port, options.context, options.threads, options.temperature, options.template)
 
 
 if __name__ == "__main__":

@@ -57,6 +57,18 @@ async def test_size_that_the_server_tells_chooses_the_profile_before_the_first_r
     assert any("is a small model" in str(notice.title) for notice in editor.of(NoticeUpdate))
 
 
+async def test_server_that_was_too_slow_to_tell_when_the_session_opened_is_asked_once_more(tmp_path: Path):
+    answers = iter([{}])
+    pages = {**LLAMA_CPP, "/props": lambda: next(answers, LLAMA_CPP["/props"])}
+    async with ScriptedServer([Reply("."), Reply("Hello.")], pages=pages) as server:
+        crow = await make_crow(tmp_path, server.url)
+        async with connect(crow) as editor:
+            session = await editor.new_session(str(tmp_path))
+            await server.until(lambda: len(server.requests) == 1)
+            await editor.prompt(session.session_id, "Hi.")
+    assert [request.get("max_tokens") for request in server.requests] == [1, None]
+
+
 async def test_server_that_does_not_say_that_it_has_the_model_is_not_asked(tmp_path: Path):
     async with ScriptedServer([Reply("Hello.")]) as server:
         crow = await make_crow(tmp_path, server.url)

@@ -41,12 +41,7 @@ def warm_up(crow: Crow) -> None:
     @crow.session_start
     def begin(session: Session) -> None:
         model = session.model
-        if (
-            isinstance(model, ChatModel)
-            and model.facts.is_loaded
-            and is_local(model.display_url)
-            and not session.parent
-        ):
+        if isinstance(model, ChatModel) and is_local(model.display_url) and not session.parent:
             state = session.state[WARM_UP]
             state.task = asyncio.ensure_future(fill_cache(crow, session, model, state))
 

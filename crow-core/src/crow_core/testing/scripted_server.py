@@ -44,7 +44,8 @@ class ScriptedServer:
     """Serves a script on 127.0.0.1 inside an `async with`, in the running event loop.
 
     The answers of a list are used in order. The server answers HTTP 500 after the last one, and with the error's text
-    when a script raises. `pages` holds the answers at other paths: text is sent as it is, anything else as JSON.
+    when a script raises. `pages` holds the answers at other paths, or functions that return them: text is sent as it
+    is, anything else as JSON.
     """
 
     def __init__(
@@ -179,7 +180,8 @@ class _Completions:
 
 def _make_page_handler(content: Any) -> Callable[[Request], Awaitable[Response]]:
     async def answer(request: Request) -> Response:
-        return Response(content, media_type="text/plain") if isinstance(content, str) else JSONResponse(content)
+        page = content() if callable(content) else content
+        return Response(page, media_type="text/plain") if isinstance(page, str) else JSONResponse(page)
 
     return answer
 
