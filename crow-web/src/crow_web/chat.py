@@ -195,6 +195,7 @@ class WebChat:
                     self.id = opened.session_id
                     self.feed.put("@session", self.id)
                 else:
+                    await self._agent.connect()  # what it can do is known then
                     if not (self._is_shown and self._agent.abilities.resumes):
                         self.feed.fill({})
                         self.log = Log(self._renderer, self.feed.put)

@@ -267,6 +267,8 @@ async def test_after_a_restart_in_the_middle_the_turn_is_found_again(start: Any)
             await back.until(lambda tab: "I begin with the pond." in tab.text)
             await back.say("Go on")
             await back.until(lambda tab: "I go on." in tab.text)
+            assert back.text.count("I begin with the pond.") == 1  # also while the new agent was starting
+            assert not [batch for batch in back.received if [id for id, html in batch.items() if html is None]]
 
 
 async def test_a_socket_needs_the_cookie_the_host_and_the_origin(start: Any):
