@@ -31,11 +31,12 @@ from crow_terminal.session_options import OfferedOptions, list_entries
 from msgspec import UNSET
 
 from crow_web.completion import list_completions
-from crow_web.history import read_history
+from crow_web.history import History, read_history
 from crow_web.live import Feed, Tab
 from crow_web.log import BlockRenderer, Log
 from crow_web.open_cards import OpenCards
 from crow_web.shared_agent import SharedAgent
+from crow_web.turn_undo import TurnUndo
 
 IDLE = 180.0
 """Seconds after the last action in which a session stays open, while a page shows it."""
@@ -89,6 +90,7 @@ class WebChat:
         self._is_shown = not id
         """True if the log shows what was said, so that the agent need not send it."""
         self.cards = OpenCards(agent, renderer, get_time, self._put_frame)
+        self._undo = TurnUndo(renderer)
         self.numbers: dict[str, int] = {}
         """The number of the last action of each page."""
         self._is_cancelled = False
@@ -97,6 +99,10 @@ class WebChat:
         self._tasks: set[asyncio.Task[None]] = set()
         self._turns: asyncio.Task[None] | None = None
         self._put_frame()
+
+    @property
+    def _can_undo(self) -> bool:
+        return self.phase == "ready" and self.is_used and self._agent.abilities.undoes
 
     @property
     def is_open(self) -> bool:
@@ -114,6 +120,9 @@ class WebChat:
     def say(self, words: Words, *, later: bool = False) -> None:
         """Send a prompt, or let the running turn have it; `later` keeps it for after the turn."""
         if not (words.text.strip() or words.images):
+            return
+        if words.text.strip() == "/undo" and self.phase != "working":
+            self.start(self.ask_undo())
             return
         steers = self._agent.abilities.steers and not (words.images or words.text.startswith("/"))
         words.is_steering = steers and self.phase == "working" and not (later or self._is_cancelled)
@@ -139,6 +148,24 @@ class WebChat:
                 words.task.cancel()  # the agent is told
             tab.add({"@edit": words.text})
             self._put_frame()
+
+    async def ask_undo(self) -> None:
+        """Ask whether the last turn shall be undone."""
+        if await self.open() and self.phase == "ready" and (client := self._agent.client):
+            if self._agent.abilities.undoes:
+                await self._undo.ask(client, self.id, self.folder, self.log)
+            else:
+                self.log.show([Note("This agent cannot undo a turn.", "warning")])
+
+    async def undo(self, *, confirmed: bool) -> None:
+        """Undo the last turn, if the person has confirmed it, and show the session as it is then."""
+        if not confirmed:
+            self._undo.leave()
+        elif self.phase == "ready" and (client := self._agent.client) and await self._undo.confirm(client):
+            if self._database:
+                history = await asyncio.to_thread(read_history, self._database, self._renderer, self.id, is_ours=True)
+                self._take(history)
+            self.log.show([Note("The last turn was undone.")])
 
     # The agent
 
@@ -242,11 +269,15 @@ class WebChat:
             return
         self.folder, self.holder, self._version = history.folder, history.holder, history.version
         self.title = history.title or self.title
+        self._take(history)
+        self._put_frame()
+
+    def _take(self, history: History) -> None:
+        """Show the log of a stored session."""
         if history.log:
             self.log, self.log.put, self._is_shown = history.log, self.feed.put, True
             self.feed.fill(history.blocks)
             self.feed.put("earlier", "" if history.is_whole else self._renderer.render("earlier", self.id))
-        self._put_frame()
 
     async def _run_turns(self) -> None:
         """Send the prompts that wait, one after the other."""
@@ -254,6 +285,7 @@ class WebChat:
             client = self._agent.client
             if client is None:
                 return
+            self._undo.leave()
             words = next(words for words in self.words if not words.is_steering)
             self.words.remove(words)
             self.phase, self._is_cancelled, self.is_used = "working", False, True
@@ -346,7 +378,8 @@ class WebChat:
         )
         self.feed.put("notice", lambda: self._renderer.render("notice", self.holder, self._problem))
         self.feed.put(
-            "state", lambda: self._renderer.render("state", self.phase, asked, self._is_cancelled, self.usage)
+            "state",
+            lambda: self._renderer.render("state", self.phase, asked, self._is_cancelled, self.usage, self._can_undo),
         )
         self.feed.put("queue", lambda: self._renderer.render("queue", self.words))
         self.feed.put("options", lambda: self._renderer.render("options", self.options, list_entries))

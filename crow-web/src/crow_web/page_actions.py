@@ -38,6 +38,10 @@ def carry_out(chat: WebChat, tab: Tab, action: Mapping[str, Any]) -> None:
             chat.recall(tab, int(place))
         case {"do": "folder", "folder": str(folder)}:
             chat.start(chat.move(folder))
+        case {"do": "undo"}:
+            chat.start(chat.ask_undo())
+        case {"do": "undone", "send": str(send)}:
+            chat.start(chat.undo(confirmed=send == "accept"))
         case {"do": "fork"}:
             chat.start(chat.fork(tab))
         case {"do": "complete", "text": str(text)}:
