@@ -32,7 +32,7 @@ from crow_terminal.chat_base import ChatBase, get_time
 from crow_terminal.chat_client import AgentQuestion, ChatClient
 from crow_terminal.first_run import end_first_run, is_first_run, make_card
 from crow_terminal.markdown import Prose
-from crow_terminal.pickers import confirm_taking_back, offer_turns, pick_session
+from crow_terminal.pickers import confirm_taking_back, describe_taking_back, offer_turns, pick_session
 from crow_terminal.printable_text import escape_line
 from crow_terminal.prompt_content import MAX_IMAGE_BYTES, find_large_images, make_prompt
 from crow_terminal.session_options import OfferedOptions, find_changes
@@ -216,16 +216,13 @@ class AgentCalls(ChatBase):
         if why := answer["files"].get("error"):
             self.perform(self.state.remark(f"{why} Nothing was taken back.", "warning"))
             return
-        paths = answer["files"]["filesChanged"]
-        files = ", ".join(path.removeprefix(f"{self.settings.cwd}/") for path in paths)
         count = f"{turns} message{'' if turns == 1 else 's'}"
         if confirmed:
+            files = ", ".join(path.removeprefix(f"{self.settings.cwd}/") for path in answer["files"]["filesChanged"])
             what = f"files as before: {files}" if files else "no file had to change"
             self.perform(self.state.take_back(turns, f"Took back {count}; {what}."))
         else:
-            what = f"restores {files}" if files else "changes no file"
-            if stays := ", ".join(map(str, answer.get("_meta", {}).get("crow", {}).get("stays", []))):
-                what += f"; what these did stays: {stays}"
+            what = describe_taking_back(answer, self.settings.cwd)
             self.perform(confirm_taking_back(self.state, turns, f"This takes back {count}, and {what}."))
 
 

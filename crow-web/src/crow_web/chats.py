@@ -22,6 +22,7 @@ from crow_web.chat import ALONE, IDLE, WebChat, get_time
 from crow_web.history import read_history
 from crow_web.live import INTERVAL, Tab
 from crow_web.log import BlockRenderer
+from crow_web.page_actions import act
 from crow_web.pages import make_templates
 from crow_web.shared_agent import SharedAgent
 
@@ -100,7 +101,7 @@ class Chats:
             async for text in socket.iter_text():
                 action: Any = json.loads(text)
                 if isinstance(action, dict):
-                    await chat.act(tab, action)  # pyright: ignore[reportUnknownArgumentType]
+                    act(chat, tab, action)  # pyright: ignore[reportUnknownArgumentType]
         except (WebSocketDisconnect, ValueError):
             pass
         finally:

@@ -40,8 +40,13 @@ class History:
     """False if the beginning is left out."""
 
 
-def read_history(database: Database, renderer: BlockRenderer, id: str, known: tuple[Any, ...] = ()) -> History:
-    """Read a session by its id or the beginning of it. Raises StoreError if there is none."""
+def read_history(
+    database: Database, renderer: BlockRenderer, id: str, known: tuple[Any, ...] = (), *, is_ours: bool = False
+) -> History:
+    """Read a session by its id or the beginning of it. Raises StoreError if there is none.
+
+    With `is_ours`, this page has it open, and no turn runs.
+    """
     with database.begin_read() as connection:
         row = loader.find_session(connection, id)
         holder = "" if leases.is_free(connection, row, "") else leases.describe_owner(str(row.owner))
@@ -49,7 +54,9 @@ def read_history(database: Database, renderer: BlockRenderer, id: str, known: tu
         history = History(row.id, row.cwd, row.title or "", holder, version)
         entries = loader.load_session(connection, row).log if version != known else None
     if entries is not None:
-        history.log, history.blocks, history.is_whole = show_log(entries, row.cwd, renderer, is_running=bool(holder))
+        history.log, history.blocks, history.is_whole = show_log(
+            entries, row.cwd, renderer, is_running=bool(holder) and not is_ours
+        )
     return history
 
 

@@ -135,6 +135,30 @@ async def test_a_turn_is_stopped_and_its_question_withdrawn(start: Any):
         await tab.until(lambda tab: "Again." in tab.text)
 
 
+async def test_the_last_turn_is_undone_after_a_question(start: Any):
+    site: Site = await start([Reply("The first."), Reply("The second."), Reply("The third.")])
+    async with site.open() as tab:
+        for word in ("first", "second"):
+            await tab.say(f"Say {word}")
+            await tab.until(lambda tab, word=word: f"The {word}." in tab.text and tab.values["@phase"] == "ready")
+        await tab.say("/undo")
+        await tab.until(lambda tab: "changes no file" in tab.html)
+        await tab.act("undone", send="decline")
+        await tab.until(lambda tab: "changes no file" not in tab.html)
+        assert "Undo this turn" in tab.blocks["state"]
+        await tab.act("undo")
+        await tab.until(lambda tab: "changes no file" in tab.html)
+        await tab.act("undone", send="accept")
+        await tab.until(lambda tab: "The last turn was undone." in tab.text)
+        assert "The first." in tab.text
+        assert "The second." not in tab.text
+        await tab.say("Say third")
+        await tab.until(lambda tab: "The third." in tab.text)
+    messages = str(site.crow.models["scripted"].requests[-1]["messages"])
+    assert "Say first" in messages
+    assert "Say second" not in messages
+
+
 async def test_a_mode_is_chosen_before_the_first_prompt(start: Any):
     site: Site = await start([Reply("Hello.")], mode="ask")
     async with site.open() as tab:
@@ -267,6 +291,8 @@ async def test_after_a_restart_in_the_middle_the_turn_is_found_again(start: Any)
             await back.until(lambda tab: "I begin with the pond." in tab.text)
             await back.say("Go on")
             await back.until(lambda tab: "I go on." in tab.text)
+            assert back.text.count("I begin with the pond.") == 1  # also while the new agent was starting
+            assert not [batch for batch in back.received if [id for id, html in batch.items() if html is None]]
 
 
 async def test_a_socket_needs_the_cookie_the_host_and_the_origin(start: Any):

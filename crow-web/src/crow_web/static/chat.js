@@ -5,7 +5,7 @@ const log = get("log"), box = get("text"), menu = get("menu"), images = get("ima
 const page = Math.random().toString(36).slice(2);
 const shown = new Map(); // the HTML of each block
 const outbox = new Map(); // the actions that have not arrived yet, by their numbers
-let socket, number = 0, boot = "", phase = "", completed = "", live = document.querySelector("[data-live]").dataset.live;
+let socket, number = 0, boot = "", news = "", phase = "", completed = "", live = document.querySelector("[data-live]").dataset.live;
 
 // The server escapes and cleans all HTML that it sends. What was unfolded stays unfolded.
 const fill = (place, html) => {
@@ -44,7 +44,7 @@ const values = {
     if (text === completed || !text.startsWith(menu.firstElementChild?.dataset.for ?? "\n")) fill(menu, "");
   },
   "@boot": (id) => {
-    if (boot && boot !== id && phase === "working") say("crow web was started again while crow worked: the turn was stopped. All that was said and done until then is stored, and stands here. Say “go on” to go on.");
+    if (boot && boot !== id && phase === "working") say(news = "crow web was started again while crow worked: the turn was stopped. All that was said and done until then is stored, and stands here. Say “go on” to go on.");
     boot = id;
   },
 };
@@ -71,7 +71,7 @@ const connect = () => {
   let opened = false;
   own.addEventListener("open", () => { for (const each of outbox.values()) own.send(JSON.stringify(each)); });
   own.addEventListener("message", (event) => {
-    if (!opened) { opened = true; if (phase || boot) say(""); }
+    if (!opened) { opened = true; say(news); }
     receive(JSON.parse(event.data));
   });
   own.addEventListener("close", async (event) => {
@@ -105,7 +105,7 @@ document.addEventListener("submit", (event) => {
     images.replaceChildren();
     fill(menu, "");
     fit();
-    say("");
+    say(news = "");
   }
   send(action);
 });

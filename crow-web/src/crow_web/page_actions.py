@@ -1,0 +1,57 @@
+"""The actions of a page: each is a JSON object, whose `do` names what the person did."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from crow_core.acp.schema import ImageBlock
+
+from crow_web.chat import WebChat, Words
+from crow_web.live import Tab
+from crow_web.log import make_image_url
+
+
+def act(chat: WebChat, tab: Tab, action: Mapping[str, Any]) -> None:
+    """Carry out an action, once: a page sends it again until it is told that it has arrived."""
+    page, number = str(action.get("page", "")), action.get("number")
+    if isinstance(number, int):
+        if chat.take_number(page, number):
+            carry_out(chat, tab, action)
+        tab.add({"@arrived": str(chat.numbers[page])})
+
+
+def carry_out(chat: WebChat, tab: Tab, action: Mapping[str, Any]) -> None:
+    match action:
+        case {"do": "open"}:
+            chat.start(chat.open())
+        case {"do": "prompt", "text": str(text)}:
+            images = [*filter(None, map(read_image, action.get("images") or []))]
+            chat.say(Words(text, images), later=action.get("later") is not None)
+        case {"do": "cancel"}:
+            chat.start(chat.cancel())
+        case {"do": "answer", "question": str(id), "choice": str(choice)} if id.isdecimal() and choice.isdecimal():
+            chat.cards.answer(int(id), int(choice), str(action.get("text", "")))
+        case {"do": "form", "question": str(id), "send": str(send)} if id.isdecimal():
+            chat.cards.fill(tab, int(id), send, action)
+        case {"do": "option", "option": str(option), "value": str(value)}:
+            chat.start(chat.set_option(option, value))
+        case {"do": "recall", "place": str(place)} if place.isdecimal():
+            chat.recall(tab, int(place))
+        case {"do": "folder", "folder": str(folder)}:
+            chat.start(chat.move(folder))
+        case {"do": "undo"}:
+            chat.start(chat.ask_undo())
+        case {"do": "undone", "send": str(send)}:
+            chat.start(chat.undo(confirmed=send == "accept"))
+        case {"do": "fork"}:
+            chat.start(chat.fork(tab))
+        case {"do": "complete", "text": str(text)}:
+            chat.start(chat.complete(tab, text))
+        case _:
+            pass
+
+
+def read_image(url: Any) -> ImageBlock | None:
+    """Return the image in a URL that contains it; None if it is not of a safe type."""
+    head, _, data = str(url).partition(";base64,")
+    image = ImageBlock(data=data, mime_type=head.removeprefix("data:"))
+    return image if make_image_url(image) else None
