@@ -14,7 +14,7 @@ import pytest
 from crow_acp_tools.check import validation
 from crow_acp_tools.check.check_report import to_json, to_text
 from crow_acp_tools.check.conversation import CheckOptions
-from crow_acp_tools.check.requirements import REQUIREMENTS
+from crow_acp_tools.check.requirements import FIRST, REQUIREMENTS
 from crow_acp_tools.check.runner import CheckReport, check_agent
 from crow_core.acp.schema import AGENT_METHODS, CLIENT_METHODS
 from crow_core.testing import Reply, ScriptedCall, ScriptedServer
@@ -162,7 +162,7 @@ def verdicts(report: CheckReport, verdict: str) -> dict[str, str]:
 async def test_correct_agent_passes_every_requirement() -> None:
     report = await check_subject("", login="key")
 
-    assert verdicts(report, "pass").keys() == REQUIREMENTS.keys() - {"AUTH-005"}
+    assert verdicts(report, "pass").keys() == FIRST.keys() - {"AUTH-005"}
     assert verdicts(report, "skipped") == {"AUTH-005": "there are methods"}
     assert report.is_conformant
 
@@ -171,7 +171,7 @@ async def find_failures(fault: str, limit: asyncio.Semaphore) -> set[str]:
     """Check all requirements of the scenarios in question; return the ids that fail, each with a reason and lines."""
     expected = FAULTS[fault]
     scenarios = {REQUIREMENTS[id].scenario for id in expected}
-    ids = [id for id, requirement in REQUIREMENTS.items() if requirement.scenario in scenarios]
+    ids = [id for id, requirement in FIRST.items() if requirement.scenario in scenarios]
     async with limit:
         login = "key" if "AUTH-003" in expected else ""
         report = await check_subject(fault, *ids, login=login, **TIMEOUTS.get(fault, {}))
@@ -192,8 +192,8 @@ async def test_each_fault_fails_its_own_requirements_and_no_others() -> None:
 
 
 def test_every_requirement_that_can_fail_has_a_fault() -> None:
-    informational = {id for id, requirement in REQUIREMENTS.items() if requirement.level == "informational"}
-    assert set().union(*FAULTS.values()) == REQUIREMENTS.keys() - informational
+    informational = {id for id, requirement in FIRST.items() if requirement.level == "informational"}
+    assert set().union(*FAULTS.values()) == FIRST.keys() - informational
 
 
 @pytest.mark.slow
@@ -294,7 +294,7 @@ async def test_hostile_agent_gets_a_report_and_leaves_no_process(fault: str, ope
 async def test_agent_that_sends_random_messages_gets_a_report(_: int) -> None:
     report = await check_subject("babbles", timeout=1)
 
-    assert len(report.results) == len(REQUIREMENTS)
+    assert len(report.results) == len(FIRST)
     assert to_text(report)
     json.dumps(to_json(report))
 
@@ -367,7 +367,8 @@ def answer(request: dict[str, Any]) -> Reply:
         return Reply("one two three", hang=True)
     calls: dict[str, ScriptedCall] = {
         "Read the file": {"name": "file_editor", "arguments": {"command": "view", "path": "notes.txt"}},
-        "Run the command": {"name": "terminal", "arguments": {"command": "echo crow"}},
+        "Run the command `sleep": {"name": "terminal", "arguments": {"command": "sleep 60"}},
+        "Run the command `echo": {"name": "terminal", "arguments": {"command": "echo crow"}},
     }
     wanted = [call for words, call in calls.items() if last["role"] == "user" and text.startswith(words)]
     return Reply("Hello.", tool_calls=wanted)
@@ -383,8 +384,12 @@ async def test_crow_passes_every_requirement(machine: "Machine") -> None:
 
     report = json.loads(done.out)
     verdicts = {result["id"]: (result["verdict"], result["why"]) for result in report["requirements"]}
-    assert {id: said for id, said in verdicts.items() if said[0] not in ("pass", "skipped")} == {}
+    assert {id: said for id, said in verdicts.items() if said[0] not in ("pass", "skipped")} == {
+        "V2-STATE-002": ("not tested", "the agent asked for no permission")
+    }
     assert verdicts["CLIENTCAP-001"] == verdicts["CLIENTCAP-002"] == ("pass", "it used tools of its own")
+    assert verdicts.keys() == REQUIREMENTS.keys()
+    assert verdicts["V2-CALL-002"] == ("pass", "cancelled")
     assert verdicts["STDERR-001"][1] == "0 bytes in a conversation of one prompt"
     assert done.code == 0
 

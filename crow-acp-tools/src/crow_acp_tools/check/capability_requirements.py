@@ -2,18 +2,10 @@
 
 from typing import Any, cast
 
-from crow_core.acp.schema import (
-    AGENT_METHODS,
-    BooleanConfigOption,
-    ListSessionsResponse,
-    SelectConfigOption,
-    SessionConfigOption,
-    SessionModeState,
-    SetSessionConfigOptionResponse,
-)
+from crow_core.acp.schema import SessionModeState
 
 from crow_acp_tools.check import scenarios
-from crow_acp_tools.check.conversation import Conversation, WireLine, describe_error, filter_turn_updates, update_kind
+from crow_acp_tools.check.conversation import Conversation, WireLine, describe_error, update_kind
 from crow_acp_tools.check.requirement import (
     Failed,
     NotTested,
@@ -30,14 +22,16 @@ from crow_acp_tools.check.scenarios import Scenario, list_choices
 from crow_acp_tools.check.session_requirements import check_interrupted_turn
 from crow_acp_tools.check.validation import get_path, list_or_empty, to_short_json
 
-HISTORY_UPDATES = {"user_message_chunk", "agent_message_chunk", "agent_thought_chunk"}
+HISTORY_UPDATES = {
+    f"{who}{end}" for who in ("user_message", "agent_message", "agent_thought") for end in ("", "_chunk")
+}
 
 requirement = RequirementGroup()
 
 
 @requirement("LOAD-001", "capability", "session/load succeeds.", scenarios.loading, capability="loadSession")
 def loads(conversation: Conversation) -> None:
-    get_result(conversation, "session/load", cast("Any", AGENT_METHODS["session/load"].result))
+    get_result(conversation, "session/load")
 
 
 @requirement(
@@ -51,10 +45,10 @@ def replays(conversation: Conversation) -> str:
     load = get_success(conversation, "session/load", see="LOAD-001")
     turn = get_request(conversation, "session/prompt")
     session = load.params["sessionId"]
-    if late := filter_turn_updates(conversation.updates(session, cast("WireLine", load.answer))):
+    if late := conversation.turn_updates(session, cast("WireLine", load.answer)):
         raise Failed("an update of the conversation came after the answer", *list_lines(load), late[0])
-    shown_before = filter_turn_updates(conversation.updates(session, turn.sent, turn.answer))
-    shown_again = filter_turn_updates(conversation.updates(session, load.sent, load.answer))
+    shown_before = conversation.turn_updates(session, turn.sent, turn.answer)
+    shown_again = conversation.turn_updates(session, load.sent, load.answer)
     if shown_before and not shown_again:
         raise Failed(f"nothing was shown of a turn of {len(shown_before)} updates", shown_before[0], *list_lines(load))
     return f"{len(shown_again)} updates"
@@ -77,7 +71,7 @@ def answers_load_with_an_object(conversation: Conversation) -> None:
     capability="loadSession",
 )
 def loads_in_another_process(conversation: Conversation) -> None:
-    get_result(conversation, "session/load", cast("Any", AGENT_METHODS["session/load"].result))
+    get_result(conversation, "session/load")
 
 
 @requirement(
@@ -88,7 +82,7 @@ def loads_in_another_process(conversation: Conversation) -> None:
     capability="sessionCapabilities.resume",
 )
 def resumes(conversation: Conversation) -> None:
-    get_result(conversation, "session/resume", cast("Any", AGENT_METHODS["session/resume"].result))
+    get_result(conversation, "session/resume")
 
 
 @requirement(
@@ -109,7 +103,7 @@ def resumes_silently(conversation: Conversation) -> None:
     "LIST-001", "capability", "session/list succeeds.", scenarios.listing, capability="sessionCapabilities.list"
 )
 def lists(conversation: Conversation) -> str:
-    found = get_result(conversation, "session/list", ListSessionsResponse, 0)
+    found = get_result(conversation, "session/list", 0)
     return f"{len(found.sessions)} sessions" + (", and more" if found.next_cursor else "")
 
 
@@ -122,7 +116,7 @@ def lists(conversation: Conversation) -> str:
 )
 def lists_by_folder(conversation: Conversation) -> None:
     request = get_request(conversation, "session/list", 1)
-    if found := get_result(conversation, "session/list", ListSessionsResponse, 1).sessions:
+    if found := get_result(conversation, "session/list", 1).sessions:
         raise Failed(f"it lists {len(found)} sessions", *list_lines(request))
 
 
@@ -134,7 +128,7 @@ def lists_by_folder(conversation: Conversation) -> None:
     capability="sessionCapabilities.delete",
 )
 def deletes(conversation: Conversation) -> None:
-    get_result(conversation, "session/delete", cast("Any", AGENT_METHODS["session/delete"].result))
+    get_result(conversation, "session/delete")
     later = get_request(conversation, "session/list")
     gone = get_request(conversation, "session/delete").params["sessionId"]
     if gone in [get_path(found, "sessionId") for found in list_or_empty(later.member("sessions"))]:
@@ -162,7 +156,7 @@ def deletes_nothing(conversation: Conversation) -> None:
     capability="sessionCapabilities.close",
 )
 def closes(conversation: Conversation) -> None:
-    get_result(conversation, "session/close", cast("Any", AGENT_METHODS["session/close"].result))
+    get_result(conversation, "session/close")
 
 
 @requirement(
@@ -221,12 +215,24 @@ def sets_modes(conversation: Conversation) -> str:
 
 @requirement("CONFIG-001", "capability", "An option's current value is one of its values.", scenarios.sessions)
 def has_possible_values(conversation: Conversation) -> str:
-    options = get_member(conversation, "configOptions", list[SessionConfigOption])
+    options = get_member(conversation, "configOptions", list[Any])
     request = get_request(conversation, "session/new", 0)
-    for option, raw in zip(options, request.member("configOptions"), strict=True):
-        if isinstance(option, SelectConfigOption) and option.current_value not in list_choices(raw):
-            raise Failed(f"{option.id}: {option.current_value!r} is not among its options", *list_lines(request))
+    for id, option in index_options(conversation, options).items():
+        value = get_path(option, "currentValue")
+        if get_path(option, "type") == "select" and value not in list_choices(option):
+            raise Failed(f"{id}: {value!r} is not among its options", *list_lines(request))
     return f"{len(options)} options"
+
+
+def index_options(conversation: Conversation, options: Any) -> dict[str, Any]:
+    """Return the options of kinds that the protocol knows by their ids. Raises NotTested if one is malformed."""
+    found = dict[str, Any]()
+    for option in list_or_empty(options):
+        if get_path(option, "type") in ("select", "boolean"):
+            if not isinstance(id := get_path(option, conversation.version.option_id), str):
+                raise NotTested(f"an option has no id; see {conversation.version.prefix}SCHEMA-001")
+            found[id] = option
+    return found
 
 
 @requirement(
@@ -236,19 +242,17 @@ def has_possible_values(conversation: Conversation) -> str:
     scenarios.setting_option,
 )
 def sets_options(conversation: Conversation) -> str:
-    options = get_member(conversation, "configOptions", list[SessionConfigOption])
+    options = get_member(conversation, "configOptions", list[Any])
     if not any(step.method == "session/set_config_option" for step in conversation.requests):
         raise Skipped("no option has another value to set")
     request = get_request(conversation, "session/set_config_option")
-    now = get_result(conversation, "session/set_config_option", SetSessionConfigOptionResponse).config_options
-    values = {option.id: option.current_value for option in now if isinstance(option, SelectConfigOption)}
-    kept = {option.id for option in now if isinstance(option, SelectConfigOption | BooleanConfigOption)}
-    before = {option.id for option in options if isinstance(option, SelectConfigOption | BooleanConfigOption)}
-    if missing := before - kept:
+    get_result(conversation, "session/set_config_option")
+    now = index_options(conversation, request.member("configOptions"))
+    if missing := index_options(conversation, options).keys() - now.keys():
         raise Failed(f"these options are missing: {', '.join(sorted(missing))}", *list_lines(request))
     option, value = request.params["configId"], request.params["value"]
-    if values.get(option) != value:
-        raise Failed(f"{option} should be {value!r} and is {values.get(option)!r}", *list_lines(request))
+    if (found := get_path(now, option, "currentValue")) != value:
+        raise Failed(f"{option} should be {value!r} and is {found!r}", *list_lines(request))
     return f"{option} to {value}"
 
 

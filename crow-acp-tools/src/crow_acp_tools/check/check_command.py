@@ -33,13 +33,13 @@ def check(
     allow_logout: bool,
     jobs: int | None,
 ) -> None:
-    """Check whether an agent conforms to ACP, version 1.
+    """Check whether an agent conforms to ACP: version 1, and version 2, a draft, if the agent offers it.
 
     COMMAND starts the agent on standard input and output, as in: crow acp check -- opencode acp
 
-    The agent is started about thirty times and sent about fifteen short prompts. It gets every permission that it asks
-    for: the prompts let it read a small file in a temporary folder and print a word. Its messages are checked against
-    the stable schema, except for the ranges of numbers and the formats of texts.
+    For each version, the agent is started about thirty times and sent about fifteen short prompts. It gets every
+    permission that it asks for: the prompts let it read a small file in a temporary folder and print a word. Its
+    messages are checked against the schema, except for the ranges of numbers and the formats of texts.
 
     Exit codes: 0 conformant, 1 not conformant, 2 the agent cannot be started.
     """

@@ -2,7 +2,8 @@
 
 import base64
 from collections import Counter
-from typing import Any
+from itertools import product
+from typing import Any, Literal
 
 import click
 from crow_core.text import escape_controls
@@ -11,6 +12,7 @@ from crow_system.shortening import shorten_middle
 from crow_acp_tools.check.conversation import WireLine
 from crow_acp_tools.check.requirement import Level
 from crow_acp_tools.check.runner import CheckReport, RequirementResult
+from crow_acp_tools.check.versions import VERSION_1
 
 COLOURS = {"pass": "green", "fail": "red", "not tested": "yellow", "skipped": None}
 LEVELS: dict[Level, str] = {
@@ -26,9 +28,11 @@ MAX_LINE_CHARACTERS = 400
 def to_text(report: CheckReport) -> str:
     """Format a report for a terminal, with colours. Output of the agent cannot control the terminal."""
     parts = [f"{get_agent_name(report)}, checked as {escape_controls(' '.join(report.options.command))}"]
-    for level, title in LEVELS.items():
-        if found := [result for result in report.results if result.requirement.level == level]:
-            parts += ["", click.style(title, bold=True)]
+    for facts, (level, title) in product(report.facts, LEVELS.items()):
+        of = "" if facts.version is VERSION_1 else f"Version {facts.version.number}, a draft: "
+        results = [result for result in report.results if result.requirement.version is facts.version]
+        if found := [result for result in results if result.requirement.level == level]:
+            parts += ["", click.style(f"{of}{title}", bold=True)]
             for before, result in zip([None, *found], found, strict=False):
                 parts += result_to_text(result, repeated=before is not None and before.why == result.why)
     counts = Counter((result.requirement.level, result.verdict) for result in report.results)
@@ -59,12 +63,18 @@ def result_to_text(result: RequirementResult, *, repeated: bool) -> list[str]:
 
 
 def get_agent_name(report: CheckReport) -> str:
-    info = report.facts.initialize.member("agentInfo") if report.facts.initialize else None
-    match info:
+    match get_greeting(report, "info"):
         case {"name": str(name), "version": str(version)}:
             return escape_controls(f"{name} {version}")
         case _:
             return "An agent without a name"
+
+
+def get_greeting(report: CheckReport, part: Literal["info", "capabilities"]) -> Any:
+    """Return a part of the answer to `initialize` in the first version that was checked; None if it lacks that."""
+    facts = report.facts[0]
+    name = facts.version.info if part == "info" else facts.version.capabilities
+    return facts.initialize.member(name) if facts.initialize else None
 
 
 def line_text(line: WireLine) -> str:
@@ -77,13 +87,12 @@ def show_line(text: str) -> str:
 
 def to_json(report: CheckReport) -> dict[str, Any]:
     """Convert a report to JSON. A line that is not UTF-8 is base64 under `bytes`."""
-    greeting = report.facts.initialize
     return {
         "conformant": report.is_conformant,
-        "protocolVersion": 1,
+        "protocolVersions": [facts.version.number for facts in report.facts],
         "command": list(report.options.command),
-        "agentInfo": greeting.member("agentInfo") if greeting else None,
-        "agentCapabilities": greeting.member("agentCapabilities") if greeting else None,
+        "agentInfo": get_greeting(report, "info"),
+        "agentCapabilities": get_greeting(report, "capabilities"),
         "requirements": [result_to_json(result) for result in report.results],
     }
 

@@ -9,7 +9,7 @@ import os
 import subprocess
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from io import FileIO
@@ -19,7 +19,7 @@ from uuid import uuid4
 
 import crow_system as system
 import msgspec
-from crow_core.acp.schema import AUTH_REQUIRED, METHOD_NOT_FOUND, PROTOCOL_VERSION
+from crow_core.acp.schema import AUTH_REQUIRED, METHOD_NOT_FOUND
 from crow_core.acp.transports import CHUNK_BYTES, ByteSource, open_source, open_streams
 from crow_core.mcp.watchdog import MARK, ProcessWatchdog
 
@@ -32,6 +32,7 @@ from crow_acp_tools.check.validation import (
     list_or_empty,
     to_short_json,
 )
+from crow_acp_tools.check.versions import VERSION_1, ProtocolVersion, answers_in_version
 
 MAX_BYTES = 16 * 1024 * 1024
 """Bytes that an agent may write in one conversation, which asks it for a few sentences."""
@@ -43,16 +44,6 @@ OUTPUT_GRACE = 5.0
 """Seconds to wait for the rest of the output after the process has ended."""
 CAPABILITY_METHODS = {"fs": "CLIENTCAP-001", "terminal": "CLIENTCAP-002", "elicitation": "CLIENTCAP-003"}
 """The requirement that a call breaks, by the beginning of its method. This client never has these capabilities."""
-TURN_UPDATES = {
-    "agent_message_chunk",
-    "agent_thought_chunk",
-    "user_message_chunk",
-    "tool_call",
-    "tool_call_update",
-    "plan",
-}
-"""The updates that belong to a turn. All others may come at any time."""
-
 Message = dict[str, Any]
 
 
@@ -146,8 +137,9 @@ class Conversation:
     Entering raises OSError if the agent cannot be started.
     """
 
-    def __init__(self, options: CheckOptions, folder: Path) -> None:
+    def __init__(self, options: CheckOptions, folder: Path, version: ProtocolVersion = VERSION_1) -> None:
         self.options = options
+        self.version = version
         self.folder = folder
         """The folder of its sessions."""
         self.lines: list[WireLine] = []
@@ -281,19 +273,15 @@ class Conversation:
     # Common steps
 
     async def initialize(self) -> CheckRequest:
-        """Initialize with version 1 and without capabilities. Raises CannotContinue if the agent does not agree."""
-        params = {
-            "protocolVersion": PROTOCOL_VERSION,
-            "clientCapabilities": {},
-            "clientInfo": {"name": "crow-check", "version": "1"},
-        }
-        request = await self.ask("initialize", params)
-        if request.error or request.member("protocolVersion") != PROTOCOL_VERSION:
-            raise CannotContinue("initialize did not agree on version 1 of the protocol; see INIT-001 and INIT-002")
+        """Initialize without capabilities. Raises CannotContinue if the agent does not agree on the version."""
+        request, number = await self.ask("initialize", {**self.version.initialize}), self.version.number
+        if request.error or answers_in_version(request.result) != number:
+            see = f"{self.version.prefix}INIT-001 and {self.version.prefix}INIT-002"
+            raise CannotContinue(f"initialize did not agree on version {number} of the protocol; see {see}")
         if method := self.options.auth_method:
-            login = await self.ask("authenticate", {"methodId": method})
+            login = await self.ask(self.version.login, {"methodId": method})
             if login.error:
-                raise CannotContinue(f"authenticate with {method} was refused: {describe_error(login.error)}")
+                raise CannotContinue(f"{self.version.login} with {method} was refused: {describe_error(login.error)}")
         return request
 
     async def open_session(self, **more: Any) -> str:
@@ -306,7 +294,7 @@ class Conversation:
         if wanted := self.login_needed(request):
             raise CannotContinue(wanted)
         if request.error or not isinstance(session := request.member("sessionId"), str):
-            raise CannotContinue("session/new gave no session; see SESSION-001")
+            raise CannotContinue(f"session/new gave no session; see {self.version.prefix}SESSION-001")
         return session
 
     def login_needed(self, request: CheckRequest) -> str:
@@ -316,16 +304,37 @@ class Conversation:
         offered = next(
             (request.member("authMethods") for request in self.requests if request.method == "initialize"), None
         )
-        methods = ", ".join(to_short_json(get_path(method, "id")) for method in list_or_empty(offered))
+        methods = ", ".join(to_short_json(get_path(method, self.version.login_id)) for method in list_or_empty(offered))
         return f"the agent wants a login first; give --auth-method with one of: {methods}" if methods else ""
 
     async def prompt(self, session: str, text: str, *blocks: Message, **more: Any) -> CheckRequest:
         """Send a prompt and wait for the end of the turn. Raises CannotContinue."""
-        return await self.finish(self.begin_prompt(session, text, *blocks, **more))
+        return await self.finish_turn(self.begin_prompt(session, text, *blocks, **more))
 
     def begin_prompt(self, session: str, text: str, *blocks: Message, **more: Any) -> CheckRequest:
         prompt = [{"type": "text", "text": text}, *blocks]
         return self.begin("session/prompt", {"sessionId": session, "prompt": prompt, **more})
+
+    async def finish_turn(self, request: CheckRequest) -> CheckRequest:
+        """Wait for the end of the turn of a prompt. Raises CannotContinue if it does not end."""
+        await self.finish(request)
+        await self.wait_until(lambda: self.has_ended(request), self.options.timeout)
+        if not self.has_ended(request):
+            why = self._output_ended or f"no `idle` with a stop reason came within {self.options.timeout:g} s"
+            raise CannotContinue(f"the turn did not end: {why}; see {self.version.prefix}PROMPT-001")
+        return request
+
+    def has_ended(self, request: CheckRequest) -> bool:
+        """Tell whether the turn of a prompt has ended, or has never begun."""
+        refused = request.ended.is_set() and (request.answer is None or request.error is not None)
+        return refused or self.find_end(request) is not None
+
+    def find_end(self, request: CheckRequest) -> WireLine | None:
+        """Return the line that ends the turn of a prompt: its answer, or in version 2 a state; None if none came."""
+        if self.version.number == 1 or request.error is not None:
+            return request.answer
+        session = str(request.params["sessionId"])
+        return next((line for line in self.updates(session, request.sent) if get_stop_reason(line) is not None), None)
 
     def cancel(self, session: str) -> WireLine:
         self.cancelled.add(session)
@@ -340,6 +349,11 @@ class Conversation:
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds), self._changed:
                 await self._changed.wait_for(lambda: condition() or self._output_ended)
+
+    def turn_updates(self, session: str, after: WireLine, before: WireLine | None = None) -> list[WireLine]:
+        """List the updates of a session that belong to a turn, as `updates` does."""
+        kinds = self.version.turn_updates
+        return [line for line in self.updates(session, after, before) if update_kind(line) in kinds]
 
     def updates(self, session: str, after: WireLine, before: WireLine | None = None) -> list[WireLine]:
         """List the updates of a session between two lines, or from one line to the end."""
@@ -406,7 +420,7 @@ class Conversation:
 
     def _add_flaw(self, id: str, why: str, line: WireLine) -> None:
         if why:
-            self.flaws.append(Flaw(id, why, line))
+            self.flaws.append(Flaw(self.version.prefix + id, why, line))
 
     def _handle_line(self, raw: bytes) -> None:
         line = self._add_line("agent", raw)
@@ -458,29 +472,30 @@ class Conversation:
                         f"{waiting.method} was not answered, but something with the id {to_short_json(id)} came",
                     )
             return
-        if not why and "result" in message and self.is_version_1(request):
-            why = find_result_flaw(request.method, message["result"])
+        if not why and "result" in message and self.is_own_version(request):
+            why = find_result_flaw(request.method, message["result"], self.version)
             self._add_flaw("SCHEMA-001", why, line)
-        if not why and self.is_version_1(request):
-            self._add_flaw("SCHEMA-002", ", ".join(find_unknown_keys(message, request.method)), line)
+        if not why and self.is_own_version(request):
+            self._add_flaw("SCHEMA-002", ", ".join(find_unknown_keys(message, request.method, self.version)), line)
         if isinstance(error := message.get("error"), dict):
             text = cast("Message", error).get("message")
             lines = text.split("\n") if isinstance(text, str) else []
             unfit = "is empty" if lines == [""] else "has several lines" if len(lines) > 1 else ""
             self._add_flaw("ERROR-001", unfit and f"the error's message {unfit}", line)
 
-    def is_version_1(self, request: CheckRequest) -> bool:
-        """Tell whether an answer follows version 1: an agent that was asked for a later version may answer in that."""
-        return request.method != "initialize" or request.member("protocolVersion") in (None, PROTOCOL_VERSION)
+    def is_own_version(self, request: CheckRequest) -> bool:
+        """Tell whether an answer is in the version of the conversation: an agent may answer `initialize` in another."""
+        number = answers_in_version(request.result) if request.method == "initialize" else 0
+        return number in (0, self.version.number)
 
     def _handle_call(self, line: WireLine, message: Message) -> None:
-        why = find_call_flaw(message)
+        why = find_call_flaw(message, self.version)
         self._add_flaw("SCHEMA-001", why, line)
         method: object = message["method"]
         if not isinstance(method, str) or type(message.get("id")) not in (int, str, type(None)):
             return
         if not why:
-            self._add_flaw("SCHEMA-002", ", ".join(find_unknown_keys(message, method)), line)
+            self._add_flaw("SCHEMA-002", ", ".join(find_unknown_keys(message, method, self.version)), line)
         if "id" not in message:
             return
         if id := CAPABILITY_METHODS.get(method.partition("/")[0]):
@@ -518,9 +533,11 @@ def update_kind(line: WireLine) -> str:
     return str(get_path(line.message, "params", "update", "sessionUpdate") or "")
 
 
-def filter_turn_updates(lines: Sequence[WireLine]) -> list[WireLine]:
-    """Return the updates that belong to a turn."""
-    return [line for line in lines if update_kind(line) in TURN_UPDATES]
+def get_stop_reason(line: WireLine) -> Any:
+    """Return the stop reason of an update that ends a turn of version 2; None for another line."""
+    update = get_path(line.message, "params", "update")
+    ends = update_kind(line) == "state_update" and get_path(update, "state") == "idle"
+    return get_path(update, "stopReason") if ends else None
 
 
 def describe_error(error: Message) -> str:

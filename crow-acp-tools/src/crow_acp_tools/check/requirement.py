@@ -5,11 +5,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, cast
 
 import msgspec
-from crow_core.acp.schema import PromptResponse
 
+from crow_acp_tools.check import conversation as conversations
 from crow_acp_tools.check.conversation import CheckRequest, Conversation, WireLine, describe_error
 from crow_acp_tools.check.scenarios import Scenario
-from crow_acp_tools.check.validation import to_struct
+from crow_acp_tools.check.validation import list_or_empty, to_struct
+from crow_acp_tools.check.versions import VERSION_1, ProtocolVersion
 
 Level = Literal["mandatory", "capability", "advisory", "informational"]
 CheckVerdict = Literal["pass", "fail", "not tested", "skipped"]
@@ -66,12 +67,14 @@ class Requirement:
     """Reads the conversation and returns a remark, or None. Raises NotPassed."""
     capability: str
     """The dotted path of the capability that the agent has to advertise; the empty text if none."""
+    version: ProtocolVersion = VERSION_1
 
 
 @dataclass
 class RequirementGroup:
     """The requirements that one module declares."""
 
+    version: ProtocolVersion = VERSION_1
     requirements: dict[str, Requirement] = field(default_factory=dict[str, Requirement])
     """Each by its id, in the order of the report."""
 
@@ -81,7 +84,8 @@ class RequirementGroup:
         """Declare the decorated function to be the check of a requirement."""
 
         def declare(check: Callable[[Conversation], str | None]) -> Callable[[Conversation], str | None]:
-            self.requirements[id] = Requirement(id, level, sentence, scenario, check, capability)
+            own = self.version.prefix + id
+            self.requirements[own] = Requirement(own, level, sentence, scenario, check, capability, self.version)
             return check
 
         return declare
@@ -97,7 +101,7 @@ def get_request(conversation: Conversation, method: str, nth: int = -1) -> Check
 
 def get_success(conversation: Conversation, method: str, nth: int = -1, *, see: str = "") -> CheckRequest:
     """Return a request that has a result. Raises NotPassed; `see` is the id of another requirement that then fails."""
-    request = get_request(conversation, method, nth)
+    request, see = get_request(conversation, method, nth), see and conversation.version.prefix + see
     if wanted := conversation.login_needed(request):
         raise NotTested(wanted)
     if request.answer is None:
@@ -107,10 +111,12 @@ def get_success(conversation: Conversation, method: str, nth: int = -1, *, see: 
     return request
 
 
-def get_result(conversation: Conversation, method: str, kind: type[T], nth: int = -1, *, see: str = "") -> T:
-    """Return the valid result of a request. Raises NotPassed, as `get_success` does."""
+def get_result(conversation: Conversation, method: str, nth: int = -1, *, see: str = "") -> Any:
+    """Return the valid result of a request, as a struct of its version. Raises NotPassed, as `get_success` does."""
     request = get_success(conversation, method, nth, see=see)
-    return convert_result(request, request.result, kind, see=see)
+    kind = conversation.version.agent_methods[method].result
+    see = see and conversation.version.prefix + see
+    return convert_result(request, request.result, cast("type[Any]", kind), see=see)
 
 
 def convert_result(request: CheckRequest, value: Any, kind: type[T], *, see: str = "") -> T:
@@ -145,7 +151,21 @@ def check_complete(conversation: Conversation) -> None:
 
 
 def get_stop_reason(conversation: Conversation) -> str:
-    return get_result(conversation, "session/prompt", PromptResponse).stop_reason
+    """Return why the turn of the last prompt ended. Raises NotPassed."""
+    result = get_result(conversation, "session/prompt")
+    if conversation.version.number == 1:
+        return result.stop_reason
+    request = get_request(conversation, "session/prompt")
+    if (end := conversation.find_end(request)) is None:
+        raise Failed(conversation.stopped or "the turn did not end", *list_lines(request))
+    return str(conversations.get_stop_reason(end))
+
+
+def get_login_ids(conversation: Conversation) -> list[str]:
+    """List the ids of the methods of authentication. Raises NotPassed."""
+    result = get_result(conversation, "initialize", see="INIT-001")
+    name = "id" if conversation.version.number == 1 else "method_id"
+    return [getattr(method, name) for method in list_or_empty(result.auth_methods)]
 
 
 def list_lines_after(conversation: Conversation, line: WireLine) -> list[WireLine]:
@@ -153,7 +173,7 @@ def list_lines_after(conversation: Conversation, line: WireLine) -> list[WireLin
     return [other for other in conversation.lines[conversation.lines.index(line) + 1 :] if other.sender == "agent"]
 
 
-def list_lines_until_answer(conversation: Conversation, request: CheckRequest) -> list[WireLine]:
-    """List the lines of the agent between a request and its answer."""
-    lines = list_lines_after(conversation, request.sent)
-    return lines[: lines.index(request.answer)] if request.answer else lines
+def list_lines_of_turn(conversation: Conversation, request: CheckRequest) -> list[WireLine]:
+    """List the lines of the agent between a prompt and the end of its turn."""
+    lines, end = list_lines_after(conversation, request.sent), conversation.find_end(request)
+    return lines[: lines.index(end)] if end else lines

@@ -7,11 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from crow_core.acp.schema_v2 import UNSUPPORTED_VERSION
+
 from crow_acp_tools.check import scenarios
 from crow_acp_tools.check.conversation import CheckOptions, CheckRequest, Conversation, Flaw, WireLine
 from crow_acp_tools.check.requirement import CheckVerdict, NotPassed, Requirement, Unanswered
 from crow_acp_tools.check.requirements import ANSWERED_BY, REQUIREMENTS
 from crow_acp_tools.check.scenarios import AgentFacts, Scenario, create_files
+from crow_acp_tools.check.versions import VERSION_1, VERSION_2, VERSIONS, ProtocolVersion, answers_in_version
 
 BASIC_SCENARIOS = {"initialize": scenarios.initializing, "session": scenarios.sessions, "prompt": scenarios.one_prompt}
 """The scenarios on which others depend, in order. They show whether the others can run at all."""
@@ -35,10 +38,11 @@ class RequirementResult:
 
 @dataclass(frozen=True)
 class CheckReport:
-    """The results of all requirements."""
+    """The results of all requirements on the versions that the agent offers."""
 
     options: CheckOptions
-    facts: AgentFacts
+    facts: Sequence[AgentFacts]
+    """The facts of each version that was checked."""
     results: Sequence[RequirementResult] = field(default_factory=list[RequirementResult])
 
     @property
@@ -52,6 +56,33 @@ class CheckReport:
         )
 
 
+class CheckRun:
+    """A check of one agent. All its conversations share a temporary folder and a limit of processes."""
+
+    def __init__(self, options: CheckOptions, root: str, jobs: int, progress: Callable[[int, int], None]) -> None:
+        self.options = options
+        self._root = root
+        self._places = asyncio.Semaphore(jobs)
+        self._progress = progress
+        self._done = self._total = 0
+
+    def plan(self, conversations: int) -> None:
+        """Count conversations that are still to come."""
+        self._total += conversations
+
+    async def hold(self, scenario: Scenario, version: ProtocolVersion) -> Conversation:
+        """Have the conversation of a scenario with a new process of the agent. Raises OSError if it cannot start."""
+        async with self._places:
+            folder = Path(self._root, f"{version.number}-{self._done}-{id(scenario)}")
+            create_files(folder)
+            conversation = Conversation(self.options, folder, version)
+            async with conversation:
+                await scenario(conversation)
+            self._done += 1
+            self._progress(self._done, max(self._total, self._done))
+            return conversation
+
+
 async def check_agent(
     options: CheckOptions,
     only: Collection[str] = (),
@@ -59,49 +90,72 @@ async def check_agent(
     jobs: int = 0,
     progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> CheckReport:
-    """Check an agent against all requirements, or only against those with the ids in `only`.
+    """Check an agent against all requirements on the versions of ACP that it offers, or only against those in `only`.
 
     At most `jobs` processes run at a time; 0 means one for each processor, at most four. `progress` is called with the
     number of finished conversations and their total. Raises OSError if the agent cannot be started.
     """
     wanted = [requirement for id, requirement in REQUIREMENTS.items() if not only or id in only]
-    facts, conversations = AgentFacts(), dict[Scenario, Conversation]()
-    places = asyncio.Semaphore(jobs or min(4, os.cpu_count() or 1))
+    facts, results = list[AgentFacts](), list[RequirementResult]()
     with TemporaryDirectory(prefix="crow-check-") as folder:
         root = os.path.realpath(folder)  # noqa: ASYNC240, it takes no time; agents compare paths
+        run = CheckRun(options, root, jobs or min(4, os.cpu_count() or 1), progress)
+        greetings = {
+            version: await run.hold(scenarios.initializing, version)
+            for version in VERSIONS
+            if version is VERSION_1 or any(requirement.version is version for requirement in wanted)
+        }
+        for version in choose_versions(greetings):
+            known, found = await check_version(
+                run, greetings[version], [requirement for requirement in wanted if requirement.version is version]
+            )
+            facts.append(known)
+            results += found
+    return CheckReport(options, facts, results)
 
-        async def run(scenario: Scenario) -> None:
-            async with places:
-                conversations[scenario] = conversation = Conversation(options, Path(root, str(len(conversations))))
-                conversation.folder.mkdir()
-                create_files(conversation.folder)
-                async with conversation:
-                    await scenario(conversation)
-                progress(len(conversations), total)
 
-        needed = [requirement.scenario for requirement in wanted]
-        total = len({*needed, *BASIC_SCENARIOS.values()})
-        for need, basic in BASIC_SCENARIOS.items():
-            if need != "prompt" or basic in needed or any(scenario.needs == need for scenario in needed):
-                if find_obstacle(basic, facts):
-                    break
-                await run(basic)
-                learn_facts(need, conversations[basic], facts)
-        testable = [
-            requirement.scenario
-            for requirement in wanted
-            if not find_obstacle(requirement.scenario, facts) and not is_unadvertised(requirement, facts)
-        ]
-        try:
-            async with asyncio.TaskGroup() as group:
-                for scenario in dict.fromkeys(testable):
-                    if scenario not in conversations:
-                        group.create_task(run(scenario))
-        except* OSError as failures:
-            raise OSError(str(failures.exceptions[0])) from None
+def choose_versions(greetings: dict[ProtocolVersion, Conversation]) -> list[ProtocolVersion]:
+    """List the versions to check: the second if it is offered, and the first unless only the second is."""
+    second = greetings.get(VERSION_2)
+    if second is None or answers_in_version(second.requests[0].result) != VERSION_2.number:
+        return [VERSION_1]
+    first = greetings[VERSION_1].requests[0]
+    is_refused = first.error is not None and first.error.get("code") == UNSUPPORTED_VERSION
+    is_refused = is_refused or answers_in_version(first.result) == VERSION_2.number
+    return [VERSION_2] if is_refused else [VERSION_1, VERSION_2]
+
+
+async def check_version(
+    run: CheckRun, greeting: Conversation, wanted: Sequence[Requirement]
+) -> tuple[AgentFacts, list[RequirementResult]]:
+    """Check the requirements on one version. `greeting` is the conversation that initializes it."""
+    version = greeting.version
+    facts, conversations = AgentFacts(version), {scenarios.initializing: greeting}
+    learn_facts("initialize", greeting, facts)
+    needed = [requirement.scenario for requirement in wanted]
+    run.plan(len({*needed, *BASIC_SCENARIOS.values()}))
+    for need, basic in BASIC_SCENARIOS.items():
+        if need != "prompt" or basic in needed or any(scenario.needs == need for scenario in needed):
+            if find_obstacle(basic, facts):
+                break
+            if basic not in conversations:
+                conversations[basic] = await run.hold(basic, version)
+            learn_facts(need, conversations[basic], facts)
+    testable = [
+        requirement.scenario
+        for requirement in wanted
+        if not find_obstacle(requirement.scenario, facts) and not is_unadvertised(requirement, facts)
+    ]
+    missing = [scenario for scenario in dict.fromkeys(testable) if scenario not in conversations]
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = {scenario: group.create_task(run.hold(scenario, version)) for scenario in missing}
+    except* OSError as failures:
+        raise OSError(str(failures.exceptions[0])) from None
+    conversations |= {scenario: task.result() for scenario, task in tasks.items()}
     counted = [conversation for scenario, conversation in conversations.items() if scenario.counts_flaws]
     flaws = [(flaw, conversation) for conversation in counted for flaw in conversation.flaws]
-    return CheckReport(options, facts, [to_result(requirement, conversations, flaws, facts) for requirement in wanted])
+    return facts, [to_result(requirement, conversations, flaws, facts) for requirement in wanted]
 
 
 def learn_facts(need: str, conversation: Conversation, facts: AgentFacts) -> None:
@@ -119,8 +173,9 @@ def learn_facts(need: str, conversation: Conversation, facts: AgentFacts) -> Non
             if not first or not isinstance(first[0].member("sessionId"), str):
                 facts.broken[need] = why
         case _:
-            if not first or first[0].member("stopReason") is None:
-                facts.broken[need] = why or "a plain prompt failed; see PROMPT-001"
+            end = conversation.find_end(first[0]) if first else None
+            if end is None or first[0].error or (end is first[0].answer and first[0].member("stopReason") is None):
+                facts.broken[need] = why or f"a plain prompt failed; see {facts.version.prefix}PROMPT-001"
 
 
 def find_obstacle(scenario: Scenario, facts: AgentFacts) -> str:
@@ -160,7 +215,9 @@ def to_result(
 
 def find_cause(requirement: Requirement, request: CheckRequest, facts: AgentFacts) -> str:
     """Return the id of the requirement that an unanswered request fails instead of this one, or an empty string."""
-    see = ANSWERED_BY.get(request.method, requirement.id)
+    see = requirement.id
+    if request.method in ANSWERED_BY:
+        see = facts.version.prefix + ANSWERED_BY[request.method]
     is_slow = request.method in facts.unanswered or (request.late_answer and not request.interrupted)
     return see if is_slow and see != requirement.id else ""
 

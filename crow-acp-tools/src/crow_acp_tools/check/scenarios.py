@@ -16,9 +16,9 @@ from crow_acp_tools.check.conversation import (
     Conversation,
     Message,
     WireLine,
-    filter_turn_updates,
 )
 from crow_acp_tools.check.validation import get_path, list_or_empty
+from crow_acp_tools.check.versions import CLIENT_INFO, VERSION_1, ProtocolVersion
 
 HELLO_PROMPT = "Say hello in one word. Héllo, 你好 \U0001f426"
 FILE_NAME = "notes.txt"
@@ -35,8 +35,9 @@ AUDIO = "UklGRiYAAABXQVZFZm10IBAAAAABAAEAQB8AAIA+AAACABAAZGF0YQIAAAAAAA=="
 
 @dataclass
 class AgentFacts:
-    """The agent's answer to `initialize`, and the basic scenarios that failed."""
+    """The agent's answer to `initialize` in one version, and the basic scenarios that failed."""
 
+    version: ProtocolVersion = VERSION_1
     initialize: CheckRequest | None = None
     """The request `initialize` of the first conversation."""
     broken: dict[str, str] = field(default_factory=dict[str, str])
@@ -46,7 +47,7 @@ class AgentFacts:
 
     def advertises(self, capability: str) -> bool:
         """Tell whether the agent advertises a capability, given as a dotted path: its value is true, or an object."""
-        value = get_path(self.initialize and self.initialize.result, "agentCapabilities", *capability.split("."))
+        value = get_path(self.initialize and self.initialize.result, self.version.capabilities, *capability.split("."))
         return value is True or isinstance(value, dict)
 
 
@@ -101,14 +102,13 @@ async def one_prompt(conversation: Conversation) -> None:
 @scenario("")
 async def future_version(conversation: Conversation) -> None:
     """Ask for a future version. The parameters of version 2 are sent as well, since the agent may know it."""
-    client = {"name": "crow-check", "version": "1"}
-    params = {"protocolVersion": FUTURE_VERSION, "clientCapabilities": {}, "clientInfo": client, "info": client}
-    await conversation.ask("initialize", {**params, "capabilities": {}})
+    params = {"protocolVersion": FUTURE_VERSION, "clientCapabilities": {}, "clientInfo": CLIENT_INFO}
+    await conversation.ask("initialize", {**params, "info": CLIENT_INFO, "capabilities": {}})
 
 
 @scenario("initialize")
 async def ids(conversation: Conversation) -> None:
-    await conversation.ask("initialize", {"protocolVersion": 1, "clientCapabilities": {}}, id=0)
+    await conversation.ask("initialize", {**conversation.version.initialize}, id=0)
     await conversation.ask("session/new", {"cwd": str(conversation.folder), "mcpServers": []}, id="an id, ünïque")
 
 
@@ -166,13 +166,14 @@ async def interrupt_turn(conversation: Conversation, session: str, send: Callabl
         turn = conversation.begin_prompt(session, conversation.options.cancel_prompt)
         if not early:
             await conversation.wait_until(
-                lambda turn=turn: filter_turn_updates(conversation.updates(session, turn.sent)),
+                lambda turn=turn: conversation.turn_updates(session, turn.sent),
                 conversation.options.timeout / 10,
             )
-            await conversation.wait_until(turn.ended.is_set, 0.05)  # it may end right after its first update
-        if not turn.ended.is_set():
+            # It may end right after its first update.
+            await conversation.wait_until(lambda turn=turn: conversation.has_ended(turn), 0.05)
+        if not conversation.has_ended(turn):
             turn.interrupted = send()
-        await conversation.finish(turn)
+        await conversation.finish_turn(turn)
         if turn.interrupted:
             return
 
@@ -262,7 +263,9 @@ async def setting_option(conversation: Conversation) -> None:
         options, key=lambda option: get_path(option, "category") == "model"
     ):  # others depend on models
         if others := [value for value in list_choices(option) if value != get_path(option, "currentValue")]:
-            params = {"sessionId": session, "configId": get_path(option, "id"), "value": others[0]}
+            id = get_path(option, conversation.version.option_id)
+            kind = {} if conversation.version.number == 1 else {"type": "id"}
+            params = {"sessionId": session, "configId": id, "value": others[0], **kind}
             await conversation.ask("session/set_config_option", params)
             return
 
@@ -320,7 +323,7 @@ async def logging_in(conversation: Conversation) -> None:
 async def logging_out(conversation: Conversation) -> None:
     if conversation.options.allow_logout:
         await conversation.initialize()
-        await conversation.ask("logout", {})
+        await conversation.ask(conversation.version.logout, {})
 
 
 @scenario("initialize", counts_flaws=False)
@@ -346,5 +349,6 @@ async def unknown_session(conversation: Conversation) -> None:
 
 
 def create_files(folder: Path) -> None:
-    """Create the file that the prompts mention in the folder of a session."""
+    """Create the folder of a session, with the file that the prompts mention."""
+    folder.mkdir()
     (folder / FILE_NAME).write_text("The crow is in the cupboard.\n")

@@ -1,9 +1,8 @@
 """Requirements on sessions, prompts and their cancellation."""
 
-from crow_core.acp.schema import NewSessionResponse
-
 from crow_acp_tools.check import scenarios
-from crow_acp_tools.check.conversation import Conversation, describe_error, filter_turn_updates, is_update
+from crow_acp_tools.check.conversation import Conversation, describe_error, is_update
+from crow_acp_tools.check.conversation import get_stop_reason as get_stop_reason_of
 from crow_acp_tools.check.requirement import (
     Failed,
     NotTested,
@@ -14,7 +13,7 @@ from crow_acp_tools.check.requirement import (
     get_stop_reason,
     get_success,
     list_lines,
-    list_lines_until_answer,
+    list_lines_of_turn,
 )
 from crow_acp_tools.check.validation import to_short_json
 
@@ -25,7 +24,7 @@ requirement = RequirementGroup()
 
 @requirement("SESSION-001", "mandatory", "session/new gives an id that is not empty.", scenarios.sessions)
 def opens_a_session(conversation: Conversation) -> None:
-    if not get_result(conversation, "session/new", NewSessionResponse, 0).session_id:
+    if not get_result(conversation, "session/new", 0).session_id:
         raise Failed("`sessionId` is empty", *list_lines(get_request(conversation, "session/new", 0)))
 
 
@@ -54,14 +53,14 @@ def updates_its_session(conversation: Conversation) -> str:
     turn = get_request(conversation, "session/prompt")
     during = [
         line
-        for line in list_lines_until_answer(conversation, turn)
+        for line in list_lines_of_turn(conversation, turn)
         if line.message and line.message.get("method") == "session/update"
     ]
     for line in during:
         if not is_update(line, turn.params["sessionId"]):
             raise Failed("an update has another `sessionId` than the prompt", turn.sent, line)
     for flaw in conversation.flaws:
-        if flaw.id == "SCHEMA-001" and flaw.line in during:
+        if flaw.id.endswith("SCHEMA-001") and flaw.line in during:
             raise Failed(flaw.why, turn.sent, flaw.line)
     if turn.answer is None:
         raise NotTested(turn.no_answer_reason)
@@ -90,23 +89,26 @@ def check_interrupted_turn(conversation: Conversation) -> None:
         raise Unanswered(turn)
     if turn.error:
         raise Failed(f"the prompt was answered with an error: {describe_error(turn.error)}", *lines, turn.answer)
-    if (reason := turn.member("stopReason")) == "cancelled":
+    if (end := conversation.find_end(turn)) is None:
+        raise Failed(conversation.stopped or "the turn did not end", *lines)
+    if (reason := turn.member("stopReason") if end is turn.answer else get_stop_reason_of(end)) == "cancelled":
         return
-    late = turn.answer.at - turn.interrupted.at
+    late = end.at - turn.interrupted.at
     if late < conversation.options.quiet:
         raise NotTested(
             f"the turn ended by itself ({to_short_json(reason)}), {late:.2f} s after it was interrupted; {BUSY_HINT}"
         )
-    raise Failed(f"the turn went on for {late:.1f} s and ended with {to_short_json(reason)}", *lines, turn.answer)
+    raise Failed(f"the turn went on for {late:.1f} s and ended with {to_short_json(reason)}", *lines, end)
 
 
-@requirement("CANCEL-002", "mandatory", "No update of a cancelled turn comes after its answer.", scenarios.cancelling)
+@requirement("CANCEL-002", "mandatory", "No update of a cancelled turn comes after its end.", scenarios.cancelling)
 def is_silent_after_cancel(conversation: Conversation) -> None:
     turn = get_request(conversation, "session/prompt")
-    late = filter_turn_updates(conversation.updates(turn.params["sessionId"], turn.answer)) if turn.answer else []
-    if turn.interrupted and late:
-        raise Failed("an update of the turn came after its answer", turn.interrupted, *list_lines(turn)[1:], late[0])
+    end = conversation.find_end(turn)
+    late = conversation.turn_updates(turn.params["sessionId"], end) if end else []
+    if turn.interrupted and end and late:
+        raise Failed("an update of the turn came after its end", turn.interrupted, end, late[0])
     try:
         check_interrupted_turn(conversation)
     except Failed as failed:
-        raise NotTested(f"{failed}; see CANCEL-001") from failed
+        raise NotTested(f"{failed}; see {conversation.version.prefix}CANCEL-001") from failed

@@ -11,12 +11,10 @@ from typing import Any, cast
 
 import msgspec
 from crow_core.acp.decoding import get_shape
-from crow_core.acp.schema import AGENT_METHODS, CLIENT_METHODS, PROTOCOL_METHODS
 from crow_system.shortening import shorten_line
 from msgspec import Struct, inspect
 
-AGENT_CALLS = {**CLIENT_METHODS, **PROTOCOL_METHODS}
-"""The methods that an agent may call."""
+from crow_acp_tools.check.versions import CHUNKS, VERSION_1, VERSION_2, ProtocolVersion
 
 
 def find_envelope_flaw(message: dict[str, Any]) -> str:
@@ -36,23 +34,37 @@ def find_envelope_flaw(message: dict[str, Any]) -> str:
             return "an `error` has an integer `code` and a text `message`"
 
 
-def find_call_flaw(message: dict[str, Any]) -> str:
+def find_call_flaw(message: dict[str, Any], version: ProtocolVersion = VERSION_1) -> str:
     """Return what is wrong with a request or a notification; the empty text if nothing is."""
     method = message["method"]
     if not isinstance(method, str):
         return "`method` is not a text"
     if type(message.get("id")) not in (int, str, type(None)):
         return "the `id` of a request is neither an integer, a string nor null"
-    if method.startswith("_"):
+    if method.startswith("_") or (version.number > 1 and is_own_update(message.get("params"))):
         return ""
-    if (known := AGENT_CALLS.get(method)) is None:
-        return f"{method} is not a method of ACP v1 that an agent may call; an agent's own methods begin with `_`"
+    if (known := version.agent_calls.get(method)) is None:
+        described = f"{method} is not a method of ACP v{version.number} that an agent may call"
+        return f"{described}; an agent's own methods begin with `_`"
+    if version.number > 1 and is_chunk_without_id(message.get("params")):
+        return f"{method}: a chunk of a message without a `messageId`"
     return find_flaw(message.get("params", {}), known.params, method)
 
 
-def find_result_flaw(method: str, result: Any) -> str:
+def is_chunk_without_id(params: Any) -> bool:
+    """Tell whether an update is a chunk of a message without the message's id, which version 1 allows."""
+    update = get_path(params, "update")
+    return get_path(update, "sessionUpdate") in CHUNKS and not isinstance(get_path(update, "messageId"), str)
+
+
+def is_own_update(params: Any) -> bool:
+    """Tell whether an update is of a kind of the agent's own, which version 2 allows."""
+    return str_or_empty(get_path(params, "update", "sessionUpdate")).startswith("_")
+
+
+def find_result_flaw(method: str, result: Any, version: ProtocolVersion = VERSION_1) -> str:
     """Return what is wrong with the result of a method; the empty text if nothing is."""
-    known = AGENT_METHODS.get(method)
+    known = version.agent_methods.get(method)
     return find_flaw(result, known.result, f"the result of {method}") if known and known.result else ""
 
 
@@ -76,7 +88,8 @@ def to_struct(value: Any, struct: type[Struct]) -> Any:
 
 def drop_auth_types(value: Any) -> Any:
     """Remove the `type` of auth methods that are not of the type `terminal`: any other is valid and has no meaning."""
-    if not (methods := list_or_empty(get_path(value, "authMethods"))):
+    methods = list_or_empty(get_path(value, "authMethods"))
+    if not methods or get_path(value, "protocolVersion") == VERSION_2.number:
         return value
     return {**value, "authMethods": [drop_unknown_type(method) for method in methods]}
 
@@ -106,13 +119,13 @@ def list_or_empty(value: Any) -> list[Any]:
     return cast("list[Any]", value) if isinstance(value, list) else []
 
 
-def find_unknown_keys(message: dict[str, Any], method: str) -> list[str]:
+def find_unknown_keys(message: dict[str, Any], method: str, version: ProtocolVersion = VERSION_1) -> list[str]:
     """Return the paths of keys in a valid message that the protocol does not define: own keys belong in `_meta`."""
     found = [key for key in message if key not in {"jsonrpc", "id", "method", "params", "result", "error"}]
     with suppress(RecursionError):
-        if "method" in message and (known := AGENT_CALLS.get(method)):
+        if "method" in message and (known := version.agent_calls.get(method)):
             found += walk_unknown_keys(message.get("params"), get_shape(known.params), "params")
-        elif "result" in message and (known := AGENT_METHODS.get(method)) and known.result:
+        elif "result" in message and (known := version.agent_methods.get(method)) and known.result:
             found += walk_unknown_keys(message["result"], get_shape(known.result), "result")
     return found
 
