@@ -5,6 +5,9 @@ uv run benchmarks/search.py --rows 1000000
 Without --rows, there are 200,000 messages. Runs on SQLite in a temporary folder; also on PostgreSQL, in a new database,
 if CROW_TEST_POSTGRES names a server: postgresql+psycopg://postgres@127.0.0.1:5432/postgres. The text is random, with
 the word frequencies of a natural language, and a few words of known frequency.
+
+Measured on SQLite with 200,000 messages, on a machine with other work: words and phrases take 1 to 64 ms, a prefix that
+very many words have (`e*`) 440 to 580 ms; the index is 0.32 of the messages' JSON.
 """
 
 import argparse

@@ -10,14 +10,10 @@ import sys
 import tomllib
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import msgspec
 import pytest
 import yaml
-from crow_core import Crow, Server
-from crow_core.testing import Reply, ScriptedModel, ScriptedServer, connect
-from fastmcp import FastMCP
 
 ROOT = Path(__file__).parents[1]
 READMES = [
@@ -50,43 +46,6 @@ def test_the_python_code_of_every_readme_runs(
     printed = capsys.readouterr().out.strip()
     assert printed
     assert "Nothing was compacted" not in printed
-
-
-def test_the_readme_is_a_front_page():
-    text = re.sub(r"^```.*?^```", "", (ROOT / "README.md").read_text("utf-8"), flags=re.M | re.S)
-    assert len(text.split()) <= 800
-    for link in re.findall(r"\]\(([^)#]+)\)", text):
-        assert link.startswith("https://") or (ROOT / link).exists(), link
-
-
-@pytest.mark.anyio
-async def test_the_agent_of_the_readme_answers_with_a_typed_result(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    call = {"name": "population", "arguments": {"city": "Rome"}}
-    async with ScriptedServer([Reply(tool_calls=[call]), Reply("2750000")]) as server:
-        for name, value in (("CROW_HOME", str(tmp_path)), ("OPENAI_BASE_URL", server.url), ("OPENAI_API_KEY", "key")):
-            monkeypatch.setenv(name, value)
-        monkeypatch.chdir(tmp_path)
-        names: dict[str, Any] = {"__name__": "readme"}
-        exec(compile(python_blocks(ROOT / "README.md")[0], "README.md", "exec"), names)
-        await names["main"]()
-    assert capsys.readouterr().out == "2750000\n"
-
-
-@pytest.mark.anyio
-async def test_the_extension_of_the_readme_refuses_what_does_more_than_read(tmp_path: Path):
-    names: dict[str, Any] = {"__name__": "readme"}
-    exec(compile(python_blocks(ROOT / "README.md")[1], "README.md", "exec"), names)
-    model = ScriptedModel([Reply(tool_calls=[{"name": "tools_write", "arguments": {}}]), Reply("Refused.")])
-    tools = FastMCP("tools")
-    tools.tool(lambda: "written", name="write")
-    crow = Crow(model, servers=[Server("tools", lambda: tools, shared=True)]).use(names["read_only"], reason="No.")
-    async with connect(crow) as editor:
-        session = await editor.new_session(str(tmp_path))
-        await editor.prompt(session.session_id, "Write.")
-        (opened,) = crow.sessions.values()
-        assert [entry["content"] for entry in opened.log if entry.get("role") == "tool"] == ["No."]
 
 
 def test_the_example_in_one_file_runs_and_stays_short():
@@ -228,31 +187,6 @@ def test_the_page_on_scripts_describes_the_json_and_every_exit_code():
     known = {name for parameter in run.params for name in parameter.opts}
     used = set(re.findall(r"(?<![\w-])--[a-z]+(?:-[a-z]+)*", text)) - {"--help", "--body-file"}
     assert used <= known
-
-
-def test_the_images_of_the_readme_are_drawings_that_load_nothing_and_run_nothing():
-    names = re.findall(r"\]\(([^)]+\.svg)\)", (ROOT / "README.md").read_text("utf-8"))
-    assert len(names) >= 4
-    for name in names:
-        text = (ROOT / name).read_text("utf-8")
-        assert len(text) < 300_000, f"{name} is large; see scripts/record_terminal.py"
-        for element in ElementTree.fromstring(text).iter():
-            assert element.tag.rpartition("}")[2] in {
-                "svg",
-                "title",
-                "style",
-                "defs",
-                "g",
-                "use",
-                "rect",
-                "path",
-                "circle",
-                "text",
-            }
-            assert not [key for key in element.attrib if key.startswith("on")]
-            assert element.get("href", "#").startswith("#")
-        assert "url(" not in text
-        assert "@import" not in text
 
 
 @pytest.mark.skipif(
