@@ -6,6 +6,7 @@ import os
 import sys
 from typing import Any
 
+from crow_core.acp.complete_method import COMPLETE_METHOD
 from crow_core.acp.connection import Connection
 from crow_core.acp.schema import (
     AGENT_METHODS,
@@ -60,12 +61,12 @@ class Agent:
             "session/cancel": self.cancel,
             "session/set_config_option": self.set_option,
         }
-        self.connection = Connection(transport, AGENT_METHODS, CLIENT_METHODS, handlers, fallback=self.steer)
+        self.connection = Connection(transport, AGENT_METHODS, CLIENT_METHODS, handlers, fallback=self.answer)
         self.model = "small"
         self.cancelled = asyncio.Event()
 
     async def initialize(self, params: InitializeRequest) -> InitializeResponse:
-        own: Any = {"crow": {"permissionAnswers": ["reason", "command"]}}
+        own: Any = {"crow": {"permissionAnswers": ["reason", "command"], "methods": [COMPLETE_METHOD]}}
         return InitializeResponse(
             protocol_version=1,
             agent_info=Implementation(name="parrot", version="1"),
@@ -150,7 +151,14 @@ class Agent:
         await self.send(UsageUpdate(used=5_000, size=20_000))
         return PromptResponse(stop_reason="end_turn")
 
-    async def steer(self, method: str, params: dict[str, Any]) -> dict[str, str]:
+    async def answer(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
+        """Answer a method beyond ACP: complete a song, or take words for the running turn."""
+        if method == STEERING_METHOD:
+            return await self.steer(params)
+        songs = [song for song in ("ballad", "canon") if params["text"] == f"/sing {song[:2]}"]
+        return {"completions": [{"text": song, "replaces": 2, "detail": "a long one"} for song in songs]}
+
+    async def steer(self, params: dict[str, Any]) -> dict[str, str]:
         """Take words that do not begin with “no”; the others wait for the end of the turn."""
         text = params["prompt"][0]["text"]
         if text.startswith("no"):

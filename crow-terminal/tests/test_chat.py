@@ -352,6 +352,15 @@ def test_completion_of_commands_and_files(start: "Start", tmp_path: Path):
     assert "ignored.py" not in screen.text
 
 
+def test_agent_completes_the_arguments_of_its_commands(start: "Start"):
+    screen = start()
+    screen.until("small")
+    screen.type("/sing ca")
+    screen.until("a long one")
+    screen.type("\t\r")
+    screen.until("You said: /sing canon")
+
+
 def test_tab_right_after_the_last_letter_completes(start: "Start", tmp_path: Path):
     (tmp_path / "my notes.txt").touch()
     screen = start()

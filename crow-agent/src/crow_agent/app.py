@@ -33,6 +33,7 @@ from crow_extensions.ask_user import ask_user
 from crow_extensions.broken_replies import broken_replies
 from crow_extensions.budgets import budgets
 from crow_extensions.commands import commands
+from crow_extensions.completions import completions
 from crow_extensions.context_window import context_window
 from crow_extensions.cut_prompts import cut_prompts
 from crow_extensions.empty_replies import empty_replies
@@ -107,7 +108,7 @@ REPLACED_TOOLS = ("plan", "ask_user")
 
 FIRST_EXTENSIONS: tuple[Extension, ...] = (
     command_files,  # before the others, whose commands replace a file's command of the same name
-    *(commands, mcp, resources, tool_search, reasoning_effort, context_window, cut_prompts, usage),
+    *(commands, mcp, resources, completions, tool_search, reasoning_effort, context_window, cut_prompts, usage),
     *(printed_calls, broken_replies, empty_replies, refused_images, refused_prompts),
     *(loop_guard, truncate, titles, undo, plan),
     *(mentions, agents, skills, work_trees, small_models, warm_up),

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from crow_core.acp.complete_method import Completion
 from crow_core.acp.connection import ConnectionClosed
 from crow_core.acp.decoding import convert_leniently
 from crow_core.acp.schema import ContentBlock, ElicitationSchema, StringPropertySchema, TextBlock
@@ -17,6 +18,7 @@ from crow_core.app import Crow
 from crow_core.content import to_user_message
 from crow_core.errors import ElicitationError
 from crow_core.masking import mask
+from crow_core.mcp.argument_values import complete_value
 from crow_core.mcp.server import Server
 from crow_core.mcp.server_answers import describe_error
 from crow_core.messages.message import Message, make_unique
@@ -153,7 +155,31 @@ def to_command(name: str, prompt: "Prompt", server: Server) -> Command:
     hint = " ".join(f"<{each.name}>" if each.required else f"[{each.name}]" for each in arguments)
     about = prompt.description or prompt.title or f"A prompt of {server.name}"
     description, hint = mask([to_line(about), to_line(hint)], server.secrets)
-    return Command(name, description[:500], partial(use_prompt, name, prompt, server), hint=hint[:200])
+    complete = partial(complete_prompt, prompt, server)
+    return Command(name, description[:500], partial(use_prompt, name, prompt, server), hint[:200], complete)
+
+
+async def complete_prompt(prompt: "Prompt", server: Server, session: Session, text: str) -> list[Completion]:
+    """Return the values that the server offers for the argument of a prompt that is being typed."""
+    from mcp_types import PromptReference  # imported with FastMCP
+
+    names = [each.name for each in prompt.arguments or []]
+    if (place := find_typed_argument(text, names)) is None:
+        return []
+    name, value, known = place
+    found = await complete_value(server, PromptReference(name=prompt.name), name, value, known)
+    return [Completion(shlex.quote(each), len(value), each) for each in found]
+
+
+def find_typed_argument(text: str, names: Sequence[str]) -> tuple[str, str, dict[str, str]] | None:
+    """Find the argument in which `text` ends: its name, its value so far, and the arguments before it."""
+    start = text.rfind(" ") + 1
+    word, known = text[start:], parse_prompt_arguments(text[:start], names)
+    name, equals, value = word.partition("=")
+    if equals and name in names:
+        return name, value, {each: known[each] for each in known if each != name}
+    left = [each for each in names if each not in known]
+    return (left[0], word, known) if left else None
 
 
 async def use_prompt(name: str, prompt: "Prompt", server: Server, session: Session, text: str) -> str | Message:

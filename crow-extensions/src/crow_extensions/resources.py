@@ -16,12 +16,21 @@ from crow_core.acp.schema import ContentBlock, ResourceLinkBlock, TextBlock
 from crow_core.app import Crow
 from crow_core.content import attach_blocks, to_blocks
 from crow_core.masking import mask
-from crow_core.mcp.resources import NAME, Resource, list_resources, list_several, read_blocks, to_read_call
+from crow_core.mcp.resources import (
+    NAME,
+    Resource,
+    list_resources,
+    list_several,
+    read_blocks,
+    to_mention_name,
+    to_read_call,
+)
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Server
 from crow_core.mcp.tool import ToolCall
 from crow_core.messages.message import Message
 from crow_core.session.session import Session
+from crow_core.session_state import StateKey
 from crow_core.text import to_line
 from crow_system.shortening import leave_out
 from msgspec import Struct, ValidationError
@@ -33,6 +42,8 @@ TEXT_LIMIT = 200_000
 LIST_LIMIT = 1_000
 """Resources in a list for the model."""
 
+ATTACHED = StateKey("attached_resources", dict[tuple[Server, str], int])
+"""The resources that prompts of a session have attached, each with the count of its changes at that time."""
 MENTION = re.compile(r"(?<![\w@/])@([\w.-]+):(\S+)")
 DEFINITION: dict[str, Any] = {
     "name": NAME,
@@ -86,8 +97,11 @@ def resources(crow: Crow) -> None:
         if session.parent:
             return message  # the prompt of a sub-agent is written by a model
         remaining, blocks = TEXT_LIMIT, list[dict[str, Any]]()
-        for server, uri in dict.fromkeys(await find_mentioned(message, session)):
+        mentioned = dict.fromkeys(await find_mentioned(message, session))
+        changed = [uri for server, uri in find_changed(session) if (server, uri) not in mentioned]
+        for server, uri in mentioned:
             try:
+                await follow(session, server, uri)
                 resource = await read_blocks(server, uri)
             except ConnectionError as error:
                 await session.notice(f"{to_line(uri)} was not read: {error}.", "warning")
@@ -95,7 +109,27 @@ def resources(crow: Crow) -> None:
             for block in resource:
                 blocks.append(short := shorten_block(block, remaining))
                 remaining = max(remaining - len(str(short.get("resource", {}).get("text", ""))), 0)
+        blocks += [{"type": "text", "text": describe_change(uri)} for uri in changed]
         return attach_blocks(message, convert_leniently(mask(blocks, session.secrets), list[ContentBlock]))
+
+
+async def follow(session: Session, server: Server, uri: str) -> None:
+    """Subscribe to the changes of a resource that is attached now. Raises ConnectionError."""
+    await server.follow_resource(uri)
+    session.state[ATTACHED][server, uri] = server.changes[uri]
+
+
+def find_changed(session: Session) -> list[tuple[Server, str]]:
+    """Return the attached resources that have changed since the model was last told of them."""
+    attached = session.state[ATTACHED]
+    changed = [(server, uri) for (server, uri), count in attached.items() if server.changes[uri] != count]
+    attached |= {(server, uri): server.changes[uri] for server, uri in changed}
+    return changed
+
+
+def describe_change(uri: str) -> str:
+    """Return the sentence for the model about a resource that has changed since it was attached."""
+    return f"[The resource {to_line(uri)} may have changed since it was attached. Read it again with {NAME} if needed.]"
 
 
 async def find_mentioned(message: Message, session: Session) -> list[tuple[Server, str]]:
@@ -124,11 +158,6 @@ async def find_mentioned(message: Message, session: Session) -> list[tuple[Serve
     for uri in links[:MENTIONS_LIMIT]:
         found += [(resource.server, uri) for resource in resources if resource.matches(uri)][:1]
     return found
-
-
-def to_mention_name(name: str) -> str:
-    """Return the name of a server as it is written in a mention."""
-    return re.sub(r"[^\w.-]", "_", name)
 
 
 def find_uri(mention: str, resources: Sequence[Resource]) -> str:

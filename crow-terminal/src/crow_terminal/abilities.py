@@ -21,3 +21,5 @@ class Abilities(Struct):
     """The additions that it accepts in the answer to a permission question: `reason`, `command`."""
     steers: bool = False
     """Whether it takes words for the running turn."""
+    completes: bool = False
+    """True if it completes the arguments of its commands, and mentions of resources."""

@@ -5,6 +5,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from crow_core.acp.complete_method import COMPLETE_METHOD, Completion, read_completions
 from crow_core.acp.connection import ConnectionClosed, RpcError
 from crow_core.acp.schema import (
     AvailableCommandsUpdate,
@@ -160,6 +161,16 @@ class AgentCalls(ChatBase):
             limit = f"larger than {MAX_IMAGE_BYTES // 1_000_000} MB: the agent gets the path alone"
             self.perform(self.state.remark(f"{', '.join(map(escape_line, large))}: {limit}.", "warning"))
         return await asyncio.to_thread(make_prompt, text, outputs, self.settings.cwd, self.state.abilities, images)
+
+    async def complete_by_agent(self, text: str) -> Sequence[Completion]:
+        """Return what may follow the text before the cursor, as far as the agent knows."""
+        if not (self.client and self.session_id and self.state.abilities.completes):
+            return []
+        try:
+            answer = await self.client.request(COMPLETE_METHOD, {"sessionId": self.session_id, "text": text})
+        except (RpcError, ConnectionClosed):
+            return []  # the user goes on typing
+        return read_completions(answer, text)
 
     async def _steer(self, words: effects.Steer) -> None:
         taken = False

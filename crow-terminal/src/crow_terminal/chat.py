@@ -51,7 +51,9 @@ class Chat(AgentCalls, KeyActions):
         """Blocks to print; with each whether to leave out nothing."""
         self._lines: deque[str] = deque()
         self._tail: tuple[Any, int, list[str]] = (None, 0, [])
-        self.completer = ChatCompleter(self.state, lambda: self.terminal.editor.history.get_strings())
+        self.completer = ChatCompleter(
+            self.state, lambda: self.terminal.editor.history.get_strings(), self.complete_by_agent
+        )
         self.terminal = Terminal(
             above=self.compose_above,
             below=self.compose_below,

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 from crow_core import __version__
 from crow_core.acp.client import OPTION_NAMES, AcpClient
+from crow_core.acp.complete_method import can_complete
 from crow_core.acp.connection import RpcError
 from crow_core.acp.schema import (
     AUTH_REQUIRED,
@@ -110,9 +111,9 @@ def find_abilities(initialized: InitializeResponse) -> Abilities:
     info = initialized.agent_info
     match can.meta:
         case {"crow": {**own}}:
-            answers = own.get("permissionAnswers", ())
+            answers, completes = own.get("permissionAnswers", ()), can_complete(own)
         case _:
-            answers = ()
+            answers, completes = (), False
     return Abilities(
         name=(info.title or info.name) if info else "",
         lists=can.session_capabilities.list not in (UNSET, None),
@@ -122,4 +123,5 @@ def find_abilities(initialized: InitializeResponse) -> Abilities:
         resumes=can.session_capabilities.resume not in (UNSET, None),
         answers=tuple(map(str, answers)),
         steers=can_steer(initialized.meta),
+        completes=completes,
     )

@@ -1,9 +1,10 @@
-"""Completion of `/` commands and of files behind `@`."""
+"""Completion of `/` commands, of files behind `@`, and of what the agent completes."""
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 
+from crow_core.acp.complete_method import Completion as AgentCompletion
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
 
@@ -11,6 +12,8 @@ from crow_terminal.command_menu import GROUP_END, list_commands, list_values, ra
 from crow_terminal.mentions import MENTION, find_files, list_files, quote_name
 from crow_terminal.state import State
 
+COMMAND = re.compile(r"/\S+ ")
+"""A command whose arguments are being typed."""
 FRESH = 10.0
 """Seconds for which a list of files is used again."""
 
@@ -18,9 +21,14 @@ FRESH = 10.0
 class ChatCompleter(Completer):
     """Completes commands at the start, and files anywhere."""
 
-    def __init__(self, state: State, get_past: Callable[[], Sequence[str]] = tuple[str]) -> None:
-        """`get_past` returns the earlier prompts, oldest first."""
-        self._state, self._get_past = state, get_past
+    def __init__(
+        self,
+        state: State,
+        get_past: Callable[[], Sequence[str]],
+        ask_agent: Callable[[str], Awaitable[Sequence[AgentCompletion]]],
+    ) -> None:
+        """`get_past` returns the earlier prompts, oldest first; `ask_agent` what the agent knows to follow a text."""
+        self._state, self._get_past, self._ask_agent = state, get_past, ask_agent
         self._files: list[str] = []
         self._folder = ""
         self._listed = -FRESH
@@ -40,6 +48,9 @@ class ChatCompleter(Completer):
             typed = next((group for group in found.groups() if group is not None), "")
             for name in await asyncio.to_thread(find_files, files, typed):
                 yield Completion(f"@{quote_name(name)}", -len(found[0].lstrip()), display=f"@{name}")
+        if found or COMMAND.match(document.text_before_cursor):
+            for one in await self._ask_agent(document.text_before_cursor):
+                yield Completion(one.text, -one.replaces, display=one.label or one.text, display_meta=one.detail)
 
     def complete_command(self, text: str) -> Iterable[Completion]:
         """Complete the name of a command, or what it takes."""

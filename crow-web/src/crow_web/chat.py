@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from crow_core.acp.complete_method import COMPLETE_METHOD, read_completions
 from crow_core.acp.connection import ConnectionClosed, RpcError
 from crow_core.acp.schema import (
     AvailableCommand,
@@ -30,7 +31,7 @@ from crow_terminal.prompt_content import make_prompt
 from crow_terminal.session_options import OfferedOptions, list_entries
 from msgspec import UNSET
 
-from crow_web.completion import list_completions
+from crow_web.completion import MOST, list_completions
 from crow_web.history import History, read_history
 from crow_web.live import Feed, Tab
 from crow_web.log import BlockRenderer, Log
@@ -362,6 +363,10 @@ class WebChat:
 
     async def complete(self, tab: Tab, text: str) -> None:
         found = await asyncio.to_thread(list_completions, text, self.commands, self.folder)
+        if self.is_open and self._agent.abilities.completes and (client := self._agent.client):
+            with suppress(RpcError, ConnectionClosed):
+                answer = await client.request(COMPLETE_METHOD, {"sessionId": self.id, "text": text})
+                found = [*read_completions(answer, text), *found][:MOST]
         tab.add({"@menu": self._renderer.render("menu", found, text)})
 
     # What is around the log

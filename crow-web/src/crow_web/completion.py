@@ -2,21 +2,12 @@
 
 from collections.abc import Sequence
 
+from crow_core.acp.complete_method import Completion
 from crow_core.acp.schema import AvailableCommand
 from crow_terminal.mentions import MENTION, find_files, list_files, quote_name
-from msgspec import Struct
 
 MOST = 12
 """Completions that are offered."""
-
-
-class Completion(Struct, frozen=True):
-    """A text to insert in place of the last characters before the cursor."""
-
-    text: str
-    replaces: int
-    label: str
-    detail: str = ""
 
 
 def list_completions(text: str, commands: Sequence[AvailableCommand], folder: str) -> list[Completion]:

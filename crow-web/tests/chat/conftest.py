@@ -19,6 +19,7 @@ from crow_core.agent.acp_agent import AcpAgent
 from crow_core.mcp.server import Server
 from crow_core.testing import Reply, ScriptedModel
 from crow_extensions.ask_user import ask_user
+from crow_extensions.completions import completions
 from crow_extensions.steering import steering
 from crow_extensions.undo import undo
 from crow_permissions.extension import permissions
@@ -144,9 +145,10 @@ async def start(database: Database, tmp_path: Path) -> AsyncIterator[Callable[..
                 """Keep a text."""
                 return f"kept {text}"
 
+            tools.resource("note://all")(lambda: "all of them")
             crow = Crow(ScriptedModel(script), servers=[Server("notes", lambda: tools, shared=True)])
             url = database.url.render_as_string(hide_password=False)
-            crow.use(persistence, url=url, folder=database.folder).use(steering).use(ask_user)
+            crow.use(persistence, url=url, folder=database.folder).use(steering).use(ask_user).use(completions)
             crow.use(permissions, mode=mode).use(undo)
             crow.servers_wait = 60.0
             own.push_async_callback(crow.shut_down)

@@ -180,6 +180,16 @@ async def test_files_and_commands_are_completed(start: Any):
         assert 'data-replaces="4"' in menu
 
 
+async def test_resources_of_a_server_are_completed_by_the_agent(start: Any):
+    site: Site = await start([Reply("Hello.")])
+    async with site.open() as tab:
+        await tab.say("hello")
+        await tab.is_ready()
+        await tab.act("complete", text="look at @notes:")
+        menu = await tab.until(lambda tab: tab.values.get("@menu"))
+        assert 'data-insert="note://all"' in menu
+
+
 async def test_an_image_goes_with_the_prompt(start: Any):
     site: Site = await start([Reply("A pixel.")])
     async with site.open() as tab:

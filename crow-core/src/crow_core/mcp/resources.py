@@ -54,6 +54,11 @@ class Resource:
         return fnmatchcase(uri, "*".join(map(glob.escape, EXPRESSION.split(self.uri))))
 
 
+def to_mention_name(name: str) -> str:
+    """Return the name of a server as it is written in a mention."""
+    return re.sub(r"[^\w.-]", "_", name)
+
+
 async def list_resources(server: Server) -> list[Resource]:
     """Return the resources and templates of a server, or an empty list if it does not list any."""
     try:

@@ -28,6 +28,7 @@ from crow_core.mcp.server_answers import (
 from crow_core.mcp.server_connection import (
     end_connection,
     follow_changes,
+    follow_resources,
     is_broken,
     is_dead,
     stderr_tail,
@@ -116,9 +117,12 @@ class Server:
     closed: bool = False
     """Whether its last session has left it: no further session joins. It would still be connected when needed."""
     changes: Counter[str] = field(default_factory=Counter[str], repr=False)
-    """The number of times that its list of `tools`, `prompts` or `resources` may have changed."""
+    """The number of times that its list of `tools`, `prompts` or `resources` may have changed, or the resource of a
+    URI."""
     listeners: list[Callable[[str], None]] = field(default_factory=list[Callable[[str], None]], repr=False)
-    """Called with the name of a list that may have changed."""
+    """Called with the name of a list that may have changed, or the URI of a resource."""
+    followed: set[str] = field(default_factory=set[str], repr=False)
+    """The URIs of the resources whose changes are subscribed to."""
     started: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
     """Set when its process or connection is being started, or cannot be. The import of FastMCP comes before."""
     start_time: float = 0.0
@@ -128,6 +132,8 @@ class Server:
     """Ends the previous connection."""
     _watchdog: ProcessWatchdog | None = field(default=None, repr=False)
     _preloading: asyncio.TimerHandle | None = field(default=None, repr=False)
+    _following: "asyncio.Task[None] | None" = field(default=None, repr=False)
+    """Follows the resources in `followed`."""
     _tasks: "set[asyncio.Task[Any]]" = field(default_factory=set["asyncio.Task[Any]"], repr=False)
     """Background tasks: abandoned calls, notifications, subscriptions."""
     _listed: "tuple[int, list[dict[str, Any]]] | None" = field(default=None, repr=False)
@@ -203,9 +209,10 @@ class Server:
             await client.__aenter__()
         except Exception as error:
             raise ConnectionError(f"{describe_error(error)}{stderr_tail(client, self.secrets)}") from error
-        for what in ("tools", "prompts", "resources") if before is not None else ():
+        for what in ("tools", "prompts", "resources", *self.followed) if before is not None else ():
             self.mark_changed(what)  # it may be another program now
         self.keep_task(asyncio.ensure_future(follow_changes(client)))
+        self._follow(client)
         return client
 
     def _filter_answer(self, method: str, answer: dict[str, Any], version: str) -> dict[str, Any]:
@@ -335,6 +342,20 @@ class Server:
                 call.cancel()
                 self.keep_task(call)
 
+    async def follow_resource(self, uri: str) -> None:
+        """Subscribe to the changes of a resource, which `changes` counts. Raises ConnectionError."""
+        client = await self.client()
+        if uri not in self.followed:
+            self.followed.add(uri)
+            self._follow(client)
+
+    def _follow(self, client: "CheckedClient") -> None:
+        """Subscribe to the changes of the resources in `followed`."""
+        if self.followed:
+            following = follow_resources(client, sorted(self.followed), self._following)
+            self._following = asyncio.ensure_future(following)
+            self.keep_task(self._following)
+
     def announce_roots(self) -> None:
         """Tell a connected server that the roots have changed. A server of 2026 gets them with each call instead."""
         from mcp_types import RootsListChangedNotification
@@ -389,6 +410,7 @@ class Server:
             ElicitCompleteNotification,
             PromptListChangedNotification,
             ResourceListChangedNotification,
+            ResourceUpdatedNotification,
             ToolListChangedNotification,
         )
 
@@ -399,6 +421,8 @@ class Server:
                 self.mark_changed("prompts")
             case ResourceListChangedNotification():
                 self.mark_changed("resources")
+            case ResourceUpdatedNotification(params=params):
+                self._mark_resource(str(params.uri))
             case ElicitCompleteNotification(params=params):
                 for host in [*self.calls.hosts]:
                     await host.complete(self, params.elicitation_id)
@@ -406,10 +430,16 @@ class Server:
                 pass
 
     def mark_changed(self, what: str) -> None:
-        """Record that its list of `what` may have changed, and call the listeners."""
+        """Record that its list or resource `what` may have changed, and call the listeners."""
         self.changes[what] += 1
         for listener in self.listeners:
             listener(what)
+
+    def _mark_resource(self, uri: str) -> None:
+        """Record that a resource has changed, if it is followed or a part of one that is."""
+        for each in self.followed:
+            if uri == each or uri.startswith(f"{each.rstrip('/')}/"):
+                self.mark_changed(each)
 
     def disconnect_soon(self, connection: "asyncio.Task[CheckedClient] | None") -> None:
         """Start to end a connection if it still is this server's. The next call makes a new one."""

@@ -1,7 +1,7 @@
 """The connection of a server: a task whose result is the connected client."""
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -90,3 +90,23 @@ async def follow_changes(client: "CheckedClient") -> None:
         ) as changes:
             async for _ in changes:
                 pass  # `_handle_notification` gets each of them, too
+
+
+async def follow_resources(client: "CheckedClient", uris: Sequence[str], before: "asyncio.Task[None] | None") -> None:
+    """Subscribe to the changes of resources, until the connection ends. Then cancel the task that did so before."""
+    from mcp.client import subscriptions  # imported with FastMCP
+    from mcp_types import EmptyResult, SubscribeRequest, SubscribeRequestParams
+    from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+
+    resources = client.server_capabilities and client.server_capabilities.resources
+    if not (resources and resources.subscribe):
+        return
+    if client.protocol_version not in MODERN_PROTOCOL_VERSIONS:
+        for uri in uris:
+            await client.session.send_request(SubscribeRequest(params=SubscribeRequestParams(uri=uri)), EmptyResult)
+        return
+    async with subscriptions.listen(client.session, resource_subscriptions=uris) as changes:
+        if before is not None:
+            before.cancel()
+        async for _ in changes:
+            pass  # as above

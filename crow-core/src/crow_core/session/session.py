@@ -8,6 +8,7 @@ from typing import Any
 
 from msgspec import UNSET
 
+from crow_core.acp.complete_method import Completion
 from crow_core.acp.schema import (
     AvailableCommand,
     AvailableCommandInput,
@@ -53,6 +54,8 @@ class Command:
     """Returns text, which ends the turn without a model call, or the user message to continue with."""
     hint: str = ""
     """A placeholder for the text behind the name, which clients show while the user types."""
+    complete: "Callable[[Session, str], Awaitable[Sequence[Completion]]] | None" = None
+    """Receives the text behind the name, as far as it is typed, and returns the texts that may follow."""
 
 
 @dataclass

@@ -132,7 +132,7 @@ const choose = (step) => {
 box.value = sessionStorage.getItem(key) ?? "";
 box.addEventListener("input", () => {
   fit();
-  if (/^\/\S*$|(^|\s)@\S*$/.test(beforeCursor())) send({ do: "complete", text: beforeCursor() }); else fill(menu, "");
+  if (/^\/[^\n]*$|(^|\s)@\S*$/.test(beforeCursor())) send({ do: "complete", text: beforeCursor() }); else fill(menu, "");
 });
 box.addEventListener("focus", () => { if (phase === "viewing" || phase === "new") send({ do: "open" }); });
 box.addEventListener("keydown", (event) => {
