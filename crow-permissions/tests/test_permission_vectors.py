@@ -20,6 +20,7 @@ from crow_core.testing import Reply, ScriptedModel, connect
 from crow_core.testing.script import ScriptedCall
 from crow_permissions.extension import permissions
 from crow_permissions.judgement import Mode
+from crow_permissions.lasting import find_subcommand
 
 pytestmark = pytest.mark.anyio
 
@@ -316,3 +317,44 @@ async def test_program_that_crow_does_not_know_may_have_any_option(samples_proje
     commands = ["./check.sh --fast", "scripts/lint -x --config=a", "our-tool --all a"]
     rules = {"allow": ["terminal:./check.sh *", "terminal:scripts/lint *", "terminal:our-tool *"]}
     assert await decide(samples_project, "ask", rules, commands) == ["allow"] * len(commands)
+
+
+def test_answer_for_a_subcommand_covers_nothing_that_it_does_not_show() -> None:
+    assert [command for command in FURTHER["kept"] if find_subcommand(command)] == []
+
+
+async def test_folder_that_the_shell_may_read_in_another_way_asks(samples_project: Path) -> None:
+    (samples_project / "src" / "deep").mkdir()
+    for name, target in (("far", "src/deep"), ("up", "src/.."), ("away", "/usr")):
+        (samples_project / name).symlink_to(target)
+    commands = """
+    cd far/.. && ls
+    cd ./far/../tests && git diff
+    cd src/../far/../deep && ls
+    cd far/../.. && ls
+    cd $PWD/far/.. && ls
+    cd ~+/far/.. && ls
+    cd up/.. && ls
+    cd away && ls
+    cd away/../tmp && ls
+    cd .. && ls
+    cd / && ls
+    cd && ls
+    cd ~ && ls
+    cd - && ls
+    cd -P src && ls
+    cd -- src && ls
+    cd src; ls
+    cd src | ls
+    cd src || ls
+    cd src && cd .. && ls
+    (cd src && ls)
+    pushd src && ls
+    cd secrets/../.. && ls
+    CDPATH=/usr cd bin && ls
+    cd src && cat ../.env
+    cd secrets && cat ../link/../.env
+    """.strip().split("\n    ")
+    assert await list_unasked(samples_project, {"allow": ["terminal:git diff*"]}, commands) == []
+    ordinary = ["cd src && ls", "cd ./src && git status", "cd src/../tests && ls", "cd link/.. && ls"]
+    assert await list_unasked(samples_project, {}, ordinary) == ordinary
