@@ -4,12 +4,14 @@ import os
 import shlex
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+import click
 import pytest
 from crow_cli.cli import cli
-from crow_cli.own_tree import CLASSES, list_commands
+from crow_cli.own_tree import CLASSES, guard, list_commands
 from crow_core.testing import Reply, ScriptedCall, ScriptedServer
 from crow_mcp_server.terminal.command_watchdog import MARK_VARIABLE
 from crow_permissions.running import MARKS, RunningAgents
@@ -93,6 +95,23 @@ def test_the_file_of_a_process_that_was_killed_counts_for_nothing(tmp_path: Path
 def test_each_command_has_a_class() -> None:
     assert sorted(list_commands(cli)) == sorted(CLASSES)
     assert MARK_VARIABLE in MARKS
+
+
+def test_new_command_without_a_class_is_found_and_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = cast("click.Group", cli.commands["config"])
+    monkeypatch.setitem(config.commands, "wipe", click.Command("wipe", callback=lambda: print("it was changed")))
+    monkeypatch.setenv("CROW_HOME", str(tmp_path))
+    monkeypatch.setenv(MARK_VARIABLE, "1")
+    assert sorted({*list_commands(cli)} - {*CLASSES}) == ["config wipe"]
+
+    guard(config.commands["wipe"], lambda output_format: nullcontext(), "config wipe")
+    with pytest.raises(SystemExit):
+        config.commands["wipe"].main([], standalone_mode=False)
+    printed = capsys.readouterr()
+    assert "where crow has started it" in printed.err
+    assert printed.out == ""
 
 
 REFUSED = """

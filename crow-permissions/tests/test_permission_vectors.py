@@ -20,6 +20,7 @@ from crow_core.testing import Reply, ScriptedModel, connect
 from crow_core.testing.script import ScriptedCall
 from crow_permissions.extension import permissions
 from crow_permissions.judgement import Mode
+from crow_permissions.lasting import find_subcommand
 
 pytestmark = pytest.mark.anyio
 
@@ -36,6 +37,11 @@ EXAMPLES: list[dict[str, list[str]]] = [
 ]
 """The rules that the README and the manual print."""
 HOSTILE: dict[str, list[str]] = tomllib.loads((Path(__file__).parent / "hostile_commands.toml").read_text("utf-8"))
+FURTHER: dict[str, list[str]] = tomllib.loads((Path(__file__).parent / "further_samples.toml").read_text("utf-8"))
+DENIED = {
+    "removals": {"deny": ["terminal:rm *"]},
+    "named": {"deny": ["*:.env", "*:secrets/*"], "allow": ["terminal"]},
+}
 ORDINARY: list[str] = tomllib.loads((Path(__file__).parent / "ordinary_commands.toml").read_text("utf-8"))["commands"]
 
 
@@ -267,3 +273,88 @@ async def test_first_command_after_an_edit_that_does_not_only_read_asks_once(pro
             project, "accept-edits", rules, ["echo x > src/b.py", "git status", "ls | wc -l", command, command]
         )
         assert found == ["allow", "allow", "allow", "ask", "allow"], command
+
+
+@pytest.fixture(scope="module")
+def samples_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small project with private files."""
+    folder = tmp_path_factory.mktemp("samples") / "project"
+    for name in ("src", "tests", "secrets", ".git"):
+        (folder / name).mkdir(parents=True)
+    for name in ("README.md", "notes.txt", "package.json", "src/app.py", ".env", "secrets/key"):
+        (folder / name).write_text("{}\n")
+    (folder / "link").symlink_to("secrets")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode"), [("options", "ask"), ("written", "ask"), ("unpacked", "accept-edits"), ("later", "accept-edits")]
+)
+async def test_rule_for_a_program_does_not_allow_further_samples(kind: str, mode: str, samples_project: Path) -> None:
+    commands = FURTHER[kind]
+    rules = {"allow": sorted({f"terminal:{command.split()[0]} *" for command in commands})}
+    assert await list_unasked(samples_project, rules, commands, mode) == []
+
+
+async def test_rule_does_not_allow_a_longer_name(samples_project: Path) -> None:
+    for sample in FURTHER["names"]:
+        pattern, command = sample.split("|")
+        assert await list_unasked(samples_project, {"allow": [f"terminal:{pattern}"]}, [command]) == [], sample
+
+
+@pytest.mark.parametrize("mode", ["ask", "accept-edits"])
+async def test_command_that_does_not_only_read_asks_without_a_rule(mode: str, samples_project: Path) -> None:
+    assert await list_unasked(samples_project, {}, FURTHER["readers"], mode) == []
+
+
+@pytest.mark.parametrize("mode", ["ask", "yolo"])
+@pytest.mark.parametrize("kind", DENIED)
+async def test_deny_rule_is_not_evaded(kind: str, mode: str, samples_project: Path) -> None:
+    assert await list_unasked(samples_project, DENIED[kind], FURTHER[kind], mode) == []
+
+
+async def test_program_that_crow_does_not_know_may_have_any_option(samples_project: Path) -> None:
+    commands = ["./check.sh --fast", "scripts/lint -x --config=a", "our-tool --all a"]
+    rules = {"allow": ["terminal:./check.sh *", "terminal:scripts/lint *", "terminal:our-tool *"]}
+    assert await decide(samples_project, "ask", rules, commands) == ["allow"] * len(commands)
+
+
+def test_answer_for_a_subcommand_covers_nothing_that_it_does_not_show() -> None:
+    assert [command for command in FURTHER["kept"] if find_subcommand(command)] == []
+
+
+async def test_folder_that_the_shell_may_read_in_another_way_asks(samples_project: Path) -> None:
+    (samples_project / "src" / "deep").mkdir()
+    for name, target in (("far", "src/deep"), ("up", "src/.."), ("away", "/usr")):
+        (samples_project / name).symlink_to(target)
+    commands = """
+    cd far/.. && ls
+    cd ./far/../tests && git diff
+    cd src/../far/../deep && ls
+    cd far/../.. && ls
+    cd $PWD/far/.. && ls
+    cd ~+/far/.. && ls
+    cd up/.. && ls
+    cd away && ls
+    cd away/../tmp && ls
+    cd .. && ls
+    cd / && ls
+    cd && ls
+    cd ~ && ls
+    cd - && ls
+    cd -P src && ls
+    cd -- src && ls
+    cd src; ls
+    cd src | ls
+    cd src || ls
+    cd src && cd .. && ls
+    (cd src && ls)
+    pushd src && ls
+    cd secrets/../.. && ls
+    CDPATH=/usr cd bin && ls
+    cd src && cat ../.env
+    cd secrets && cat ../link/../.env
+    """.strip().split("\n    ")
+    assert await list_unasked(samples_project, {"allow": ["terminal:git diff*"]}, commands) == []
+    ordinary = ["cd src && ls", "cd ./src && git status", "cd src/../tests && ls", "cd link/.. && ls"]
+    assert await list_unasked(samples_project, {}, ordinary) == ordinary

@@ -27,7 +27,7 @@ WITHOUT_HELP = {"find", "ps", "xxd", "awk", "mawk", "which", "echo", "printf", "
 
 
 @pytest.mark.parametrize("program", sorted({name.partition(" ")[0] for name in load_programs()} - {"git"}))
-def test_options_are_those_of_the_installed_program(program: str) -> None:
+def test_options_are_those_of_the_installed_program(program: str, tmp_path: Path) -> None:
     sources = {name for names in read_table("programs.toml")["sources"] for name in names.split()}
     assert program in sources or program == ":"
     known = [name for name in load_programs() if name.partition(" ")[0] == program]
@@ -35,7 +35,12 @@ def test_options_are_those_of_the_installed_program(program: str) -> None:
         pytest.skip("it is not installed, or its --help does not list its options")
     for name in set(known) - {"cargo clippy"}:
         done = subprocess.run(
-            [*name.split(), "--help"], capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL
+            [*name.split(), "--help"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            stdin=subprocess.DEVNULL,
         )
         listed = done.stdout + done.stderr
         long = [option for option in load_programs()[name].options if option.startswith("--")]

@@ -236,6 +236,41 @@ openssl s_client evil.example:443
 openssl ocsp -host evil.example:80
 openssl tsget x
 openssl engine dynamic
+openssl dgst -engine x a.py
+openssl enc -engine x
+openssl speed --provider x
+openssl req -config x.cnf
+apt update
+snap install x
+flatpak install x
+mount.nfs x y
+davfs2 x
+cadaver x
+finger x
+chronyc x
+rdate x
+jira create
+git backfill
+scalar clone x
+git -c a.b=c remote update
+git bundle-uri x
+resolvectl query x
+getent ahosts x
+gawk 'BEGIN{s="/inet/tcp/0/h/1"; print "x" |& s}'
+UNZIP=x unzip a
+LESS=x less a
+BROWSER=x man -H ls
+GIT_TRACE=/x git status
+GIT_OBJECT_DIRECTORY=x git status
+XDG_CONFIG_HOME=x git status
+RIPGREP_CONFIG_PATH=x rg a
+GCONV_PATH=x ls
+LOCPATH=x ls
+MALLOC_TRACE=x ls
+GOFLAGS=x go version
+RUSTC_WRAPPER=x cargo --version
+RES_OPTIONS=x ls
+PS4='$(x)' ls
 TAR_OPTIONS=--checkpoint-action=exec=x tar cf a.tar a.py
 GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=core.fsmonitor GIT_CONFIG_VALUE_0=x git status
 GIT_CONFIG_PARAMETERS="'core.pager=x'" git log

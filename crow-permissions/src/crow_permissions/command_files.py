@@ -134,7 +134,7 @@ def may_be_about(pattern: str, path: str, start: str) -> bool:
 
 def writes_unknown_files(line: CommandLine) -> bool:
     """Test whether a command line writes files whose names its text does not show."""
-    if any(UNKNOWN in path for path in line.writes):
+    if any(UNKNOWN in expand_user(path) for path in line.writes):
         return True
     return any(unpacks(spelling.split(" ")) for spelling in line.commands)
 

@@ -36,6 +36,8 @@ WORDS_LIMIT = 20
 """Words of a command in which another is looked for."""
 NAMES_FILE = {"-r", "--requirement", "-c", "--constraint", "-e", "--editable", "--prefix", "-C", "--group", "--extra"}
 """Options of package managers whose value is no package."""
+LOADS_CODE = re.compile(r"--?(engine|provider|keyform|config)")
+"""An option of openssl that names a module, or a file that may."""
 ASKS_NOTHING = {"--version", "-V", "--help", "-h", "-v"}
 
 
@@ -183,6 +185,8 @@ def find_exit_simple(words: list[str], text: str) -> str:
         return "the code in it may send anything"
     if (known := table.local.get(words[0])) and len(words) > 1 and words[1].partition("=")[0] not in known:
         return "it may be a name for another command"
+    if words[0] == "openssl" and any(LOADS_CODE.match(word) for word in words):
+        return "it loads code"
     if INPUT & set(words) and table.quiet.find(words) is None:
         return "it may run what it reads"
     if words[0].rpartition("/")[2] in {*SHELLS, "source", "."} and UNKNOWN in " ".join(words):

@@ -136,7 +136,8 @@ def list_named_files(line: CommandLine) -> Iterator[tuple[str, bool]]:
     for command in sorted(line.commands):
         name, *words = command.split(" ")
         name = name.rpartition("/")[2]
-        if name in NAMES_NO_FILE.split() or [name, *words[:1]] in (["git", "commit"], ["git", "tag"]):
+        shows_none = name in NAMES_NO_FILE.split() and not read_usage([name, *words]).unlisted
+        if shows_none or [name, *words[:1]] in (["git", "commit"], ["git", "tag"]):
             continue
         for word in words:
             if not word.startswith("-"):
@@ -144,5 +145,7 @@ def list_named_files(line: CommandLine) -> Iterator[tuple[str, bool]]:
             elif len(word) > 2 and not word.startswith("--"):
                 yield word[2:], False
             for separator in ("=", ":", "@"):
-                if (part := word.partition(separator)[2]) and separator in word:
-                    yield part, False
+                before, _, after = word.partition(separator)
+                if after:
+                    yield after, False
+                    yield before, False

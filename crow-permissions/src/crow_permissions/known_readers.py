@@ -16,6 +16,7 @@ from crow_permissions.compositions import Composition, SimpleCommand
 from crow_permissions.private_data import NAMES_LIMIT, WORD, find_private_file, is_private_path, list_files
 from crow_permissions.programs import read_usage
 from crow_permissions.rules import Rules
+from crow_permissions.simple_commands import UNKNOWN
 from crow_permissions.subjects import EDITOR, expand_user, is_inside, spell_path
 
 GREPS = ("grep", "egrep", "fgrep")
@@ -54,8 +55,12 @@ def is_private(command: SimpleCommand, start: str, is_named: Callable[[str], boo
         return True
     for word in (*command.words[1:], *command.reads):
         for part in WORD.findall(word):
-            path = os.path.realpath(os.path.join(start, expand_user(part)))
-            if any(is_below(path, folder) for folder in SPECIAL) and part not in ("/dev/null", "/dev/stdin"):
+            path = os.path.join(start, expand_user(part))
+            if UNKNOWN in path:
+                return True
+            paths = (os.path.normpath(path), os.path.realpath(path))
+            is_special = any(is_below(each, folder) for each in paths for folder in SPECIAL)
+            if is_special and part not in ("/dev/null", "/dev/stdin"):
                 return True
     return any(is_private_path(name) or is_named(name) for name in islice(list_searched(command, start), NAMES_LIMIT))
 

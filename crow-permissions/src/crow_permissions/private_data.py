@@ -240,6 +240,11 @@ def is_search_of_lines(text: str) -> bool:
     return is_shown(text) and re.search(r"\|\s*(?:[ef]?grep|rg)\b", text) is not None
 
 
+def to_path(folder: str, word: str) -> str:
+    """Convert a word of a command to a path; a part that is not known becomes `?`."""
+    return os.path.join(folder, expand_user(word).replace(UNKNOWN, "?"))
+
+
 def find_below(command: str, folder: str, patterns: CommandPatterns) -> str:
     """Find a private file in the folders among the words of those commands that patterns describe, or where they start.
 
@@ -250,9 +255,9 @@ def find_below(command: str, folder: str, patterns: CommandPatterns) -> str:
         if patterns.find(words) is None:
             continue
         searches = patterns is load_private_names().searching
-        starts = [word for word in words[1:] if os.path.isdir(os.path.join(folder, expand_user(word)))]
+        starts = [word for word in words[1:] if os.path.isdir(to_path(folder, word))]
         for word in (starts or ["."]) if searches else words[1:]:
-            path = os.path.join(folder, expand_user(word))
+            path = to_path(folder, word)
             found = (name for name in islice(list_files(path), NAMES_LIMIT) if is_private_path(name))
             if name := next(found, ""):
                 return to_relative(os.path.normpath(name), folder)
@@ -272,7 +277,7 @@ def find_private_word(word: str, folder: str, is_named: Callable[[str], bool] | 
         word = word.lstrip("-")
     if is_private_path(word):
         return word
-    path = os.path.join(folder, expand_user(word))
+    path = to_path(folder, word)
     if WILDCARD.search(word):
         found = (
             name for text in expand_braces(path) for name in islice(glob.iglob(text, include_hidden=True), NAMES_LIMIT)

@@ -84,7 +84,7 @@ def load_programs() -> dict[str, Program]:
     """Read the table."""
     tables = read_table("programs.toml")
     lists: dict[str, str] = tables["lists"]
-    named = {name: entry for name, entry in tables.items() if name not in ("lists", "sources")}
+    named = {name: entry for name, entry in tables.items() if name not in ("lists", "sources", "starters")}
     entries = msgspec.convert(named, dict[str, ProgramEntry])
     return {name: Program(entry, dict(list_options(entry.options, lists))) for name, entry in entries.items()}
 
@@ -101,7 +101,14 @@ def list_starters() -> set[str]:
     """List the programs that are known to run others, or to write files, and those with subcommands in the table."""
     tables = read_table("simple_commands.toml")
     known = {*tables["wrappers"], *tables["code"], *tables["writers"], *tables["subcommands"], *load_programs()}
-    return {name.partition(" ")[0] for name in known} | {name.rstrip("*") for name in tables["project_runners"]}
+    further = [*tables["project_runners"], *" ".join(read_table("programs.toml")["starters"].values()).split()]
+    return {name.partition(" ")[0] for name in known} | {name.rstrip("*") for name in further}
+
+
+@cache
+def list_readers() -> set[str]:
+    """List the programs in the table that only read, or have a subcommand that does."""
+    return {name.partition(" ")[0] for name, program in load_programs().items() if program.entry.reads is not None}
 
 
 def find_name(words: Sequence[str]) -> str:
@@ -112,9 +119,23 @@ def find_name(words: Sequence[str]) -> str:
 
 
 def to_program(word: str) -> str:
-    """Convert the first word of a command to the name of its program in the table, without folder and version."""
+    """Convert the first word of a command to the name of its program in the table, without folder and version.
+
+    What is called like a program that reads, with a version, may be another: `uname26` runs a command.
+    """
     name = posixpath.basename(word)
-    return name if name in list_starters() else name.rstrip("0123456789.-") or name
+    unversioned = strip_version(name)
+    return name if name in list_starters() or unversioned in list_readers() else unversioned
+
+
+def strip_version(name: str) -> str:
+    """Leave out the version at the end of a program's name."""
+    return name.rstrip("0123456789.-") or name
+
+
+def may_start(program: str) -> bool:
+    """Test whether a program, in any version, is known to run others, to write files, or to have subcommands."""
+    return not list_starters().isdisjoint({program, strip_version(program)})
 
 
 @cache
@@ -135,7 +156,7 @@ def read_arguments(usage: Usage, words: list[str], start: int, literal: int) -> 
     name, program = find_name(words[start:]), to_program(words[start])
     usage.program = load_programs().get(name)
     usage.operands.clear()
-    if usage.program is None and program not in list_starters():
+    if usage.program is None and not may_start(program):
         return
     at = start + len(name.split()) if name else start + 1
     arguments = Arguments(usage, usage.program or NOT_LISTED, words, literal, at)
@@ -207,7 +228,8 @@ class Arguments:
         entry, word = self.program.entry, self.words[here]
         is_script = bool(entry.script) and not self.has_script
         self.has_script |= is_script
-        self.refuse_unless(fits(word, entry, len(self.usage.operands), is_script), here)
+        is_listed = fits(word, entry, len(self.usage.operands), is_script)
+        self.refuse_unless(is_listed and not (self.program is NOT_LISTED and word.startswith("@")), here)
         if not is_script:
             self.usage.operands.append(word)
 

@@ -544,7 +544,8 @@ def add_writes(found: CommandLine, words: Sequence[str], writer: Writer) -> None
     elif writer.operands == "last":  # the last one may be a folder, in which the files keep their names
         last = values[-1] if values else operands.pop() if len(operands) > 1 else "."
         found.writes.add(last)
-        found.writes.update(posixpath.join(last, posixpath.basename(source.rstrip("/"))) for source in operands)
+        names = {re.split("[/:]", source.rstrip("/"))[-1] for source in operands}  # scp takes HOST:FILE
+        found.writes.update(posixpath.join(last, name) for name in names)
         found.changes.update(operands if writer.sources else ())
         folders = [last]
     if writer.unknown is not None and (not writer.unknown or has_option(words, writer.unknown)):

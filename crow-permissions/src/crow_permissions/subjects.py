@@ -28,6 +28,10 @@ COMMAND_PREFIXES = re.compile(
 """Words that may stand before the command that really runs."""
 
 
+PROCESS_FOLDER = re.compile(r"/+(?:proc|dev)/(?:.*/)?(?:cwd|root|fd/+\d+)(?=/|$)")
+"""The beginning of a path that means another file in each process."""
+STACKED_FOLDER = re.compile(r"~(?:-|[-+]?\d+)")
+"""A former folder of the shell at the beginning of a path."""
 POSIX_SHELLS = {"sh", "bash", "dash", "ash", "busybox", "ksh", "mksh"}
 POWERSHELLS = {"powershell", "pwsh"}
 EDITOR = "file_editor"
@@ -128,8 +132,13 @@ def find_path(session: Session, tool_call: ToolCall) -> str:
 
 
 def expand_user(path: str) -> str:
-    """Replace `~` or `~NAME` at the beginning of a path, unless the name is not known (UNKNOWN stands in it)."""
-    return path if "\0" in path.partition("/")[0] else os.path.expanduser(path)
+    """Replace `~` or `~NAME` at the beginning of a path; what only the shell or the program knows becomes UNKNOWN."""
+    first, slash, rest = path.partition("/")
+    if first == "~+":
+        return rest or "."
+    if STACKED_FOLDER.fullmatch(first):
+        return f"\0{slash}{rest}"
+    return PROCESS_FOLDER.sub("\0", path if "\0" in first else os.path.expanduser(path))
 
 
 def find_start(session: Session, tool_call: ToolCall) -> str:
