@@ -213,7 +213,8 @@ async def test_owner_that_lost_its_lease_leaves_the_new_one_in_place_when_it_clo
         await say(awake, again, "two")
 
 
-async def test_cancelled_load_releases_the_lease(database: Database):
+@pytest.mark.parametrize("cancels", [1, 2])
+async def test_cancelled_load_releases_the_lease(database: Database, cancels: int):
     async with app(database) as crow:
         id = (await talk(crow, "one")).id
     taking, go = Event(), Event()
@@ -228,12 +229,20 @@ async def test_cancelled_load_releases_the_lease(database: Database):
         async with app(database) as crow:
             loading = asyncio.ensure_future(load(crow, id))
             await asyncio.to_thread(taking.wait)
-            loading.cancel()
-            go.set()
+            for _ in range(cancels):
+                loading.cancel()
+                await asyncio.sleep(0)
+            if cancels == 1:
+                go.set()
             with pytest.raises(asyncio.CancelledError):
                 await loading
+            again = asyncio.ensure_future(load(crow, id)) if cancels == 2 else None
+            go.set()
+            await (again or load(crow, id))
+            owner = row(database).owner
+            assert owner is not None
+            await crow.shut_down()
             assert row(database).owner is None
-            await load(crow, id)
     finally:
         event.remove(Engine, "before_cursor_execute", wait)
 

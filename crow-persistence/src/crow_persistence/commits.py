@@ -224,17 +224,6 @@ class GroupCommit:
         store = await self.get_store()
         return await asyncio.get_running_loop().run_in_executor(self.writer, task, store)
 
-    async def acquire(self, task: "Callable[[BlockingStore], T]", id: str) -> T:
-        """Run a task that opens the session `id`. If the caller is cancelled, the session is released again."""
-        writing = asyncio.ensure_future(self.write(task))
-        try:
-            return await asyncio.shield(writing)
-        except asyncio.CancelledError:
-            await asyncio.wait([writing])
-            if writing.exception() is None:
-                await self.write(lambda store: store.release([id]))
-            raise
-
     async def read(self, task: "Callable[[BlockingStore], T]") -> T:
         """Run a task in the reader thread, concurrently with writes."""
         store = await self.get_store()

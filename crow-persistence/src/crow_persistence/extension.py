@@ -1,7 +1,9 @@
 """The extension `crow.use(persistence, url=...)`: stores every session as it happens, and loads it again."""
 
+import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,22 +38,44 @@ class SqlStore:
         self.commits = commits
         self.sessions = sessions
         """The open sessions of the app, by id."""
+        self.releasing: set[asyncio.Task[None]] = set()
+        """Releases of leases that nobody waits for."""
+        self._openings = Counter[str]()
+        """How often each session is being opened."""
 
     async def load(self, id: str) -> Record | None:
-        commits = self.commits
-        if (row := await commits.acquire(lambda store: store.acquire(id), id)) is None:
-            return None
-        try:
-            commits.start_heartbeat()
-            return await commits.read(lambda store: store.load(row))
-        except BaseException:
-            await commits.write(lambda store: store.release([id]))
-            raise
+        return await self._open(id, self._load(id))
+
+    async def _load(self, id: str) -> Record | None:
+        row = await self.commits.write(lambda store: store.acquire(id))
+        return None if row is None else await self.commits.read(lambda store: store.load(row))
 
     async def fork(self, id: str, new_id: str, at: str) -> Record | None:
-        record = await self.commits.acquire(lambda store: store.fork(id, new_id, at), new_id)
+        return await self._open(new_id, self.commits.write(lambda store: store.fork(id, new_id, at)))
+
+    async def _open(self, id: str, opening: Coroutine[Any, Any, Record | None]) -> Record | None:
+        """Wait until a session is opened. If that fails, or the caller is cancelled, its lease is released again,
+        however often the caller is cancelled, unless it is opened for another caller."""
+        self._openings[id] += 1
+        task = asyncio.ensure_future(opening)
+        try:
+            record = await asyncio.shield(task)
+        except BaseException:
+            self.releasing.add(releasing := asyncio.ensure_future(self._release(id, task)))
+            releasing.add_done_callback(self.releasing.discard)
+            await asyncio.shield(releasing)
+            raise
+        self._openings -= Counter([id])
         self.commits.start_heartbeat()
         return record
+
+    async def _release(self, id: str, opening: "asyncio.Task[Record | None]") -> None:
+        await asyncio.wait([opening])
+        self._openings -= Counter([id])
+        opening.exception()  # retrieved: the caller may be gone
+        if not (self._openings[id] or id in self.sessions):
+            with suppress(StoreError):  # such a lease expires
+                await self.commits.write(lambda store: store.release([id]))
 
     async def list_sessions(self, cwd: str, cursor: str, limit: int, archived: ArchiveFilter) -> Page:
         return await self.commits.read(lambda store: store.list_sessions(cwd, cursor, limit, archived))
@@ -92,7 +116,7 @@ def persistence(
     `limit`.
     """
     commits = GroupCommit(url, folder, secrets)
-    crow.store = SqlStore(commits, crow.sessions)
+    crow.store = store = SqlStore(commits, crow.sessions)
     crow.servers.append(search_tool.make_server(commits.get_database))
 
     @crow.session_start
@@ -180,4 +204,5 @@ def persistence(
 
     @crow.app_end
     async def close() -> None:
+        await asyncio.gather(*store.releasing)
         await commits.close()

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from crow_core.errors import SessionBusy, StoreError
+from crow_core.errors import StoreError
 from crow_core.models.token_usage import SESSION_TOTALS
 from crow_core.session.session import Session
 from crow_core.session.store import ArchiveFilter, Page, Record, SessionChange, Summary
@@ -188,8 +188,6 @@ class BlockingStore:
 
     def acquire(self, id: str) -> "Row[Any] | None":
         """Acquire the lease of a stored session. Return its row, None when there is none. Raises SessionBusy."""
-        if id in self.open_ids:
-            raise SessionBusy(f"Session {id} is open in this process. Close it there, or fork it to go on in a copy.")
         with self.database.begin_write() as connection:
             row = loader.find_session_by_id(connection, id, lock=True)
             if row is not None:

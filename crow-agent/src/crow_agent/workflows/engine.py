@@ -377,6 +377,10 @@ class Engine:
         if running and drain:
             await asyncio.wait([*running], timeout=drain)
         await self.suspend()
+        await self.end()
+
+    async def end(self) -> None:
+        """Call `destroy` without blocking the event loop, which goes on."""
         self.loop.set_default_executor(ThreadPoolExecutor())  # DBOS's, which it has put there, ends now
         await asyncio.to_thread(self.destroy)
 

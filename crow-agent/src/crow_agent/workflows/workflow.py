@@ -451,7 +451,7 @@ async def launch(
         await engine.launch([*limits.values()], listen, found[1] or "normal")
     except BaseException as error:
         port.ENGINE = None
-        await asyncio.to_thread(engine.destroy)
+        await engine.end()
         raise port.explain_start(error, engine.url) from error
     return engine
 

@@ -141,7 +141,11 @@ class SessionLog(Sequence[Message]):
                     self._writing = None
 
     async def finish(self) -> None:
-        """Like `written`, but ignore a failure that has been reported already. Later writes start a new chain."""
+        """Like `written`, but ignore a failure that has been reported already. Later writes start a new chain.
+
+        A draft that was not written yet is dropped: its reply is in the log, or the session is about to be closed.
+        """
+        self.cancel_draft()
         self._flush()
         writing, self._writing = self._writing, None
         if writing is not None:
