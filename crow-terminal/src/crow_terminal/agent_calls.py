@@ -32,7 +32,8 @@ from crow_terminal.chat_base import ChatBase, get_time
 from crow_terminal.chat_client import AgentQuestion, ChatClient
 from crow_terminal.first_run import end_first_run, is_first_run, make_card
 from crow_terminal.markdown import Prose
-from crow_terminal.pickers import confirm_taking_back, offer_turns, pick_session
+from crow_terminal.permission import show_path
+from crow_terminal.pickers import confirm_taking_back, offer_turns, pick_session, undo_turn
 from crow_terminal.printable_text import escape_line
 from crow_terminal.prompt_content import MAX_IMAGE_BYTES, find_large_images, make_prompt
 from crow_terminal.session_options import OfferedOptions, find_changes
@@ -201,32 +202,55 @@ class AgentCalls(ChatBase):
                 pick_session(self.state, [one for one in answer.sessions if one.session_id != self.session_id])
             )
 
-    async def _list_turns(self) -> None:
+    async def _list_turns(self, last: bool) -> None:
         if self.client:
             answer = await self.client.request(REWIND_POINTS_METHOD, {"sessionId": self.session_id})
             points = answer["points"][: -TURNS_LIMIT - 1 : -1]
             self._turn_ids = [each["messageId"] for each in points]
-            self.perform(offer_turns(self.state, list(map(find_typed_text, points))))
+            take = undo_turn if last else offer_turns
+            self.perform(take(self.state, list(map(find_typed_text, points))))
 
-    async def _take_back(self, turns: int, confirmed: bool) -> None:
+    async def _take_back(self, wanted: effects.TakeBack) -> None:
         if not self.client:
             return
+        turns, folder = wanted.turns, self.settings.cwd
         params = {"sessionId": self.session_id, "messageId": self._turn_ids[turns - 1], "mode": "both"}
-        answer = await self.client.request(REWIND_METHOD, {**params, "dryRun": not confirmed})
-        if why := answer["files"].get("error"):
+        keep = {"_meta": {"crow": {"keep": True}}} if wanted.keep else {}
+        answer = await self.client.request(REWIND_METHOD, {**params, **keep, "dryRun": not wanted.confirmed})
+        own = answer.get("_meta", {}).get("crow", {})
+        if (why := answer["files"].get("error")) and (wanted.confirmed or not own.get("kept")):
             self.perform(self.state.remark(f"{why} Nothing was taken back.", "warning"))
-            return
-        paths = answer["files"]["filesChanged"]
-        files = ", ".join(path.removeprefix(f"{self.settings.cwd}/") for path in paths)
-        count = f"{turns} message{'' if turns == 1 else 's'}"
-        if confirmed:
+        elif wanted.confirmed:
+            files = ", ".join(show_path(path, folder) for path in answer["files"]["filesChanged"])
             what = f"files as before: {files}" if files else "no file had to change"
-            self.perform(self.state.take_back(turns, f"Took back {count}; {what}."))
+            back = " `/redo` brings it back." if any(one.name == "redo" for one in self.state.commands) else ""
+            count = f"{turns} message{'' if turns == 1 else 's'}"
+            self.perform(self.state.take_back(turns, f"Took back {count}; {what}.{back}"))
         else:
-            what = f"restores {files}" if files else "changes no file"
-            if stays := ", ".join(map(str, answer.get("_meta", {}).get("crow", {}).get("stays", []))):
-                what += f"; what these did stays: {stays}"
-            self.perform(confirm_taking_back(self.state, turns, f"This takes back {count}, and {what}."))
+            about = describe_rewind(answer, folder)
+            self.perform(confirm_taking_back(self.state, turns, about, keep=bool(why)))
+
+
+def describe_rewind(answer: dict[str, Any], folder: str) -> list[str]:
+    """Describe what going back changes: a line for each file, and for each effect that stays."""
+    own = answer.get("_meta", {}).get("crow", {})
+    changes = own.get("changes", [{"path": path} for path in answer["files"].get("filesChanged", [])])
+    lines = [describe_change(change, folder) for change in changes]
+    lines += [f"{show_path(path, folder)}  is kept: {why}" for path, why in own.get("kept", {}).items()]
+    stays = ", ".join(map(str, own.get("stays", [])))
+    return [*(lines or ["No file changes."]), *([f"What these did stays: {stays}"] if stays else [])]
+
+
+def describe_change(change: dict[str, Any], folder: str) -> str:
+    """Describe a file that is restored: the lines that come back and those that go, as far as the agent says so."""
+    path = show_path(str(change["path"]), folder)
+    match change:
+        case {"removed": True}:
+            return f"{path}  is removed"
+        case {"insertions": int(more), "deletions": int(less)}:
+            return f"{path}  +{more} -{less}"
+        case _:
+            return f"{path}  as before"
 
 
 def find_typed_text(point: dict[str, Any]) -> str:

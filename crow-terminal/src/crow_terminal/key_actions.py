@@ -7,7 +7,7 @@ from prompt_toolkit.buffer import Buffer
 from crow_terminal import effects
 from crow_terminal.chat_base import ChatBase, get_time
 from crow_terminal.dialogs import ListDialog
-from crow_terminal.local_commands import find_command
+from crow_terminal.local_commands import LocalCommand, find_command
 from crow_terminal.pickers import pick_option, pick_prompt
 from crow_terminal.prompt_content import find_pasted_image
 from crow_terminal.question import Question
@@ -73,16 +73,23 @@ class KeyActions(ChatBase):
             if text.strip():
                 self.terminal.editor.history.append_string(text)
             if found := find_command(self.state, text.strip()):
-                command, words = found
                 self.terminal.set_text("")
-                if self.state.phase == "working" and not command.works_in_turn:
-                    self.state.show_hint("Stop the turn first: Esc.", now)
-                    self.terminal.update()
-                else:
-                    self.perform(command.run(self.state, words))
+                self._run_local(*found)
                 return
         self.perform(self.state.submit(text, now, later=later))
         self.pastes.clear()
+
+    def run_local(self, name: str) -> None:
+        """Run a command of the terminal without words, if this agent makes it possible."""
+        if found := find_command(self.state, f"/{name}"):
+            self._run_local(*found)
+
+    def _run_local(self, command: LocalCommand, words: str) -> None:
+        if self.state.phase == "working" and not command.works_in_turn:
+            self.state.show_hint("Stop the turn first: Esc.", get_time())
+            self.terminal.update()
+        else:
+            self.perform(command.run(self.state, words))
 
     def expand(self, text: str) -> str:
         """Replace the words that stand for pastes by what was pasted."""
@@ -104,6 +111,8 @@ class KeyActions(ChatBase):
         if dialog.searchable:
             dialog.search = dialog.search + text if text else dialog.search[:-1]
             dialog.selected = 0
+        elif number := dialog.find_letter(text):
+            self.choose(number)
         elif text == " " and dialog.marked is not None:
             dialog.marked ^= {dialog.selected}
         elif text.isdecimal() and 0 < int(text) <= len(dialog.rows):

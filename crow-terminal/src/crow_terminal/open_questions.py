@@ -245,7 +245,8 @@ class OpenQuestions:
             return self._ask_next(now)
 
         if not self.asked:
-            self.dialog = ListDialog(title, [*rows], close, dismiss, about=about, searchable=True)
+            has_letters = any(row.letter for row in rows)
+            self.dialog = ListDialog(title, [*rows], close, dismiss, about=about, searchable=not has_letters)
             self.dialog.selected = next((n for n, row in enumerate(rows) if row.current), 0)
         return []
 

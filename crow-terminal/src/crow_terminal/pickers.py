@@ -6,10 +6,13 @@ from crow_core.acp.schema import BooleanConfigOption, SelectConfigOption, Sessio
 
 from crow_terminal.dialogs import ListDialog, Row
 from crow_terminal.effects import Edit, Effect, ListTurns, Open, SetOption, TakeBack
-from crow_terminal.printable_text import escape_line
+from crow_terminal.printable_text import clip, escape_line
 from crow_terminal.session_options import make_option_rows
 from crow_terminal.state import State
 from crow_terminal.told_outputs import split_outputs
+
+PROMPT_COLUMNS = 40
+"""Columns of a prompt in a question about it."""
 
 
 def pick_mode(state: State, words: str = "") -> list[Effect]:
@@ -87,11 +90,11 @@ def pick_prompt(state: State, prompts: Sequence[str]) -> list[Effect]:
     return state.pick("Earlier prompts", rows, lambda row, _: [Edit(row.value)])
 
 
-def pick_turn(state: State) -> list[Effect]:
-    """Let the user choose the prompt to go back to."""
+def pick_turn(state: State, *, last: bool = False) -> list[Effect]:
+    """Let the user choose the prompt to go back to, or take the last one."""
     if not state.abilities.undoes:
         return state.remark("This agent cannot go back to an earlier message.")
-    return [ListTurns()] if state.phase == "ready" else state.remark("Stop the turn first: Esc.")
+    return [ListTurns(last)] if state.phase == "ready" else state.remark("Stop the turn first: Esc.")
 
 
 def offer_turns(state: State, prompts: Sequence[str]) -> list[Effect]:
@@ -103,11 +106,21 @@ def offer_turns(state: State, prompts: Sequence[str]) -> list[Effect]:
     return state.pick("Go back to before which message?", rows, lambda row, _: [TakeBack(row.value)])
 
 
-def confirm_taking_back(state: State, turns: int, sentence: str) -> list[Effect]:
-    """Ask whether the turns shall be taken back, after the agent has said what that changes."""
+def undo_turn(state: State, prompts: Sequence[str]) -> list[Effect]:
+    """Take back the turn of the first of these prompts, after a question."""
+    if not prompts:
+        return state.remark("There is no turn to take back.")
+    state.turns = [split_outputs(text)[1] for text in prompts]
+    return [TakeBack(1)]
+
+
+def confirm_taking_back(state: State, turns: int, about: Sequence[str], *, keep: bool = False) -> list[Effect]:
+    """Ask whether to take back the turns, after the agent has said what that changes; `keep` is that of `TakeBack`."""
 
     def choose(row: Row, now: float) -> list[Effect]:
-        return [TakeBack(turns, confirmed=True)] if row.value else []
+        return [TakeBack(turns, confirmed=True, keep=keep)] if row.value else []
 
-    rows = [Row("Go back", "", True), Row("Stay", "", False)]
-    return state.pick("Go back?", rows, choose, [sentence])
+    prompt = clip(escape_line(state.turns[turns - 1]), PROMPT_COLUMNS) if turns <= len(state.turns) else "…"
+    what = f"“{prompt}”" if turns == 1 else f"{turns} messages, from “{prompt}”"
+    rows = [Row("Take back the rest" if keep else "Yes", "", True, letter="y"), Row("No", "", False, letter="n")]
+    return state.pick(f"Take back {what}?", rows, choose, about)
