@@ -38,23 +38,25 @@ class KeyActions(ChatBase):
     def wake(self) -> None:
         """Answer by the letter that was typed alone, which leaves the prompt; else look again whether keys answer."""
         now, editor = get_time(), self.terminal.editor
-        letter = self.state.take_letter(now)
-        if letter and editor.document.char_before_cursor == letter:
-            editor.delete_before_cursor(len(editor.text) if editor.text.strip(letter) == "" else 1)  # it came too early
-            self.perform(self.state.answer(letter, now))
+        letters = self.state.take_letters(now)
+        if letters and editor.document.text_before_cursor.endswith(letters):
+            came_too_early = editor.text.strip(letters) == ""
+            editor.delete_before_cursor(len(editor.text) if came_too_early else len(letters))
+            self.perform(self.state.answer(letters, now))
         self.perform(self.state.wake(now))
 
     def type_letter(self, text: str) -> None:
         if text.isprintable():
-            has_words = self.terminal.editor.text.strip(text)
+            before = self.terminal.editor.text
+            has_words = before.strip(text) and before != self.state.pause.followed
             self.terminal.editor.insert_text(text)
             self.perform([] if has_words else self.state.note_letter(text))
 
     def confirm(self) -> None:
-        letter, text = self.state.pause.followed, self.terminal.editor.text
-        if letter and text.strip(letter) == "":
+        letters, text = self.state.pause.followed, self.terminal.editor.text
+        if letters and text.strip(letters) == "":
             self.terminal.set_text("")
-            self.perform(self.state.answer(letter, get_time()))
+            self.perform(self.state.answer(letters, get_time()))
         elif self.is_answering():
             self.choose(None)
         elif text:

@@ -79,9 +79,9 @@ def compose_above(
             width,
             height - len(queued),
             theme,
-            letter=state.pause.letter,
+            letter=state.pause.letters[:1],
             ready=not state.pause.get_rest(now),
-            has_words=has_words and not state.pause.letter,
+            has_words=has_words and not state.pause.letters,
             number=state.answered + 1,
             count=count,
         )
