@@ -49,6 +49,10 @@ soak:
 processes:
     CROW_TEST_PROCESSES=1 CROW_TEST_ALL=1 uv run pytest crow-cli/tests crow-acp-tools/tests crow-eval/tests
 
+# somebody types on in 1,000 random sessions while questions appear: none may be answered
+typing:
+    uv run pytest --slow -k thousand crow-terminal/tests/test_question.py
+
 # change the code in many small ways, and list the changes that no test notices: hooks, react, messages, ...; hours for all
 mutate *names:
     uv run --group mutation scripts/mutate.py {{names}}

@@ -393,10 +393,10 @@ async def go_back(one: Walk) -> None:
     await one.command("/rewind", "Go back to before which message?")
     await one.keep("12-rewind")
     one.press("Fix", "Enter")
-    await one.see("Go back?")
+    await one.see("Take back 3 messages")
     await one.keep("12-confirm")
-    one.press("Esc")
-    await one.miss("Go back?")
+    one.press("n")
+    await one.miss("Take back 3 messages")
 
 
 async def resume(one: Walk) -> None:

@@ -174,6 +174,37 @@ async def test_new_draws_a_line_and_keeps_the_mode(machine: "Machine"):
     assert file.exists()
 
 
+async def test_undo_shows_the_files_and_takes_the_turn_back_after_y(machine: "Machine"):
+    file = machine.project / "made.txt"
+    use: ScriptedCall = {
+        "name": "file_editor",
+        "arguments": {"command": "create", "path": str(file), "file_text": "x\n"},
+    }
+    async with ScriptedServer([Reply(tool_calls=[use]), Reply("Made.")]) as server:
+        machine.ask(server.url)
+        async with open_screen(machine) as screen:
+            await screen.until("Ask")
+            screen.type("\x1b[Z")
+            await screen.until("ccept edits")
+            screen.type("make a file\r")
+            await screen.until("Made.")
+            screen.type("/undo\r")
+            await screen.until("Take back “make a file”?")
+            await screen.until("made.txt  is removed")
+            screen.type("y")
+            await screen.until("Took back 1 message; files as before: made.txt. `/redo` brings it back.")
+            assert not file.exists()
+            screen.type("\x15/redo\r")
+            await screen.until("Brought back")
+            assert file.exists()
+            screen.seen.clear()
+            screen.type("\x1bu")
+            await screen.until("Take back “make a file”?")
+            screen.type("n\x1bn")
+            await screen.until("── New session ─")
+    assert file.exists()
+
+
 async def test_command_that_the_user_edits_is_what_runs_and_what_is_recorded(machine: "Machine"):
     """The screen, the model, the log and the ledger tell the command that ran, and not the model's."""
     use: ScriptedCall = {"name": "terminal", "arguments": {"command": "echo mine >> out"}}

@@ -473,21 +473,6 @@ def test_no_color(start: "Start"):
     assert {code for each in colours for code in each.split(b";")} <= {b"", b"0", b"1", b"2", b"3", b"4", b"7"}
 
 
-def test_kill_9_leaves_a_usable_terminal(start: "Start"):
-    screen = start()
-    screen.until("small")
-    screen.type("wait\r")
-    screen.until("waiting")
-    screen.process.send_signal(signal.SIGKILL)
-    screen.process.wait()
-    screen.until(lambda: not screen.screen.cursor.hidden)
-    footer = next(n for n, line in enumerate(screen.text.split("\n")) if "small" in line)
-    assert (screen.screen.cursor.x, screen.screen.cursor.y) == (0, footer + 1)  # the shell goes on below the answer
-    for sequence in (b"\x1b[?1049h", b"\x1b[?1000h", b"\x1b[?1006h", b"\x1b[>"):
-        assert sequence not in screen.written
-    assert screen.written.count(b"\x1b[?2026h") + 1 == screen.written.count(b"\x1b[?2026l")  # every frame was whole
-
-
 @pytest.mark.parametrize("way", ["\x04", "\x03\x03"])
 def test_nothing_waits_for_the_end_of_a_terminal_that_was_left(start: "Start", way: str):
     screen = start()

@@ -64,7 +64,7 @@ from crow_terminal.local_commands import find_command, find_local_commands
 from crow_terminal.markdown import Prose
 from crow_terminal.mentions import find_files
 from crow_terminal.paint import Painter
-from crow_terminal.pickers import confirm_taking_back, offer_turns, pick_option, pick_session, pick_turn
+from crow_terminal.pickers import confirm_taking_back, offer_turns, pick_option, pick_session, pick_turn, undo_turn
 from crow_terminal.printable_text import measure
 from crow_terminal.prompt_content import find_images, make_prompt
 from crow_terminal.question import Question
@@ -476,9 +476,31 @@ def test_a_session_can_be_rewound_to_a_prompt_that_the_agent_lists():
     assert isinstance(state.dialog, ListDialog)
     assert [row.label for row in state.dialog.rows] == ["second", "first"]
     assert state.choose(2, 1.0) == [TakeBack(2)]
-    confirm_taking_back(state, 2, "restores a.py")
-    assert state.choose(1, 2.0) == [TakeBack(2, confirmed=True)]
+    confirm_taking_back(state, 2, ["a.py  +1 -2"])
+    assert isinstance(state.dialog, ListDialog)
+    assert (state.dialog.title, state.dialog.searchable) == ("Take back 2 messages, from “first”?", False)
+    assert state.choose(state.dialog.find_letter("Y"), 2.0) == [TakeBack(2, confirmed=True)]
     assert state.take_back(2, "Took back.")[-1] == Edit("first")
+
+
+def test_undo_takes_the_last_turn_and_can_leave_files_that_others_changed():
+    state = ready(abilities=Abilities(undoes=True))
+    found = find_command(state, "/undo")
+    assert found
+    assert found[0].run(state, "") == [ListTurns(last=True)]
+    assert undo_turn(state, ["second", "first"]) == [TakeBack(1)]
+    confirm_taking_back(state, 1, ["a.py  is kept: somebody changed it."], keep=True)
+    assert isinstance(state.dialog, ListDialog)
+    assert [row.label for row in state.dialog.rows] == ["Take back the rest", "No"]
+    assert state.choose(state.dialog.find_letter("n"), 1.0) == []
+    assert state.dialog is None
+    confirm_taking_back(state, 1, [], keep=True)
+    assert state.choose(None, 1.0) == [TakeBack(1, confirmed=True, keep=True)]
+    assert undo_turn(state, []) == [Show(Note("There is no turn to take back."))]
+    state.commands = [AvailableCommand(name="undo", description="")]
+    assert find_command(state, "/undo 2 yes") is None  # the agent has it
+    state.abilities = Abilities()
+    assert find_command(state, "/undo") is None
 
 
 def test_lists_are_searched_and_end_with_one_choice():

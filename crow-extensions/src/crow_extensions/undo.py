@@ -224,7 +224,9 @@ async def answer_rewind(session: Session, params: dict[str, Any]) -> dict[str, A
         raise RpcError(INVALID_REQUEST, "A turn is running", details="Cancel it, or wait for its end.")
     async with session.turns.lock:
         planned = await asyncio.to_thread(plan_undo, session.log, count_turns(session.log, params), keep=True)
-        answer: dict[str, Any] = {"_meta": {"crow": {"stays": planned.stays, "kept": planned.kept}}}
+        changes = [describe_change(file) for file in planned.files]
+        own = {"stays": planned.stays, "kept": planned.kept, "changes": changes}
+        answer: dict[str, Any] = {"_meta": {"crow": own}}
         if mode != "conversation":
             answer["files"] = await rewind_files(planned, keep=keep, dry_run=dry_run)
         if mode == "files" or (mode == "both" and not answer["files"]["canRewind"]):
@@ -438,6 +440,12 @@ def find_lasting(turn: Sequence[Message]) -> Iterator[str]:
         harmless = kind in HARMLESS_KINDS or (kind != "execute" and notes.get("failed")) or list_edits(answer)
         if use["id"] not in denied and (cut or not harmless):
             yield title
+
+
+def describe_change(file: ChangedFile) -> dict[str, Any]:
+    """Describe a file for `_meta.crow.changes` of the answer to `_session/rewind`."""
+    back, gone = file.lines
+    return {"path": file.path, "insertions": back, "deletions": gone, "removed": file.data is None}
 
 
 def describe_file(file: ChangedFile) -> str:

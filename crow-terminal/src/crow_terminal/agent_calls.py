@@ -33,7 +33,8 @@ from crow_terminal.chat_base import ChatBase, get_time
 from crow_terminal.chat_client import AgentQuestion, ChatClient
 from crow_terminal.first_run import end_first_run, is_first_run, make_card
 from crow_terminal.markdown import Prose
-from crow_terminal.pickers import confirm_taking_back, describe_taking_back, offer_turns, pick_session
+from crow_terminal.permission import show_path
+from crow_terminal.pickers import confirm_taking_back, describe_rewind, offer_turns, pick_session, undo_turn
 from crow_terminal.printable_text import escape_line
 from crow_terminal.prompt_content import MAX_IMAGE_BYTES, find_large_images, make_prompt
 from crow_terminal.session_options import OfferedOptions, find_changes
@@ -212,29 +213,33 @@ class AgentCalls(ChatBase):
                 pick_session(self.state, [one for one in answer.sessions if one.session_id != self.session_id])
             )
 
-    async def _list_turns(self) -> None:
+    async def _list_turns(self, last: bool) -> None:
         if self.client:
             answer = await self.client.request(REWIND_POINTS_METHOD, {"sessionId": self.session_id})
             points = answer["points"][: -TURNS_LIMIT - 1 : -1]
             self._turn_ids = [each["messageId"] for each in points]
-            self.perform(offer_turns(self.state, list(map(find_typed_text, points))))
+            take = undo_turn if last else offer_turns
+            self.perform(take(self.state, list(map(find_typed_text, points))))
 
-    async def _take_back(self, turns: int, confirmed: bool) -> None:
+    async def _take_back(self, wanted: effects.TakeBack) -> None:
         if not self.client:
             return
+        turns, folder = wanted.turns, self.settings.cwd
         params = {"sessionId": self.session_id, "messageId": self._turn_ids[turns - 1], "mode": "both"}
-        answer = await self.client.request(REWIND_METHOD, {**params, "dryRun": not confirmed})
-        if why := answer["files"].get("error"):
+        keep = {"_meta": {"crow": {"keep": True}}} if wanted.keep else {}
+        answer = await self.client.request(REWIND_METHOD, {**params, **keep, "dryRun": not wanted.confirmed})
+        own = answer.get("_meta", {}).get("crow", {})
+        if (why := answer["files"].get("error")) and (wanted.confirmed or not own.get("kept")):
             self.perform(self.state.remark(f"{why} Nothing was taken back.", "warning"))
-            return
-        count = f"{turns} message{'' if turns == 1 else 's'}"
-        if confirmed:
-            files = ", ".join(path.removeprefix(f"{self.settings.cwd}/") for path in answer["files"]["filesChanged"])
+        elif wanted.confirmed:
+            files = ", ".join(show_path(path, folder) for path in answer["files"]["filesChanged"])
             what = f"files as before: {files}" if files else "no file had to change"
-            self.perform(self.state.take_back(turns, f"Took back {count}; {what}."))
+            back = " `/redo` brings it back." if any(one.name == "redo" for one in self.state.commands) else ""
+            count = f"{turns} message{'' if turns == 1 else 's'}"
+            self.perform(self.state.take_back(turns, f"Took back {count}; {what}.{back}"))
         else:
-            what = describe_taking_back(answer, self.settings.cwd)
-            self.perform(confirm_taking_back(self.state, turns, f"This takes back {count}, and {what}."))
+            about = describe_rewind(answer, folder)
+            self.perform(confirm_taking_back(self.state, turns, about, keep=bool(why)))
 
 
 def find_typed_text(point: dict[str, Any]) -> str:

@@ -217,10 +217,10 @@ class Chat(AgentCalls, KeyActions):
                     self._command.stop()
             case effects.Ring(sentence=sentence):
                 self.terminal.ring(sentence)
-            case effects.ListTurns():
-                self._start(self._list_turns())
-            case effects.TakeBack(turns=turns, confirmed=confirmed):
-                self._start(self._take_back(turns, confirmed))
+            case effects.ListTurns(last=last):
+                self._start(self._list_turns(last))
+            case effects.TakeBack():
+                self._start(self._take_back(effect))
             case effects.Copy(text=text):
                 self.terminal.copy(text)
                 self.state.show_hint("Copied.", time.monotonic())

@@ -22,7 +22,7 @@ class Row(Struct, frozen=True):
     current: bool = False
     """Whether it is the value that holds now."""
     letter: str = ""
-    """The letter, or digit, that chooses it in a question for permission."""
+    """The letter, or digit, that chooses it in a question."""
 
 
 class ListDialog(Struct):
@@ -52,6 +52,10 @@ class ListDialog(Struct):
         """Mark another row."""
         if count := len(self.found):
             self.selected = (self.selected + delta) % count
+
+    def find_letter(self, letter: str) -> int:
+        """Return the number of the row with this letter, counted from 1; 0 if there is none."""
+        return next((n for n, row in enumerate(self.rows, 1) if row.letter == letter.lower()), 0)
 
     def find(self, number: int | None) -> Row | None:
         """Return the row with this number, counted from 1, or the marked one; None if there is none."""

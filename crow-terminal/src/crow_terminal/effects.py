@@ -101,14 +101,17 @@ class StopCommand(Struct, frozen=True):
 
 
 class ListTurns(Struct, frozen=True):
-    """Ask the agent for the turns that it can take back. `offer_turns` has the answer."""
+    """Ask the agent for the turns that it can take back. `offer_turns` has the answer, `undo_turn` for the last one."""
+
+    last: bool = False
 
 
 class TakeBack(Struct, frozen=True):
-    """Ask the agent to take back the last turns; with `confirmed`, do it."""
+    """Ask the agent to take back the last turns; with `confirmed`, do it, and `keep` files that cannot be restored."""
 
     turns: int
     confirmed: bool = False
+    keep: bool = False
 
 
 class Copy(Struct, frozen=True):

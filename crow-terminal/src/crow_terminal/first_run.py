@@ -9,7 +9,7 @@ from crow_terminal.session_options import OfferedOptions
 CARD = """\
 - Type what you want done; `@` names a file, `/` a command, and `!` runs one of yours
 - Esc stops crow; Ctrl-C twice leaves, and `crow -c` goes on where you were
-- `/undo` takes back the last turn with its files, `/rewind` goes back further
+- `/undo`, or Alt-U, takes back the last turn and its files; `/rewind` more
 - {mode}; Shift-Tab changes that
 - `/model`, or Alt-M, chooses the model; `/help` shows the rest"""
 

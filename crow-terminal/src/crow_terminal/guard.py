@@ -1,21 +1,33 @@
-"""A small process that waits for the end of crow, and makes the terminal usable if crow was killed."""
+"""A small process that waits for the end of crow, and makes the terminal usable if crow was killed.
+
+The user's shell may print its prompt before this process writes, or after. So the sequences suit both: they insert rows
+above the row of the cursor, erase what is below it, and leave the cursor in its text.
+"""
 
 import os
 import shutil
 import subprocess
+import sys
+from collections.abc import Sequence
 from contextlib import suppress
+from tempfile import TemporaryFile
+from typing import IO
 
 SCRIPT = r"""
-while read -r line; do rows=$line; done
-[ "$rows" = end ] && exit
-printf '\033[?2026l\033[?7h\033[?25h\033[?2004l\033[0m\033[23;2t'
-[ "$rows" -gt 0 ] && printf '\033[%sB' "$rows"
-printf '\r\n'
+exec 3>&1
+mode=$(stty -g <&3)
+read -r word <&2
+[ "$word" = end ] && exit
+cat
+sleep 1
+[ "$(stty -g <&3)" = "$mode" ] && stty icanon echo isig iexten icrnl ixon <&3
 """
-"""Shows the cursor, in a new line below the last frame, when its input ends without the word `end`.
+"""Writes its input to the terminal when the pipe ends without the word `end`.
 
-Each other line of its input is how many rows of the frame are below the cursor.
+A shell that edits lines then sets its own mode. If the mode is still that of crow later, nobody else sets it back.
 """
+MODES = "\x1b[?2026l\x1b[?7h\x1b[?25h\x1b[?2004l\x1b[0m\x1b[23;2t"
+"""Shows the cursor, and ends what crow has switched on."""
 WAIT = 1.0
 """Seconds to wait for its end."""
 
@@ -25,37 +37,62 @@ class Guard:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-        self._rows = -1
+        self._pipe = -1
+        self._file: IO[bytes] | None = None
+        """The file with what the process writes if crow is killed now."""
+        self._text = b""
 
     def start(self, terminal: int) -> None:
         """Start the process. `terminal` is the descriptor that it writes to."""
-        if os.name == "posix" and (shell := shutil.which("sh")):
-            with suppress(OSError):
+        if os.name != "posix" or not (shell := shutil.which("sh")):
+            return
+        with suppress(OSError):
+            self._file = TemporaryFile(buffering=0)  # noqa: SIM115 # it lives as long as the process
+            reading, self._pipe = os.pipe()
+            try:
                 self._process = subprocess.Popen(
-                    [shell, "-c", SCRIPT],
-                    stdin=subprocess.PIPE,
-                    stdout=terminal,
-                    stderr=subprocess.DEVNULL,
-                    start_new_session=True,
+                    [shell, "-c", SCRIPT], stdin=self._file, stdout=terminal, stderr=reading, start_new_session=True
                 )
-                self._write(f"{max(self._rows, 0)}\n")
+            finally:
+                os.close(reading)
+            self._store()
 
-    def tell(self, rows: int) -> None:
-        """Tell it how many rows of the frame are below the cursor."""
-        if rows != self._rows:
-            self._rows = rows
-            self._write(f"{rows}\n")
+    def prepare(self, rows: Sequence[str]) -> None:
+        """Prepare for a kill: these rows are kept above the cursor, and nothing below it."""
+        text = compose_end(rows).encode(errors="replace")
+        if text != self._text:
+            self._text = text
+            self._store()
 
     def end(self) -> None:
         """End the process without an effect."""
         if self._process is None:
             return
-        self._write("end\n")
-        with suppress(OSError, subprocess.TimeoutExpired):
-            self._process.communicate(timeout=WAIT)
-        self._process = None
+        with suppress(OSError):  # somebody has killed it
+            os.write(self._pipe, b"end\n")
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=WAIT)
+        os.close(self._pipe)
+        if self._file:
+            self._file.close()
+        self._process = self._file = None
 
-    def _write(self, text: str) -> None:
-        if self._process and self._process.stdin:
-            with suppress(OSError):  # somebody has killed it
-                os.write(self._process.stdin.fileno(), text.encode())
+    def _store(self) -> None:
+        if self._file and sys.platform != "win32":
+            with suppress(OSError):
+                os.pwrite(self._file.fileno(), self._text, 0)  # the process reads from the same position
+                os.ftruncate(self._file.fileno(), len(self._text))
+
+
+def compose_end(rows: Sequence[str]) -> str:
+    """Compose the sequences that insert rows above the row of the cursor, which stays in its text.
+
+    >>> compose_end(["a"]).removeprefix(MODES)
+    '\\x1bD\\x1b[1A\\x1b7\\r\\x1b[1La\\x1b[0m\\x1b8\\x1b[1B\\x1b[J'
+    """
+    count = len(rows)
+    if not rows:
+        return f"{MODES}\x1b[J"
+    scroll = "\x1bD" * count  # makes room at the end of the screen, and keeps the column
+    shown = "\r\x1b[1B".join(f"{row}\x1b[0m" for row in rows)
+    return f"{MODES}{scroll}\x1b[{count}A\x1b7\r\x1b[{count}L{shown}\x1b8\x1b[{count}B\x1b[J"

@@ -7,7 +7,7 @@ from prompt_toolkit.buffer import Buffer
 from crow_terminal import effects
 from crow_terminal.chat_base import ChatBase, get_time
 from crow_terminal.dialogs import ListDialog
-from crow_terminal.local_commands import find_command
+from crow_terminal.local_commands import LocalCommand, find_command
 from crow_terminal.pickers import pick_option, pick_prompt
 from crow_terminal.prompt_content import find_pasted_image
 from crow_terminal.question import Question
@@ -38,23 +38,25 @@ class KeyActions(ChatBase):
     def wake(self) -> None:
         """Answer by the letter that was typed alone, which leaves the prompt; else look again whether keys answer."""
         now, editor = get_time(), self.terminal.editor
-        letter = self.state.take_letter(now)
-        if letter and editor.document.char_before_cursor == letter:
-            editor.delete_before_cursor(len(editor.text) if editor.text.strip(letter) == "" else 1)  # it came too early
-            self.perform(self.state.answer(letter, now))
+        letters = self.state.take_letters(now)
+        if letters and editor.document.text_before_cursor.endswith(letters):
+            came_too_early = editor.text.strip(letters) == ""
+            editor.delete_before_cursor(len(editor.text) if came_too_early else len(letters))
+            self.perform(self.state.answer(letters, now))
         self.perform(self.state.wake(now))
 
     def type_letter(self, text: str) -> None:
         if text.isprintable():
-            has_words = self.terminal.editor.text.strip(text)
+            before = self.terminal.editor.text
+            has_words = before.strip(text) and before != self.state.pause.followed
             self.terminal.editor.insert_text(text)
             self.perform([] if has_words else self.state.note_letter(text))
 
     def confirm(self) -> None:
-        letter, text = self.state.pause.followed, self.terminal.editor.text
-        if letter and text.strip(letter) == "":
+        letters, text = self.state.pause.followed, self.terminal.editor.text
+        if letters and text.strip(letters) == "":
             self.terminal.set_text("")
-            self.perform(self.state.answer(letter, get_time()))
+            self.perform(self.state.answer(letters, get_time()))
         elif self.is_answering():
             self.choose(None)
         elif text:
@@ -73,16 +75,23 @@ class KeyActions(ChatBase):
             if text.strip():
                 self.terminal.editor.history.append_string(text)
             if found := find_command(self.state, text.strip()):
-                command, words = found
                 self.terminal.set_text("")
-                if self.state.phase == "working" and not command.works_in_turn:
-                    self.state.show_hint("Stop the turn first: Esc.", now)
-                    self.terminal.update()
-                else:
-                    self.perform(command.run(self.state, words))
+                self._run_local(*found)
                 return
         self.perform(self.state.submit(text, now, later=later))
         self.pastes.clear()
+
+    def run_local(self, name: str) -> None:
+        """Run a command of the terminal without words, if this agent makes it possible."""
+        if found := find_command(self.state, f"/{name}"):
+            self._run_local(*found)
+
+    def _run_local(self, command: LocalCommand, words: str) -> None:
+        if self.state.phase == "working" and not command.works_in_turn:
+            self.state.show_hint("Stop the turn first: Esc.", get_time())
+            self.terminal.update()
+        else:
+            self.perform(command.run(self.state, words))
 
     def expand(self, text: str) -> str:
         """Replace the words that stand for pastes by what was pasted."""
@@ -104,6 +113,8 @@ class KeyActions(ChatBase):
         if dialog.searchable:
             dialog.search = dialog.search + text if text else dialog.search[:-1]
             dialog.selected = 0
+        elif number := dialog.find_letter(text):
+            self.choose(number)
         elif text == " " and dialog.marked is not None:
             dialog.marked ^= {dialog.selected}
         elif text.isdecimal() and 0 < int(text) <= len(dialog.rows):

@@ -79,9 +79,9 @@ def compose_above(
             width,
             height - len(queued),
             theme,
-            letter=state.pause.letter,
+            letter=state.pause.letters[:1],
             ready=not state.pause.get_rest(now),
-            has_words=has_words and not state.pause.letter,
+            has_words=has_words and not state.pause.letters,
             number=state.answered + 1,
             count=count,
         )
@@ -158,7 +158,7 @@ def compose_choice(dialog: ListDialog, width: int, rows: int, theme: Theme) -> l
     dialog.selected = max(0, min(dialog.selected, len(found) - 1))
     top = max(0, min(dialog.selected - rows // 2, len(found) - rows))
     for n, row in enumerate(found[top : top + rows], top):
-        number = f"{n + 1} " if not dialog.searchable else ""
+        number = f"{row.letter}  " if row.letter else f"{n + 1} " if not dialog.searchable else ""
         box = "" if dialog.marked is None else "[x] " if n in dialog.marked else "[ ] "
         dot = "● " if row.current else ""
         label = f"{number}{box}{dot}{escape_line(row.label)}"
@@ -185,6 +185,8 @@ def describe_keys(dialog: ListDialog) -> str:
         offer = "type to search · " if len(dialog.rows) > 4 else ""
         search = f"“{escape_line(dialog.search)}” · " if dialog.search else offer
         return f"{search}↑↓ Enter · Esc closes"
+    if dialog.rows and dialog.rows[0].letter:
+        return "letter, or ↑↓ Enter · Esc closes"
     space = "Space marks · " if dialog.marked is not None else ""
     return f"{space}↑↓ or a number, Enter · Esc declines"
 

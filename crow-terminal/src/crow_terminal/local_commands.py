@@ -22,6 +22,7 @@ HELP = """\
 - ↑ ↓ bring back earlier prompts, Ctrl-R searches them
 {working}
 - Ctrl-O shows what was folded, Ctrl-T hides thoughts, Shift-Tab changes the mode, Alt-M the model
+- Alt-N begins a new session, Alt-U takes back the last turn
 - Ctrl-V pastes an image, and so does the path of one
 - `@` completes files, `/` commands; `!command` runs a command and tells the agent, `!!command` does not tell it
 - Ctrl-C twice, or Ctrl-D, leaves
@@ -137,6 +138,13 @@ LOCAL_COMMANDS = (
         words="sessions continue load open history",
     ),
     LocalCommand(
+        "undo",
+        "take back the last turn, with its files",
+        lambda state, _: pick_turn(state, last=True),
+        works_in_turn=False,
+        words="revert back restore",
+    ),
+    LocalCommand(
         "rewind",
         "go back to before an earlier message, with its files",
         lambda state, _: pick_turn(state),
@@ -200,7 +208,7 @@ def find_local_commands(state: State) -> list[LocalCommand]:
     theirs = {one.name for one in state.commands}
     impossible = {
         *(() if state.abilities.lists and state.abilities.loads else ("resume",)),
-        *(() if state.abilities.undoes else ("rewind",)),
+        *(() if state.abilities.undoes else ("rewind", "undo")),
         *(() if state.has_page else ("web",)),
         *(() if state.options.find("thought_level") else ("thinking",)),
         *(() if state.options.find("model") else ("model",)),

@@ -202,10 +202,15 @@ class OpenQuestions:
 
     def note_letter(self, letter: str) -> list[Effect]:
         """A letter has gone to the prompt. It answers the question for permission if it stays alone; see `wake`."""
-        if not isinstance(self.dialog, Question) or not self.dialog.find(letter) or not self.pause.came_before():
+        question, pause = self.dialog, self.pause
+        if not isinstance(question, Question):
             return []
-        self.pause.letter = letter
-        return [Wait(ALONE)]
+        is_second = question.is_about_lasting and pause.is_first()
+        if pause.followed and question.can_answer(pause.followed + letter):
+            pause.letters = pause.followed + letter
+        elif question.can_answer(letter) and (is_second or pause.came_before()):
+            pause.letters = letter
+        return [Wait(ALONE)] if pause.letters else []
 
     def wake(self, now: float) -> list[Effect]:
         """The time of a `Wait` is over."""
@@ -218,14 +223,17 @@ class OpenQuestions:
         self.is_open = True
         return [Edit(self.dialog.text)] if isinstance(self.dialog, TextDialog) else []
 
-    def take_letter(self, now: float) -> str:
-        """Take the letter that was typed alone and answers the question; empty if there is none."""
-        return self.pause.take_letter(now) if isinstance(self.dialog, Question) else ""
+    def take_letters(self, now: float) -> str:
+        """Take the letters that were typed alone and answer the question; empty if there are none."""
+        return self.pause.take_letters(now) if isinstance(self.dialog, Question) else ""
 
-    def answer(self, letter: str, now: float) -> list[Effect]:
-        """The user has answered the question for permission by a letter."""
-        row = self.dialog.find(letter) if isinstance(self.dialog, Question) else None
-        return self.dialog.choose(row, now) if row and isinstance(self.dialog, Question) else []
+    def answer(self, letters: str, now: float) -> list[Effect]:
+        """The user has answered the question for permission by a letter, or by those of both steps."""
+        effects: list[Effect] = []
+        for letter in letters:
+            if isinstance(question := self.dialog, Question) and (row := question.find(letter)):
+                effects += question.choose(row, now)
+        return effects
 
     def pick(
         self,
@@ -245,7 +253,8 @@ class OpenQuestions:
             return self._ask_next(now)
 
         if not self.asked:
-            self.dialog = ListDialog(title, [*rows], close, dismiss, about=about, searchable=True)
+            has_letters = any(row.letter for row in rows)
+            self.dialog = ListDialog(title, [*rows], close, dismiss, about=about, searchable=not has_letters)
             self.dialog.selected = next((n for n, row in enumerate(rows) if row.current), 0)
         return []
 

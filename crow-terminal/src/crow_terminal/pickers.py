@@ -1,16 +1,20 @@
 """Lists from which the user chooses a mode, an option, a session, or a prompt to go back to."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from crow_core.acp.schema import BooleanConfigOption, SelectConfigOption, SessionInfo
 
 from crow_terminal.dialogs import ListDialog, Row
 from crow_terminal.effects import Edit, Effect, ListTurns, Open, SetOption, TakeBack
-from crow_terminal.printable_text import escape_line
+from crow_terminal.permission import show_path
+from crow_terminal.printable_text import clip, escape_line
 from crow_terminal.session_options import make_option_rows
 from crow_terminal.state import State
 from crow_terminal.told_outputs import split_outputs
+
+PROMPT_COLUMNS = 40
+"""Columns of a prompt in a question about it."""
 
 
 def pick_mode(state: State, words: str = "") -> list[Effect]:
@@ -88,11 +92,11 @@ def pick_prompt(state: State, prompts: Sequence[str]) -> list[Effect]:
     return state.pick("Earlier prompts", rows, lambda row, _: [Edit(row.value)])
 
 
-def pick_turn(state: State) -> list[Effect]:
-    """Let the user choose the prompt to go back to."""
+def pick_turn(state: State, *, last: bool = False) -> list[Effect]:
+    """Let the user choose the prompt to go back to, or take the last one."""
     if not state.abilities.undoes:
         return state.remark("This agent cannot go back to an earlier message.")
-    return [ListTurns()] if state.phase == "ready" else state.remark("Stop the turn first: Esc.")
+    return [ListTurns(last)] if state.phase == "ready" else state.remark("Stop the turn first: Esc.")
 
 
 def offer_turns(state: State, prompts: Sequence[str]) -> list[Effect]:
@@ -104,19 +108,43 @@ def offer_turns(state: State, prompts: Sequence[str]) -> list[Effect]:
     return state.pick("Go back to before which message?", rows, lambda row, _: [TakeBack(row.value)])
 
 
-def confirm_taking_back(state: State, turns: int, sentence: str) -> list[Effect]:
-    """Ask whether the turns shall be taken back, after the agent has said what that changes."""
+def undo_turn(state: State, prompts: Sequence[str]) -> list[Effect]:
+    """Take back the turn of the first of these prompts, after a question."""
+    if not prompts:
+        return state.remark("There is no turn to take back.")
+    state.turns = [split_outputs(text)[1] for text in prompts]
+    return [TakeBack(1)]
+
+
+def confirm_taking_back(state: State, turns: int, about: Sequence[str], *, keep: bool = False) -> list[Effect]:
+    """Ask whether to take back the turns, after the agent has said what that changes; `keep` is that of `TakeBack`."""
 
     def choose(row: Row, now: float) -> list[Effect]:
-        return [TakeBack(turns, confirmed=True)] if row.value else []
+        return [TakeBack(turns, confirmed=True, keep=keep)] if row.value else []
 
-    rows = [Row("Go back", "", True), Row("Stay", "", False)]
-    return state.pick("Go back?", rows, choose, [sentence])
+    prompt = clip(escape_line(state.turns[turns - 1]), PROMPT_COLUMNS) if turns <= len(state.turns) else "…"
+    what = f"“{prompt}”" if turns == 1 else f"{turns} messages, from “{prompt}”"
+    rows = [Row("Take back the rest" if keep else "Yes", "", True, letter="y"), Row("No", "", False, letter="n")]
+    return state.pick(f"Take back {what}?", rows, choose, about)
 
 
-def describe_taking_back(answer: Mapping[str, Any], folder: str) -> str:
-    """Say what taking back a turn would change, from the answer to a `_session/rewind` that only tries."""
-    files = ", ".join(path.removeprefix(f"{folder}/") for path in answer["files"]["filesChanged"])
-    what = f"restores {files}" if files else "changes no file"
-    stays = ", ".join(map(str, answer.get("_meta", {}).get("crow", {}).get("stays", [])))
-    return f"{what}; what these did stays: {stays}" if stays else what
+def describe_rewind(answer: dict[str, Any], folder: str) -> list[str]:
+    """Describe what going back changes: a line for each file, and for each effect that stays."""
+    own = answer.get("_meta", {}).get("crow", {})
+    changes = own.get("changes", [{"path": path} for path in answer["files"].get("filesChanged", [])])
+    lines = [describe_change(change, folder) for change in changes]
+    lines += [f"{show_path(path, folder)}  is kept: {why}" for path, why in own.get("kept", {}).items()]
+    stays = ", ".join(map(str, own.get("stays", [])))
+    return [*(lines or ["No file changes."]), *([f"What these did stays: {stays}"] if stays else [])]
+
+
+def describe_change(change: dict[str, Any], folder: str) -> str:
+    """Describe a file that is restored: the lines that come back and those that go, as far as the agent says so."""
+    path = show_path(str(change["path"]), folder)
+    match change:
+        case {"removed": True}:
+            return f"{path}  is removed"
+        case {"insertions": int(more), "deletions": int(less)}:
+            return f"{path}  +{more} -{less}"
+        case _:
+            return f"{path}  as before"

@@ -68,6 +68,13 @@ class Question(Struct):
                 return row
         return None
 
+    def can_answer(self, letters: str) -> bool:
+        """Return whether a letter answers the step that is shown, or two letters both steps."""
+        row = self.find(letters[0])
+        if row is None or len(letters) == 1:
+            return row is not None
+        return row.value is None and letters[1:] in [one.letter for one in self.lasting]
+
     def move(self, delta: int) -> None:
         """Mark another answer."""
         self.selected = (self.selected + delta) % len(self.shown_rows) if self.shown_rows else 0

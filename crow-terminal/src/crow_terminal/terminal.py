@@ -23,7 +23,7 @@ from prompt_toolkit.data_structures import Point
 from prompt_toolkit.enums import EditingMode
 from prompt_toolkit.filters import Condition
 from prompt_toolkit.formatted_text import ANSI, StyleAndTextTuples, to_formatted_text
-from prompt_toolkit.history import FileHistory, History, InMemoryHistory, ThreadedHistory
+from prompt_toolkit.history import History, InMemoryHistory, ThreadedHistory
 from prompt_toolkit.input import create_input
 from prompt_toolkit.key_binding import KeyBindingsBase, merge_key_bindings
 from prompt_toolkit.key_binding.defaults import load_key_bindings
@@ -43,6 +43,7 @@ from prompt_toolkit.output import ColorDepth
 from prompt_toolkit.output.vt100 import Vt100_Output
 
 from crow_terminal.guard import Guard
+from crow_terminal.history import SafeHistory
 from crow_terminal.printable_text import clip, escape_line
 
 FRAME = 0.09
@@ -110,21 +111,21 @@ class InlineApplication(Application[None]):
     drawn_size = (0, 0)
     """The rows and columns of the terminal at the last frame."""
     output: FrameOutput
-    compose: Callable[[], None]
-    """Called before each frame."""
+    compose: Callable[[], list[str]]
+    """Called before each frame. Returns its rows above the editor."""
     is_moving: Callable[[], bool]
     guard: Guard
 
     def _redraw(self, render_as_done: bool = False) -> None:
         with self.output.hold():
             self.follow_resize()
-            self.compose()
+            above = self.compose()
             self.output.hides_cursor = self.is_moving()
             super()._redraw(render_as_done)
             if self.output.hides_cursor and not render_as_done:
                 self._park_cursor()
-        if not render_as_done and (screen := self.renderer.last_rendered_screen):
-            self.guard.tell(max(screen.height - 1 - self.renderer._cursor_pos.y, 0))
+        if not render_as_done:  # a parked cursor is above these rows, any other below them
+            self.guard.prepare(above if self.output.hides_cursor else [])
 
     def _park_cursor(self) -> None:
         """Move the cursor to the first row. A terminal that is resized keeps it there, so that no row is miscounted.
@@ -173,28 +174,6 @@ class CursorMark(Processor):
         column = document.cursor_position_col
         letters[column] = ("reverse", letters[column][1])
         return Transformation(letters)
-
-
-class SafeHistory(FileHistory):
-    """A history that does without its file if that cannot be found, read or written."""
-
-    def __init__(self, find: Callable[[], str | None]) -> None:
-        """`find` returns the file; it is called after the first frame, in a thread."""
-        super().__init__("")
-        self._find = find
-
-    def load_history_strings(self) -> list[str]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        with suppress(OSError, ValueError):
-            self.filename = self._find() or ""
-            return [*super().load_history_strings()]
-        return []
-
-    def store_string(self, string: str) -> None:
-        if not self.filename:
-            return
-        with suppress(OSError, ValueError):
-            os.close(os.open(self.filename, os.O_CREAT | os.O_WRONLY, 0o600))  # nobody else reads it
-            super().store_string(string.encode(errors="replace").decode())
 
 
 class Terminal:
@@ -256,9 +235,10 @@ class Terminal:
         self._lines_above: list[str] = []
         self._lines_below: list[str] = []
 
-        def compose() -> None:
+        def compose() -> list[str]:
             self._lines_above = above(self.columns, self.output.get_size().rows)
             self._lines_below = below(self.columns)
+            return self._lines_above
 
         self._compose = compose
         layout = HSplit(

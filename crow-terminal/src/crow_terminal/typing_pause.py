@@ -12,7 +12,8 @@ class TypingPause(Struct):
     """The keys of the user beside the time at which a question appeared.
 
     A letter answers a question if it is typed alone: after a pause, and with no other key right after it. Every letter
-    goes to the prompt first, so that none is lost; one that has answered is taken out again.
+    goes to the prompt first, so that none is lost; one that has answered is taken out again. The letter of the second
+    step needs no pause after the one that opened it.
     """
 
     shown: float = 0.0
@@ -21,19 +22,19 @@ class TypingPause(Struct):
     """The time of the last key."""
     before: float = -PAUSE
     """The time of the key before it."""
-    letter: str = ""
-    """The letter of the last key, if it answers unless another key follows."""
+    letters: str = ""
+    """The letters that answer unless another key follows: that of the last key, or those of the last two."""
     followed: str = ""
-    """The letter of the key before, if the last one came before it could answer."""
+    """The letters that the last key followed before they could answer."""
 
     def begin(self, now: float) -> None:
         """A question, or its second step, has appeared."""
-        self.shown, self.letter, self.followed = now, "", ""
+        self.shown, self.letters, self.followed = now, "", ""
 
     def note_key(self, now: float) -> None:
         """A key was pressed; what it does comes after."""
         self.before, self.last = self.last, now
-        self.followed, self.letter = self.letter, ""
+        self.followed, self.letters = self.letters, ""
 
     def forget_key(self) -> None:
         """The last key has moved within the question: after a pause, that is not typing."""
@@ -44,13 +45,17 @@ class TypingPause(Struct):
         """True if there was a pause before the last key."""
         return self.last - max(self.before, self.shown) >= PAUSE
 
+    def is_first(self) -> bool:
+        """True if no key came between the question, or its second step, and the last key."""
+        return self.before <= self.shown
+
     def get_rest(self, now: float) -> float:
         """Return how many seconds are missing to a pause that lasts until now; 0 if there is one."""
         return max(0.0, max(self.last, self.shown) + PAUSE - now)
 
-    def take_letter(self, now: float) -> str:
-        """Take the letter that was typed alone; empty if there is none."""
-        if not self.letter or now - self.last < ALONE - 0.001:
+    def take_letters(self, now: float) -> str:
+        """Take the letters that were typed alone; empty if there are none."""
+        if not self.letters or now - self.last < ALONE - 0.001:
             return ""
-        letter, self.letter = self.letter, ""
-        return letter
+        letters, self.letters = self.letters, ""
+        return letters

@@ -5,7 +5,7 @@ from typing import Any
 from crow_core.acp.shared_methods import REWIND_METHOD, REWIND_POINTS_METHOD
 from crow_terminal.blocks import Note
 from crow_terminal.chat_client import ChatClient
-from crow_terminal.pickers import describe_taking_back
+from crow_terminal.pickers import describe_rewind
 
 from crow_web.log import BlockRenderer, Log
 
@@ -34,7 +34,7 @@ class TurnUndo:
         self._asked = log, block, params
         log.put(
             block,
-            self._renderer.render("undo", f"This undoes the last turn, and {describe_taking_back(answer, folder)}."),
+            self._renderer.render("undo", f"This undoes the last turn. {'; '.join(describe_rewind(answer, folder))}"),
         )
 
     async def confirm(self, client: ChatClient) -> bool:
