@@ -36,7 +36,7 @@ def project(tmp_path: Path) -> Path:
     return folder
 
 
-async def test_small_model_is_offered_six_tools_and_a_short_prompt(tmp_path: Path, project: Path):
+async def test_small_model_is_offered_seven_tools_and_a_short_prompt(tmp_path: Path, project: Path):
     async with ScriptedServer([Reply("Hello.")]) as server:
         crow = await make_crow(tmp_path, server.url)
         async with connect(crow, capabilities=NOTICES) as editor:
@@ -45,7 +45,15 @@ async def test_small_model_is_offered_six_tools_and_a_short_prompt(tmp_path: Pat
         (request,) = server.requests
     functions = [tool["function"] for tool in request["tools"]]
     system = request["messages"][0]["content"]
-    assert {function["name"] for function in functions} == {"read", "write", "replace", "list", "search", "run"}
+    assert {function["name"] for function in functions} == {
+        "read",
+        "write",
+        "replace",
+        "append",
+        "list",
+        "search",
+        "run",
+    }
     assert all(len(function["parameters"]["properties"]) <= 3 for function in functions)
     assert len(system.split()) <= 250
     assert (len(system) + len(json.dumps(request["tools"]))) / 4 <= 900
@@ -75,14 +83,15 @@ async def test_small_window_chooses_the_profile(tmp_path: Path, project: Path):
         async with connect(crow) as editor:
             session = await editor.new_session(str(project))
             await editor.prompt(session.session_id, "Hi.")
-    assert len(server.requests[0]["tools"]) == 6
+    assert len(server.requests[0]["tools"]) == 7
 
 
 async def test_simple_tools_do_the_work_of_the_full_ones(tmp_path: Path, project: Path):
     script = [
         use("list"),
         use("read", path="report.py"),
-        use("replace", path="report.py", old="price - tax", new="price + tax"),
+        use("replace", path="report.py", old="print(price - tax)", new="print(price + tax)"),
+        use("append", path="report.py", text="# end"),
         use("search", pattern="price"),
         use("write", path="note.txt", content="fixed\n"),
         use("run", command="cat note.txt"),
@@ -94,18 +103,18 @@ async def test_simple_tools_do_the_work_of_the_full_ones(tmp_path: Path, project
             session = await editor.new_session(str(project))
             answer = await editor.prompt(session.session_id, "The total is wrong. Fix it.")
     assert answer.stop_reason == "end_turn"
-    assert (project / "report.py").read_text().endswith("print(price + tax)\n")
+    assert (project / "report.py").read_text().endswith("print(price + tax)\n# end\n")
     assert (project / "note.txt").read_text() == "fixed\n"
     results = [m["content"] for m in server.requests[-1]["messages"] if m["role"] == "tool"]
-    assert all("answer the user now" in result.rpartition("\n")[2] for result in results)
+    assert all("answer" in result.rpartition("\n")[2] for result in results)
     assert "report.py" in results[0]
-    assert results[5].startswith("fixed")
+    assert results[6].startswith("fixed")
     names = [m["tool_calls"][0]["function"]["name"] for m in server.requests[-1]["messages"] if m.get("tool_calls")]
-    assert names == ["list", "read", "replace", "search", "write", "run"]
+    assert names == ["list", "read", "replace", "append", "search", "write", "run"]
 
 
 async def test_file_is_shown_in_place_of_its_first_change(tmp_path: Path, project: Path):
-    change = use("replace", path="report.py", old_text="price - tax", new_text="price + tax")
+    change = use("replace", path="report.py", old_text="print(price - tax)", new_text="print(price + tax)")
     async with ScriptedServer([change, change, Reply("Done.")]) as server:
         crow = await make_crow(tmp_path, server.url)
         async with connect(crow) as editor:
@@ -128,7 +137,7 @@ async def test_file_that_exists_is_shown_before_it_is_overwritten(tmp_path: Path
             await editor.prompt(session.session_id, "Print 110.")
     first, second = [m["content"] for m in server.requests[-1]["messages"] if m["role"] == "tool"]
     assert "print(price - tax)" in first
-    assert first.endswith("or replace to change a line.]")
+    assert first.endswith("or write with all of its new text.]")
     assert second.startswith("Overwrote report.py")
 
 
@@ -148,10 +157,88 @@ async def test_search_goes_through_the_folder_where_its_place_is_invented_and_li
     assert str(project) not in found + nothing
 
 
+async def run_script(tmp_path: Path, project: Path, script: list[Reply], **quirks: Any) -> list[dict[str, Any]]:
+    """Run a prompt with these replies, and return the requests."""
+    async with ScriptedServer([*script, Reply("Done.")]) as server:
+        crow = await make_crow(tmp_path, server.url, **quirks)
+        async with connect(crow) as editor:
+            session = await editor.new_session(str(project))
+            await editor.prompt(session.session_id, "Do it.")
+    return server.requests
+
+
+def get_results(requests: list[dict[str, Any]]) -> list[str]:
+    return [message["content"] for message in requests[-1]["messages"] if message["role"] == "tool"]
+
+
+async def test_part_of_a_line_is_replaced_only_if_the_model_insists(tmp_path: Path, project: Path):
+    config = project / "config.ini"
+    config.write_text("retries = 30\ntimeout = 30\n")
+    change = use("replace", path="config.ini", old_text="timeout", new_text="wait")
+    requests = await run_script(tmp_path, project, [use("read", path="config.ini"), change, change])
+    _, first, second = get_results(requests)
+    assert first.startswith(
+        "Nothing was changed: old_text has to be a whole line of the file. It is a part of:\ntimeout"
+    )
+    assert second.startswith("Edited config.ini")
+    assert config.read_text() == "retries = 30\nwait = 30\n"
+
+
+@pytest.mark.parametrize(("line", "rest"), [("A=1", "B=2\nC=3\n"), ("C=3", "A=1\nB=2\n")])
+async def test_line_that_is_replaced_by_nothing_is_removed_with_its_end(
+    line: str, rest: str, tmp_path: Path, project: Path
+):
+    settings = project / "settings.env"
+    settings.write_text("A=1\nB=2\nC=3\n")
+    change = use("replace", path="settings.env", old_text=line, new_text="")
+    await run_script(tmp_path, project, [use("read", path="settings.env"), change])
+    assert settings.read_text() == rest
+
+
+async def test_lines_are_appended_to_a_file_that_was_not_read_and_to_a_new_one(tmp_path: Path, project: Path):
+    (project / "todo.txt").write_text("milk\n\neggs\n")
+    (project / "empty.txt").touch()
+    script = [use("append", path=name, text="bread") for name in ("todo.txt", "empty.txt", "new.txt")]
+    results = get_results(await run_script(tmp_path, project, script))
+    assert [(project / name).read_text() for name in ("todo.txt", "empty.txt", "new.txt")] == [
+        "milk\n\neggs\nbread\n",
+        "bread\n",
+        "bread",
+    ]
+    assert results[0].endswith(
+        "[The task: Do it.\nIf a part of it is left, call the next tool. If all is done, answer in one sentence.]"
+    )
+
+
+async def test_search_ignores_case_and_counts_the_lines_and_shows_the_file_in_which_it_finds_nothing(
+    tmp_path: Path, project: Path
+):
+    script = [use("search", pattern="PRICE", path="report.py"), use("search", pattern="total", path="report.py")]
+    found, nothing = get_results(await run_script(tmp_path, project, script))
+    assert "2:print(price - tax)" in found
+    assert "[2 lines match.]" in found
+    assert "     1\tprice, tax = 100, 10" in nothing
+
+
+async def test_model_that_is_held_to_a_schema_chooses_the_line_to_replace_among_those_of_the_file(
+    tmp_path: Path, project: Path
+):
+    decision = json.dumps({"use_tool": True, "name": "read", "arguments": {"path": "report.py"}})
+    first, second = await run_script(tmp_path, project, [Reply(decision)], call_form="schema")
+    formats = [json.dumps(request["response_format"]) for request in (first, second)]
+    assert '"old_text": {"type": "string"}' in formats[0]
+    assert '"path": {"enum": ["report.py"]}' in formats[1]
+    assert '"old_text": {"enum": ["price, tax = 100, 10", "print(price - tax)"]}' in formats[1]
+    assert first["messages"][0] == second["messages"][0], "the tools' description stays in the cache"
+
+
 FAULTS: list[tuple[Reply, list[str]]] = [
     (use("read"), ['A correct call: {"name":"read","arguments":{"path":"<path>"}}']),
     (use("read", path="missing.py"), ['A correct call: {"name":"list","arguments":{}}']),
-    (use("fly", to="Paris"), ["There is no tool 'fly'. The tools are: read, write, replace, list, search, run."]),
+    (
+        use("fly", to="Paris"),
+        ["There is no tool 'fly'. The tools are: read, write, replace, append, list, search, run."],
+    ),
 ]
 
 

@@ -10,11 +10,14 @@ from crow_core.app import Crow
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Handler, Server
 from crow_core.mcp.tool import ToolCall
-from crow_core.messages.message import Function
+from crow_core.messages.message import Function, Message, to_parts
+from crow_core.models.call_forms import make_step_format
 from crow_core.models.chat_model import ChatModel
+from crow_core.models.model_call import ModelRequest
 from crow_core.session.prompts import Prompt
 from crow_core.session.session import Session
 from crow_core.session_state import StateKey
+from crow_system.shortening import leave_out
 from msgspec.json import encode
 
 SMALL = StateKey("small_models", bool)
@@ -23,14 +26,20 @@ SEEN = StateKey("small_models_seen", set[str])
 """The paths of the files that the model has read or written."""
 SHOWN = StateKey("small_models_shown", set[str])
 """The calls that were answered with the file that they would have changed."""
+FILE_LINES = StateKey("small_models_lines", dict[str, list[str]])
+"""The lines of the short files among them, by path, each line once."""
+TASK = StateKey("small_models_task", str)
+"""The beginning of the last prompt."""
+FRAGMENTS = StateKey("small_models_fragments", set[tuple[str, str]])
+"""The files and the parts of lines for which the model was asked for whole lines."""
 NOTICE = (
-    "{} is a small model, or its window is: it is offered six simple tools and a short system prompt. "
+    "{} is a small model, or its window is: it is offered seven simple tools and a short system prompt. "
     'profile = "full" in [models.NAME.quirks] switches this off.'
 )
 
 
 def make_definition(
-    name: str, description: str, tool: str, arguments: dict[str, str], types: dict[str, str], required: list[str]
+    name: str, description: str, tool: str, arguments: dict[str, Any], types: dict[str, str], required: list[str]
 ) -> dict[str, Any]:
     """Make the definition of a tool that stands for another one with some of its arguments."""
     properties = {key: {"type": kind} for key, kind in types.items()}
@@ -61,9 +70,22 @@ DEFINITIONS: list[dict[str, Any]] = [
         {"path": "string", "old_text": "string", "new_text": "string"},
         ["path", "old_text", "new_text"],
     ),
+    make_definition(
+        "append",
+        "Add lines at the end of a file.",
+        "file_editor",
+        {"command": "insert"},
+        {"path": "string", "text": "string"},
+        ["path", "text"],
+    ),
     make_definition("list", "List the names of the files in a folder.", "tree", {}, {"path": "string"}, []),
     make_definition(
-        "search", "Search for text inside files.", "grep", {}, {"pattern": "string", "path": "string"}, ["pattern"]
+        "search",
+        "Search for text inside files.",
+        "grep",
+        {"ignore_case": True},
+        {"pattern": "string", "path": "string"},
+        ["pattern"],
     ),
     make_definition("run", "Run a shell command.", "terminal", {}, {"command": "string"}, ["command"]),
 ]
@@ -72,19 +94,37 @@ REQUIRED: dict[str, list[str]] = {d["name"]: d["inputSchema"]["required"] for d 
 MAX_SHOWN = 200
 """Characters of the longest argument that is repeated in an error."""
 LOOKED = "[If this is enough, answer the user now. Call another tool only if the task needs it.]"
-CHANGED = "[If this is all that the user asked for, answer the user now in one sentence. If it is wrong, correct it.]"
+CHANGED = "[The task: {}\nIf a part of it is left, call the next tool. If all is done, answer in one sentence.]"
+MAX_TASK = 300
+"""Characters of the prompt that a result repeats."""
 FIRST_LOOK = "Nothing was changed yet: look at the file first."
 CHANGE_NOW = {
     "replace": "[Now call replace. Copy old_text from the file, a whole line; new_text is that line as it shall be.]",
-    "write": "[The file has this text. Now call write with all of its new text, or replace to change a line.]",
+    "write": "[The file has this text. Now call append to add lines at its end, replace to change a line, or write "
+    "with all of its new text.]",
 }
 """The next step for the model after it was shown a file in place of its first change, by the tool of that change."""
-NEXT = {"read": LOOKED, "list": LOOKED, "search": LOOKED, "run": LOOKED, "write": CHANGED, "replace": CHANGED}
+NEXT: dict[str, str] = {
+    **dict.fromkeys(("read", "list", "search", "run"), LOOKED),
+    **dict.fromkeys(("write", "replace", "append"), CHANGED),
+}
 """What to do after a call."""
+PART_OF_A_LINE = "Nothing was changed: old_text has to be a whole line of the file. It is a part of:"
+WHOLE_LINE = "[Now call replace with such a line as old_text. new_text is the same line, changed.]"
+MAX_LINES = 20
+"""Lines that the model is shown of those that have its old_text."""
+MAX_CHOICES = 200
+"""Lines of the longest file from which the model chooses the line to replace."""
+NUMBERED = re.compile(r"^ *\d+\t(.*)$", re.M)
+"""Matches a line of a file as `read` shows it."""
+LINE_COUNT = re.compile(r"\(([\d,]+) lines?\b")
+"""Matches the number of lines that `read` says a file has."""
+HIT = re.compile(r"^\d+:", re.M)
+"""Matches the beginning of a line that `search` has found."""
 
 
 def small_models(crow: Crow) -> None:
-    """Offer a model whose quirk `profile` is `small` six tools of at most three arguments, and a short system prompt.
+    """Offer a model whose quirk `profile` is `small` seven tools of at most three arguments, and a short system prompt.
 
     Each tool stands for a call of crow's own tools, so permissions, diffs and undo are the same. The tools of MCP
     servers that the user has configured stay. The profile is chosen when a session opens.
@@ -103,6 +143,10 @@ def small_models(crow: Crow) -> None:
         if session.prompts.templates["system"] == Prompt.from_package("system"):
             session.prompts.templates["system"] = Prompt.from_package("small")
         session.options.remarks.append(NOTICE.format(session.model.name))
+
+    @crow.before_prompt
+    def note_task(message: Message, session: Session) -> None:
+        session.state[TASK] = leave_out(join_text(to_parts(message.get("content"))), MAX_TASK)
 
     @crow.tools
     def choose(schemas: list[dict[str, Any]], session: Session) -> list[dict[str, Any]] | None:
@@ -126,15 +170,23 @@ def small_models(crow: Crow) -> None:
             return None
         if name is None:
             return ToolResult.error(f"There is no tool {tool_call.name[:100]!r}. The tools are: {', '.join(REQUIRED)}.")
-        if not result.is_error and name in ("read", "write", "replace"):
-            session.state[SEEN].add(str(tool_call.arguments.get("path")))
+        if not result.is_error and name in ("read", "write", "replace", "append"):
+            await note_lines(session, tool_call)
         if tool_call.id in session.state[SHOWN]:
             return None
-        hint = f"A correct call: {suggest_call(name, tool_call.original)}" if result.is_error else NEXT[name]
+        hint = (
+            f"A correct call: {suggest_call(name, tool_call.original)}"
+            if result.is_error
+            else NEXT[name].format(session.state[TASK])
+        )
         content = [adapt_part(part, session.cwd) for part in result.content]
-        if name == "search" and any(str(part.get("text", "")).startswith("Nothing matches") for part in content):
+        text = join_text(content)
+        if name == "search" and text.startswith("Nothing matches"):
             path = tool_call.arguments.get("path", ".")
-            content += [adapt_part(part, session.cwd) for part in await use_tool(session, tool_call, "list", path)]
+            shown = await use_tool(session, tool_call, "list", path) or await use_tool(session, tool_call, "read", path)
+            content += [adapt_part(part, session.cwd) for part in shown]
+        elif name == "search" and "shows more]" not in text:
+            content.append({"type": "text", "text": f"[{len(HIT.findall(text))} lines match.]"})
         return ToolResult([*content, {"type": "text", "text": hint}], result.is_error, result.meta)
 
     @crow.before_tool
@@ -143,16 +195,61 @@ def small_models(crow: Crow) -> None:
 
         A file that does not exist cannot be read, and is written at once.
         """
-        path = str(tool_call.arguments.get("path"))
         name = find_name(tool_call)
-        if not session.state[SMALL] or name not in CHANGE_NOW or path in session.state[SEEN]:
+        if not session.state[SMALL] or name not in CHANGE_NOW or get_path(tool_call) in session.state[SEEN]:
             return None
-        session.state[SEEN].add(path)
-        if not (shown := await use_tool(session, tool_call, "read", path)):
+        if not (shown := await note_lines(session, tool_call)):
             return None
         session.state[SHOWN].add(tool_call.id)
         content = [adapt_part(part, session.cwd) for part in shown]
         return ToolResult([{"type": "text", "text": FIRST_LOOK}, *content, {"type": "text", "text": CHANGE_NOW[name]}])
+
+    @crow.before_model
+    def offer_lines(request: ModelRequest, session: Session) -> ModelRequest | None:
+        """Let the model choose the line to replace among those of the files that it was shown (form `schema`)."""
+        model, files = session.model, session.state[FILE_LINES]
+        is_held = isinstance(model, ChatModel) and model.quirks.call_form == "schema"
+        if not is_held or not files or not request.get("tools") or {"tool_choice", "response_format"} & request.keys():
+            return None
+        functions = [
+            choice
+            for tool in request["tools"]
+            for choice in ([tool["function"]] if tool["function"]["name"] != "replace" else limit_lines(tool, files))
+        ]
+        return {"response_format": make_step_format(functions, request["messages"]), **request}
+
+    @crow.before_tool
+    async def take_whole_lines(session: Session, tool_call: ToolCall) -> ToolResult | ToolCall | None:
+        """Ask once for the whole line where a part of it would be replaced: small models name what they change.
+
+        A line whose new text is empty is removed, with its end.
+        """
+        if not session.state[SMALL] or find_name(tool_call) != "replace":
+            return None
+        path, old, new = (str(tool_call.arguments.get(key) or "") for key in ("path", "old_str", "new_str"))
+        lines: list[str] = NUMBERED.findall(join_text(await use_tool(session, tool_call, "read", path)))
+        wanted = old.strip()
+        if wanted in map(str.strip, lines):
+            removed = "" if new.strip() else find_whole_line(lines, wanted)
+            return tool_call.change_arguments(old_str=removed, new_str="") if removed not in ("", old) else None
+        found = [line for line in lines if wanted and wanted in line]
+        if not found or (path, wanted) in session.state[FRAGMENTS]:
+            return None
+        session.state[FRAGMENTS].add((path, wanted))
+        session.state[SHOWN].add(tool_call.id)
+        shown = [PART_OF_A_LINE, *found[:MAX_LINES], "", WHOLE_LINE]
+        return ToolResult.error("\n".join(shown))
+
+    @crow.before_tool
+    async def find_end(session: Session, tool_call: ToolCall) -> ToolCall | None:
+        """Append behind the last line of a file; create one that does not exist."""
+        if not session.state[SMALL] or find_name(tool_call) != "append" or "insert_line" in tool_call.arguments:
+            return None
+        shown = join_text(await use_tool(session, tool_call, "read", get_path(tool_call)))
+        if not shown:
+            return tool_call.change_arguments(command="create")
+        found = LINE_COUNT.search(shown.partition("\n")[0])
+        return tool_call.change_arguments(insert_line=int(found[1].replace(",", "")) if found else 0)
 
     @crow.before_tool
     def search_everywhere(session: Session, tool_call: ToolCall) -> ToolCall | None:
@@ -163,6 +260,42 @@ def small_models(crow: Crow) -> None:
         return None if Path(session.cwd, path).exists() else tool_call.change_arguments(path=".")
 
 
+async def note_lines(session: Session, tool_call: ToolCall) -> list[dict[str, Any]]:
+    """Note the lines that the file of a call has now, and return the file as the model reads it."""
+    path = get_path(tool_call)
+    session.state[SEEN].add(path)
+    shown = await use_tool(session, tool_call, "read", path)
+    lines = [line for line in dict.fromkeys(NUMBERED.findall(join_text(shown))) if line.strip()]
+    if 0 < len(lines) <= MAX_CHOICES:
+        session.state[FILE_LINES][path] = lines
+    else:
+        session.state[FILE_LINES].pop(path, None)
+    return shown
+
+
+def get_path(tool_call: ToolCall) -> str:
+    return str(tool_call.arguments.get("path"))
+
+
+def limit_lines(tool: dict[str, Any], files: dict[str, list[str]]) -> list[dict[str, Any]]:
+    """Return the definition of `replace` once for each file, with the lines that it can replace."""
+    function = tool["function"]
+    return [
+        {
+            **function,
+            "parameters": {
+                **function["parameters"],
+                "properties": {
+                    **function["parameters"]["properties"],
+                    "path": {"enum": [path]},
+                    "old_text": {"enum": lines},
+                },
+            },
+        }
+        for path, lines in files.items()
+    ]
+
+
 async def use_tool(session: Session, cause: ToolCall, name: str, path: str) -> list[dict[str, Any]]:
     """Read a file, or list a folder, for a call that needs it; return nothing if that fails."""
     function: Function = {"name": name, "arguments": encode({"path": path}).decode()}
@@ -171,6 +304,17 @@ async def use_tool(session: Session, cause: ToolCall, name: str, path: str) -> l
         return []
     result = await session.toolbox.call(tool_call, session.meta(tool_call), session)
     return [] if result.is_error else result.content
+
+
+def join_text(content: Sequence[dict[str, Any]]) -> str:
+    """Join the texts of a result's parts."""
+    return "\n".join(str(part["text"]) for part in content if part.get("type") == "text")
+
+
+def find_whole_line(lines: list[str], wanted: str) -> str:
+    """Return a line of a file with the line break after it, or before it if it is the last."""
+    at = [line.strip() for line in lines].index(wanted)
+    return f"{lines[at]}\n" if at + 1 < len(lines) else f"\n{lines[at]}"
 
 
 def adapt_part(part: dict[str, Any], cwd: str) -> dict[str, Any]:

@@ -141,7 +141,8 @@ def structured_output(crow: Crow) -> None:
             return None
         schema = requested.schema.parameters
         form = {"name": "result", "strict": is_strict(schema), "schema": schema}
-        return {"response_format": {"type": "json_schema", "json_schema": form}, **request}
+        asked = {"response_format": {"type": "json_schema", "json_schema": form}}
+        return asked | request | asked  # first, since the messages are last
 
     def take(session: Session, tool_call: ToolCall) -> ToolResult:
         requested = session.state[REQUESTED]

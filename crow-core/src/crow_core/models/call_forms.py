@@ -24,9 +24,9 @@ RULES = {
     "json": f"To call a tool, reply only with JSON: {CALL}\n{TEXT}",
     "fences": f"To call a tool, reply only with:\n```json\n{CALL}\n```\n{TEXT}",
     "tools": f"To call a tool, reply only with:\n<tools>\n{CALL}\n</tools>\n{TEXT}",
-    "schema": 'Each reply is one JSON object. The first one decides: {"use_tool": true, "name": "<tool>", "arguments": '
-    '{<arguments>}} to look at or change anything in the folder, {"use_tool": false, "answer": "<text>"} if the task '
-    f'is not about the folder. After a result: {CALL}, or {{"answer": "<text>"}} when it is enough.',
+    "schema": 'Each reply is one JSON object on one line. The first one decides: {"use_tool": true, "name": "<tool>", '
+    '"arguments": {<arguments>}} to look at or change anything in the folder, {"use_tool": false, "answer": "<text>"} '
+    f'if the task is not about the folder. After a result: {CALL}, or {{"answer": "<text>"}} when it is enough.',
 }
 """The instructions to the model on writing a call, by form."""
 WRAPPED = {"fences": ("```json\n", "\n```"), "tools": ("<tools>\n", "\n</tools>")}
@@ -39,8 +39,7 @@ def write_calls(body: ModelRequest, form: str) -> ModelRequest:
     written = {key: value for key, value in body.items() if key not in ("tools", "tool_choice", "parallel_tool_calls")}
     if form == "schema" and "response_format" not in body:
         offered = [] if body.get("tool_choice") == "none" else functions
-        schema = make_step_schema(offered, decides=not ends_with_result(body["messages"]))
-        written["response_format"] = {"type": "json_schema", "json_schema": {"name": "step", "schema": schema}}
+        written["response_format"] = make_step_format(offered, body["messages"])
     rules = "\n".join(["# Tools", "", *map(describe, functions), "", RULES[form]])
     messages = [to_text_message(message, form) for message in body["messages"]]
     if messages and messages[0].get("role") == "system" and isinstance(messages[0]["content"], str):
@@ -75,6 +74,12 @@ def describe(function: Schema) -> str:
 def is_nested(schema: Schema) -> bool:
     """Return whether a schema says more than a type."""
     return not isinstance(schema.get("type"), str) or bool({"properties", "items", "enum"} & schema.keys())
+
+
+def make_step_format(functions: list[Schema], messages: list[dict[str, Any]]) -> Schema:
+    """Make the `response_format` of the reply to these messages: a call of one of these tools, or an answer."""
+    schema = make_step_schema(functions, decides=not ends_with_result(messages))
+    return {"type": "json_schema", "json_schema": {"name": "step", "schema": schema}}
 
 
 def make_step_schema(functions: list[Schema], *, decides: bool) -> Schema:
