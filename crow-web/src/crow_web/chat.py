@@ -5,6 +5,7 @@ import os
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from crow_core.acp.connection import ConnectionClosed, RpcError
@@ -101,6 +102,11 @@ class WebChat:
         self._put_frame()
 
     @property
+    def is_shared(self) -> bool:
+        """True if it is the session of the terminal that has opened this page."""
+        return bool(self.id) and self.id == self._agent.shared
+
+    @property
     def _can_undo(self) -> bool:
         return self.phase == "ready" and self.is_used and self._agent.abilities.undoes
 
@@ -129,8 +135,8 @@ class WebChat:
         self.words.append(words)
         if words.is_steering:
             words.task = self.start(self._steer(words))
-        elif self._turns is None or self._turns.done():
-            self._turns = asyncio.ensure_future(self._report(self._run_turns()))
+        else:
+            self._send_waiting()
         self._put_frame()
 
     async def cancel(self) -> None:
@@ -197,12 +203,24 @@ class WebChat:
         """Remove a question that needs no answer any more."""
         self.cards.withdraw(id)
 
+    def follow_turn(self, stop_reason: str, *, runs: bool) -> None:
+        """A turn of the terminal has begun, or ended."""
+        if runs:
+            self.phase, self._is_cancelled, self.is_used = "working", False, True
+            self._put_frame()
+        elif self.phase == "working":
+            self._end_turn(stop_reason)
+            self._send_waiting()
+
     def lose(self, sentence: str) -> None:
         """Note that the connection to the agent has ended. The next prompt opens the session again."""
-        if self.phase == "working":
+        if self.phase == "working" and sentence:
             sentence = f"{sentence} The turn was stopped; what was said is kept."
         self._end_session()
-        self.log.show([Note(sentence, "error")])
+        if sentence:
+            self.log.show([Note(sentence, "error")])
+        elif self.feed.tabs:
+            self.start(self.open())
 
     # A session
 
@@ -212,7 +230,7 @@ class WebChat:
             if self.is_open:
                 return True
             await self.look()
-            if self.holder:
+            if self.holder and not self.is_shared:
                 return False
             before, self.phase, self._problem = self.phase, "opening", ""
             self._put_frame()
@@ -229,6 +247,8 @@ class WebChat:
                     shown = self._is_shown
                     opened = await self._agent.open_session(self, self.id, self.folder, is_shown=shown)
                     self.log.end_turn(get_time())
+                    if self.is_shared:
+                        await self._join(opened.meta)
             except (NoAgent, RpcError, ConnectionClosed) as error:
                 self.phase = before
                 self._problem = self._describe(error)
@@ -237,6 +257,14 @@ class WebChat:
                 self.options = OfferedOptions(opened.modes or None, opened.config_options or [])
             self._put_frame()
             return self.is_open
+
+    async def _join(self, meta: Any) -> None:
+        """Show the terminal's session: what is stored, then its last turn, then what happens."""
+        started = meta["crow"]["started"]
+        if self._database:
+            read = partial(read_history, self._database, self._renderer, self.id, is_ours=True, before=started)
+            self._take(await asyncio.to_thread(read))
+        await self._agent.join(self.id, started)
 
     async def close(self) -> None:
         """Close the session, so that another process can open it."""
@@ -283,7 +311,7 @@ class WebChat:
         """Send the prompts that wait, one after the other."""
         while next((True for words in self.words if not words.is_steering), False) and await self.open():
             client = self._agent.client
-            if client is None:
+            if client is None or self.phase == "working":
                 return
             self._undo.leave()
             words = next(words for words in self.words if not words.is_steering)
@@ -302,16 +330,24 @@ class WebChat:
                 return  # `lose` says so
             except RpcError as error:
                 notes = [Note(client.describe_error(error), "error")]
+                self._end_turn("", notes)
             else:
-                sentence = STOPS.get(response.stop_reason)
-                notes = [Note(sentence, "warning")] if sentence else []
-            self.log.end_turn(get_time())
-            self.log.show(notes)
-            self.cards.withdraw_all()
-            for waiting in self.words:
-                waiting.is_steering = False
-            self.phase, self.touched = "ready", get_time()
-            self._put_frame()
+                self._end_turn(response.stop_reason)
+
+    def _end_turn(self, stop_reason: str, notes: Sequence[Note] = ()) -> None:
+        sentence = STOPS.get(stop_reason)
+        self.log.end_turn(get_time())
+        self.log.show([*notes, *([Note(sentence, "warning")] if sentence else [])])
+        self.cards.withdraw_all()
+        for waiting in self.words:
+            waiting.is_steering = False
+        self.phase, self.touched = "ready", get_time()
+        self._put_frame()
+
+    def _send_waiting(self) -> None:
+        """Send the prompts that wait, unless that is being done."""
+        if self._turns is None or self._turns.done():
+            self._turns = asyncio.ensure_future(self._report(self._run_turns()))
 
     async def _steer(self, words: Words) -> None:
         """Offer words to the running turn; those that it does not take are sent as a prompt."""
@@ -324,8 +360,7 @@ class WebChat:
             self.words.remove(words)
         elif words in self.words:
             words.is_steering = False
-            if self._turns is None or self._turns.done():
-                self._turns = asyncio.ensure_future(self._report(self._run_turns()))
+            self._send_waiting()
         self._put_frame()
 
     async def set_option(self, id: str, value: str) -> None:
@@ -369,14 +404,14 @@ class WebChat:
     def _put_frame(self) -> None:
         """Show the state of the session around its log."""
         name = self.title or (f"Session {self.id[:8]}" if self.is_used else "New session")
-        asked = self.cards.first
+        asked, holder = self.cards.first, "" if self.is_shared else self.holder
         mark = "? " if asked else "… " if self.phase == "working" else ""
         self.feed.put("@name", f"{mark}{name} · crow")
         self.feed.put("@phase", self.phase)
         self.feed.put(
             "title", lambda: self._renderer.render("title", name, self.id if self.is_used else "", self.folder)
         )
-        self.feed.put("notice", lambda: self._renderer.render("notice", self.holder, self._problem))
+        self.feed.put("notice", lambda: self._renderer.render("notice", holder, self._problem))
         self.feed.put(
             "state",
             lambda: self._renderer.render("state", self.phase, asked, self._is_cancelled, self.usage, self._can_undo),
