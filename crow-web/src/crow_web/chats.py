@@ -18,7 +18,8 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from crow_web import queries
-from crow_web.chat import ALONE, IDLE, WebChat, get_time
+from crow_web.chat import ALONE, IDLE, WebChat
+from crow_web.chat_session import get_time
 from crow_web.history import read_history
 from crow_web.live import INTERVAL, Tab
 from crow_web.log import BlockRenderer

@@ -61,7 +61,8 @@ def answer(request):
 async def main():
     crow = Crow(ScriptedModel(answer), servers=[Server("notes", lambda: tools, shared=True)])
     crow.servers_wait = 60.0
-    crow.use(persistence, url=sys.argv[1], folder=Path(sys.argv[2])).use(steering).use(undo).use(permissions, mode="ask")
+    crow.use(persistence, url=sys.argv[1], folder=Path(sys.argv[2]))
+    crow.use(steering).use(undo).use(permissions, mode="ask")
     await AcpAgent(await stdio(), crow, unstable=True).serve()
     await crow.shut_down()
 
