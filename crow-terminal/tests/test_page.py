@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     Start = Callable[..., Screen]
 
 SERVER = """
-import os, sys, time
+import os, sys
 os.mkfifo("alive")
 print(f"http://127.0.0.1:1/session/{sys.argv[1]}?token=t", flush=True)
 open("alive", "w")
-time.sleep(1000)
+sys.stdin.read()
 """
-"""Prints an address, and opens a pipe, which the system closes at its end."""
+"""Prints an address, and opens a pipe, which the system closes when the program ends, with its standard input."""
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 CROW = (sys.executable, "-m", "crow_cli", "acp", "--unstable")
 """The command of crow as an agent: a process of its own, so that the screen is there before it."""
-PAGE = (sys.executable, "-m", "crow_cli", "web", "--no-open")
+PAGE = (sys.executable, "-m", "crow_cli", "web", "--no-open", "--of-terminal")
 """The command that serves the pages of crow's sessions."""
 CHOOSE = "?"
 """Stands for the id of a session that the user chooses."""

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from crow_core.acp.complete_method import COMPLETE_METHOD, Completion, read_completions
@@ -13,6 +14,7 @@ from crow_core.acp.schema import (
     ListSessionsRequest,
     LoadSessionRequest,
     NewSessionResponse,
+    PromptResponse,
     ResumeSessionRequest,
     SessionNotification,
     SetSessionConfigOptionRequest,
@@ -28,11 +30,12 @@ from msgspec import UNSET
 
 from crow_terminal import effects
 from crow_terminal.agent_connections import NoAgent, connect
-from crow_terminal.blocks import CommandOutput
-from crow_terminal.chat_base import ChatBase, get_time
+from crow_terminal.blocks import CommandOutput, describe_content
+from crow_terminal.chat_base import ChatBase, Settings, get_time
 from crow_terminal.chat_client import AgentQuestion, ChatClient
 from crow_terminal.first_run import end_first_run, is_first_run, make_card
 from crow_terminal.markdown import Prose
+from crow_terminal.page_link import PageLink
 from crow_terminal.permission import show_path
 from crow_terminal.pickers import confirm_taking_back, describe_rewind, offer_turns, pick_session, undo_turn
 from crow_terminal.printable_text import escape_line
@@ -47,6 +50,10 @@ TURNS_LIMIT = 50
 
 class AgentCalls(ChatBase):
     """The part of the terminal that calls the agent, and passes on what it sends."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self.link = PageLink(self)
 
     def _open(self, session: str = "", *, last: bool = False, again: bool = False) -> None:
         """Open a session, after the current one has been closed."""
@@ -122,21 +129,25 @@ class AgentCalls(ChatBase):
         if self._is_first and find and await asyncio.to_thread(end_first_run, find):
             self.perform([effects.Show(Prose(make_card(options)))])
         self._is_first = False
+        self.link.reload()
         self.perform(self.state.open_session(options.modes, options.config, time.monotonic()))
         if self._choose:
             self._choose = False
             self._start(self._list_sessions())
 
     def _receive(self, notification: SessionNotification) -> None:
+        self.link.receive(notification)
         if notification.session_id == self.session_id or not self.session_id:
             self.perform(self.state.receive(notification.update, time.monotonic()))
             if isinstance(notification.update, AvailableCommandsUpdate) and self.terminal.editor.text.startswith("/"):
                 self.terminal.editor.start_completion()  # of what was typed before they were known
 
     def _ask(self, id: int, request: AgentQuestion) -> None:
-        self.perform(self.state.ask(id, request, get_time()))
+        if self.link.ask(id, request):
+            self.perform(self.state.ask(id, request, get_time()))
 
     def _withdraw(self, id: int) -> None:
+        self.link.end_question(id)
         self.perform(self.state.withdraw(id, get_time()))
 
     async def _prompt(self, text: str, outputs: Sequence[CommandOutput]) -> None:
@@ -145,14 +156,30 @@ class AgentCalls(ChatBase):
             return
         self._is_used = True
         blocks = await self._make_prompt(text, outputs)
+        with suppress(RpcError, ConnectionClosed):  # the terminal has shown an error, or its task tells the end
+            await self._run_turn(client, blocks)
+
+    async def prompt_for_page(self, client: ChatClient, blocks: Sequence[ContentBlock]) -> PromptResponse:
+        """Run a turn with a prompt of the page. Raises RpcError, ConnectionClosed."""
+        self._is_used = True
+        self.perform(self.state.begin_turn("\n".join(map(describe_content, blocks)), time.monotonic()))
+        return await self._run_turn(client, blocks, from_page=True)
+
+    async def _run_turn(
+        self, client: ChatClient, blocks: Sequence[ContentBlock], *, from_page: bool = False
+    ) -> PromptResponse:
+        self.link.begin_turn(blocks, from_page=from_page)
+        reason = ""
         try:
             response = await client.prompt(self.session_id, blocks)
+            reason = response.stop_reason
         except RpcError as error:
             self.perform(self.state.fail_turn(client.describe_error(error), time.monotonic()))
-        except ConnectionClosed:
-            pass  # the end of the connection is told by its own task
-        else:
-            self.perform(self.state.end_turn(response, time.monotonic()))
+            raise
+        finally:
+            self.link.end_turn(reason, from_page=from_page)
+        self.perform(self.state.end_turn(response, time.monotonic()))
+        return response
 
     async def _make_prompt(self, text: str, outputs: Sequence[CommandOutput]) -> list[ContentBlock]:
         images = [image for words, image in self.images.items() if words in text]
@@ -204,6 +231,7 @@ class AgentCalls(ChatBase):
             request = SetSessionConfigOptionRequest(session_id=self.session_id, config_id=id, value=value, type=kind)
             answer = await client.request("session/set_config_option", request)
             options.config = answer.config_options
+        self.link.send_options()
         self.terminal.update()
 
     async def _list_sessions(self) -> None:
@@ -234,6 +262,7 @@ class AgentCalls(ChatBase):
         elif wanted.confirmed:
             files = ", ".join(show_path(path, folder) for path in answer["files"]["filesChanged"])
             what = f"files as before: {files}" if files else "no file had to change"
+            self.link.reload()
             back = " `/redo` brings it back." if any(one.name == "redo" for one in self.state.commands) else ""
             count = f"{turns} message{'' if turns == 1 else 's'}"
             self.perform(self.state.take_back(turns, f"Took back {count}; {what}.{back}"))

@@ -46,7 +46,7 @@ class Chat(AgentCalls, KeyActions):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self._command: UserCommand | None = None
-        self._pages = PageServer(settings.page)
+        self._pages = PageServer(settings.page, self.link.serve)
         self._pending: deque[tuple[Block, bool]] = deque()
         """Blocks to print; with each whether to leave out nothing."""
         self._lines: deque[str] = deque()
@@ -111,7 +111,7 @@ class Chat(AgentCalls, KeyActions):
         """End the connection, the agent and all tasks."""
         if self._command:
             self._command.stop()
-        self._pages.end()
+        await self._pages.end()
         tasks = [*self._tasks, *([self._session_task] if self._session_task else [])]
         for task in tasks:
             task.cancel()
@@ -195,6 +195,7 @@ class Chat(AgentCalls, KeyActions):
             case effects.Cancel():
                 self._start(self._cancel())
             case effects.Respond(id=id, response=response):
+                self.link.end_question(id)
                 if self.client:
                     self.client.answer(id, response)
             case effects.Wait(seconds=seconds):

@@ -1,14 +1,15 @@
 """The ACP client: it passes updates and questions on, and sends what the user wants."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import count
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from crow_core import __version__
 from crow_core.acp.client import OPTION_NAMES, AcpClient
 from crow_core.acp.complete_method import can_complete
-from crow_core.acp.connection import RpcError
+from crow_core.acp.connection import Handler, RpcError
 from crow_core.acp.schema import (
     AUTH_REQUIRED,
     PROTOCOL_VERSION,
@@ -47,8 +48,10 @@ class ChatClient(AcpClient):
         receive: Callable[[SessionNotification], None],
         ask: Callable[[int, AgentQuestion], None],
         withdraw: Callable[[int], None],
+        more: Mapping[str, Handler] = MappingProxyType({}),
     ) -> None:
-        """`ask` is called with a number and a question, which `answer` answers; `withdraw` if nobody waits any more."""
+        """`ask` is called with a number and a question, which `answer` answers; `withdraw` if nobody waits any more.
+        `more` are handlers of other methods."""
         super().__init__(
             transport,
             {
@@ -56,6 +59,7 @@ class ChatClient(AcpClient):
                 "session/request_permission": self._on_question,
                 "elicitation/create": self._on_question,
                 "elicitation/complete": self._on_complete,
+                **more,
             },
         )
         self._receive, self._ask, self._withdraw = receive, ask, withdraw

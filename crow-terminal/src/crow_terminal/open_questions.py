@@ -102,8 +102,8 @@ class OpenQuestions:
         self.transcript.start_question(find_call(request), now)
         return [] if self.asked else self._ask_next(now)
 
-    def withdraw(self, id: int, now: float) -> list[Effect]:
-        """The agent does not need an answer any more."""
+    def withdraw(self, id: int, now: float, answer: str = "") -> list[Effect]:
+        """The agent does not need an answer any more, as it was given elsewhere if there is an `answer`."""
         for other, request in self.waiting:
             if other == id:
                 self.transcript.end_question(find_call(request), now)
@@ -111,9 +111,14 @@ class OpenQuestions:
         if self.asked != id:
             return []
         self.transcript.end_question(self.asked_call, now)
+        question = self.dialog.back if isinstance(self.dialog, TextDialog) else self.dialog
+        shown: list[Block] = []
+        if answer and isinstance(question, Question):
+            self.transcript.note_shown(self.asked_call)
+            shown = [question.record(answer)]
         self._close_question()
-        self.show_hint(WITHDRAWN, now)
-        return self._ask_next(now)
+        self.show_hint(f"The question was {answer}." if answer and not shown else "" if answer else WITHDRAWN, now)
+        return [*self._show(shown), *self._ask_next(now)]
 
     def _ask_next(self, now: float) -> list[Effect]:
         """Show the next question, in place of a picker."""

@@ -2,25 +2,16 @@
 
 import asyncio
 import os
-import shutil
 import sys
-from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import Sequence
+from asyncio.subprocess import DEVNULL, PIPE
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 from urllib.parse import urlsplit
 
-import crow_system as system
+from crow_core.acp.transports import CHUNK_BYTES, ByteSource, ChildTransport, Transport, spawn
 
 TIMEOUT = 30.0
 """Seconds in which the process has to print its address."""
-KEEPER = """
-exec 3<&0
-"$@" 3<&- & server=$!
-exec >/dev/null 2>&1
-{ read -r _ <&3; kill "$server"; } &
-wait "$server"
-kill "$!"
-"""
-"""Runs the process until it ends, or until the input closes, also because crow was killed."""
 
 
 class NoPage(Exception):
@@ -30,17 +21,20 @@ class NoPage(Exception):
 class PageServer:
     """The process, which is started when a page is opened for the first time."""
 
-    def __init__(self, command: Sequence[str]) -> None:
-        """`command` serves the pages. It takes the id of a session as its last word, and prints the address first."""
+    def __init__(self, command: Sequence[str], serve: Callable[[Transport], Coroutine[Any, Any, None]]) -> None:
+        """`command` serves the pages. It takes the id of a session as its last word, prints the address first, and ends
+        with its standard input. `serve` is called with its standard streams, over which it speaks ACP then."""
         self._command = command
-        self._process: Process | None = None
+        self._serve = serve
+        self._process: ChildTransport | None = None
         self._address = ""
+        self._serving: asyncio.Task[None] | None = None
         self._complaints: asyncio.Task[bytes] | None = None
         """Reads what it says on standard error, which would block it otherwise."""
 
     async def open(self, session: str, cwd: str) -> str:
         """Open the page of a session in a browser, and return its address. Raises NoPage."""
-        if not self._address or self._process is None or self._process.returncode is not None:
+        if not self._address or self._process is None or self._process.exit.done():
             self._address = await self._start(session, cwd)
         place = urlsplit(self._address)
         folder = place.path.rpartition("/")[0]
@@ -54,34 +48,36 @@ class PageServer:
         return address
 
     async def _start(self, session: str, cwd: str) -> str:
-        shell = None if system.WINDOWS else shutil.which("sh")
-        words = [*((shell, "-c", KEEPER, "crow") if shell else ()), *self._command, session]
+        program, *words = (*self._command, session)
         try:
-            self._process = process = await asyncio.create_subprocess_exec(
-                *words, stdin=PIPE, stdout=PIPE, stderr=PIPE, cwd=cwd, start_new_session=True
-            )
+            self._process = process = await spawn(program, words, cwd=cwd, stderr=PIPE)
         except OSError as error:
-            raise NoPage(f"{words[0]} cannot be started: {error.strerror}.") from error
-        assert process.stdout
-        assert process.stderr
-        self._complaints = complaints = asyncio.ensure_future(process.stderr.read())
+            raise NoPage(f"{program} cannot be started: {error.strerror}.") from error
+        assert process.errors
+        self._complaints = complaints = asyncio.ensure_future(read_all(process.errors))
         try:
             async with asyncio.timeout(TIMEOUT):
-                if line := (await process.stdout.readline()).decode().strip():
+                if line := (await process.readline()).decode().strip():
+                    self._serving = asyncio.ensure_future(self._serve(process))
                     return line
                 said = (await complaints).decode(errors="replace").strip().removeprefix("crow: ")
         except TimeoutError:
             said = f"The page was not there within {TIMEOUT:g} seconds."
-        self.end()
+        await self.end()
         raise NoPage(said or "The page cannot be shown.")
 
-    def end(self) -> None:
+    async def end(self) -> None:
         """End the process."""
-        if self._complaints:
-            self._complaints.cancel()
-        if self._process and self._process.returncode is None:
-            assert self._process.stdin
-            self._process.stdin.close()
-            if system.WINDOWS:
-                self._process.terminate()
+        if self._process:
+            await self._process.close()
+        for task in filter(None, (self._serving, self._complaints)):
+            task.cancel()
         self._process = None
+
+
+async def read_all(source: ByteSource) -> bytes:
+    """Read a stream to its end."""
+    data = b""
+    while chunk := await source.read(CHUNK_BYTES):
+        data += chunk
+    return data

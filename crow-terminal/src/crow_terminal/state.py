@@ -239,12 +239,16 @@ class State(OpenQuestions):
         self.phase = "starting"
         return [Open(again=True)]
 
-    def _send(self, text: str, now: float) -> list[Effect]:
+    def begin_turn(self, text: str, now: float) -> list[Effect]:
+        """A prompt is sent, which was said here or on the page."""
         self.phase, self.cancelled = "working", False
         self.since = self.step_since = now
+        return self._show([*self.transcript.end_text(), UserPrompt(text)])
+
+    def _send(self, text: str, now: float) -> list[Effect]:
         # Before a slash command, nothing may stand: the agent would not know it.
         outputs = () if text.startswith("/") else self.queue.take_outputs()
-        return [*self._show([*self.transcript.end_text(), UserPrompt(text)]), Send(text, outputs)]
+        return [*self.begin_turn(text, now), Send(text, outputs)]
 
     def _send_next(self, now: float) -> list[Effect]:
         """Send the next prompt of the queue."""

@@ -18,7 +18,8 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from crow_web import queries
-from crow_web.chat import ALONE, IDLE, WebChat, get_time
+from crow_web.chat import ALONE, IDLE, WebChat
+from crow_web.chat_session import get_time
 from crow_web.history import read_history
 from crow_web.live import INTERVAL, Tab
 from crow_web.log import BlockRenderer
@@ -42,10 +43,13 @@ class Chats:
         database: Database,
         *,
         is_remote: bool = False,
+        of_terminal: Callable[[], None] | None = None,
     ) -> None:
         """`open_link` starts the agent, or connects to it. `folder` is the one in which a new session begins. An agent
-        that `is_remote` may have sessions that the database does not."""
-        self.agent = SharedAgent(open_link)
+        that `is_remote` may have sessions that the database does not. `of_terminal` is called when the terminal has
+        ended whose page this is."""
+        self.agent = SharedAgent(open_link, stays_open=of_terminal is not None)
+        self._of_terminal = of_terminal
         self._folder, self._database = folder, database
         self._templates = make_templates(has_chats=True)
         self._renderer = BlockRenderer(self._templates)
@@ -63,12 +67,22 @@ class Chats:
     @asynccontextmanager
     async def lifespan(self, app: Starlette) -> AsyncGenerator[None]:
         """Tend the chats while the app runs; at its end close the connection to the agent."""
-        tending = asyncio.ensure_future(self._tend())
+        tasks = [asyncio.ensure_future(self._tend())]
+        if self._of_terminal:
+            tasks.append(asyncio.ensure_future(self._follow_terminal(self._of_terminal)))
         try:
             yield
         finally:
-            tending.cancel()
+            for task in tasks:
+                task.cancel()
             await self.agent.close()
+
+    async def _follow_terminal(self, end: Callable[[], None]) -> None:
+        """Stay connected with the terminal until it ends."""
+        with suppress(NoAgent):
+            await self.agent.connect()
+            await self.agent.until_closed()
+        end()
 
     def list_chats(self) -> Sequence[WebChat]:
         return [*self._chats]
@@ -94,6 +108,8 @@ class Chats:
             return
         chat.touched = get_time()
         await chat.look()
+        if chat.is_shared:
+            chat.start(chat.open())
         tab = chat.feed.join()
         tab.add({"@boot": self._boot, "@all": ""})
         sending = asyncio.ensure_future(send(socket, tab))
@@ -143,7 +159,7 @@ class Chats:
 
     async def _tend_chat(self, chat: WebChat) -> None:
         is_shown = bool(chat.feed.tabs)
-        if chat.phase == "ready" and get_time() - chat.touched > (IDLE if is_shown else ALONE):
+        if chat.phase == "ready" and not chat.is_shared and get_time() - chat.touched > (IDLE if is_shown else ALONE):
             await chat.close()
         elif is_shown:
             await chat.look()

@@ -12,7 +12,11 @@ from crow_cli.storage import open_database
 from crow_core.errors import StoreError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from crow_persistence.database import Database
+    from crow_terminal.agent_connections import AgentLink
+    from uvicorn import Server
 
     from crow_web.chats import Chats
 
@@ -30,10 +34,20 @@ WARNING = "Whoever opens this address first can do what you can. The browser war
 @click.option("--cwd", type=click.Path(exists=True, file_okay=False), default=".", help="The folder of a new session.")
 @click.option("--connect", "url", metavar="URL", default="", help="Talk with an agent at a ws:// or wss:// address.")
 @click.option("--token", default="", envvar="CROW_TOKEN", help="The token for --connect; $CROW_TOKEN by default.")
+@click.option("--of-terminal", is_flag=True, hidden=True, help="Share the session of the terminal on standard input.")
 @click.option("--share", is_flag=True, help="Print a QR code, for a phone; see --tls.")
 @click.option("--tls", is_flag=True, help="Answer other machines of your network, with a certificate made for it.")
 def web(
-    session: str, port: int, no_open: bool, read_only: bool, cwd: str, url: str, token: str, share: bool, tls: bool
+    session: str,
+    port: int,
+    no_open: bool,
+    read_only: bool,
+    cwd: str,
+    url: str,
+    token: str,
+    of_terminal: bool,
+    share: bool,
+    tls: bool,
 ) -> None:
     """Talk with crow in a browser, and look at sessions, requests, decisions and costs.
 
@@ -68,7 +82,9 @@ def web(
             listeners.append(listen(address, number))
         context, fingerprint = make_context(["127.0.0.1", address])
     hide_memory()
-    chats = None if read_only else make_chats(database, cwd, url, token)
+    servers: list[Server] = []
+    end = partial(end_all, servers) if of_terminal else None
+    chats = None if read_only else make_chats(database, cwd, url, token, of_terminal=end)
     gate = Gate(make_app(database, os.environ, chats=chats, read_only=read_only), number, names=names, uses_tls=tls)
     scheme = "https" if tls else "http"
     click.echo(address := f"{scheme}://127.0.0.1:{number}{place}?token={gate.token}")
@@ -85,7 +101,13 @@ def web(
     config = Config(gate, ws="websockets-sansio", log_level="warning", timeout_graceful_shutdown=1, server_header=False)
     config.load()
     config.ssl = context
-    Server(config).run(sockets=listeners)
+    servers.append(Server(config))
+    servers[0].run(sockets=listeners)
+
+
+def end_all(servers: "list[Server]") -> None:
+    for server in servers:
+        server.should_exit = True
 
 
 def listen(address: str, port: int) -> socket.socket:
@@ -96,8 +118,10 @@ def listen(address: str, port: int) -> socket.socket:
         fail(f"--port: {port} cannot be used ({os.strerror(error.errno or 0)}). Leave it out for a free one.")
 
 
-def make_chats(database: "Database", cwd: str, url: str, token: str) -> "Chats":
-    """Make the chats with crow, or with the agent at an address."""
+def make_chats(
+    database: "Database", cwd: str, url: str, token: str, *, of_terminal: "Callable[[], None] | None" = None
+) -> "Chats":
+    """Make the chats with crow, with the agent at an address, or with that of the terminal."""
     from crow_cli.start_chat import CROW
     from crow_terminal.agent_connections import AgentAddress, connect
 
@@ -105,4 +129,17 @@ def make_chats(database: "Database", cwd: str, url: str, token: str) -> "Chats":
 
     agent = AgentAddress(url, url=url, token=token) if url else AgentAddress("crow", CROW)
     folder = os.path.abspath(cwd)
+    if of_terminal:
+        return Chats(open_terminal, folder, database, of_terminal=of_terminal)
     return Chats(partial(connect, agent, folder), folder, database, is_remote=bool(url))
+
+
+async def open_terminal() -> "AgentLink":
+    """Connect to the terminal, which is on standard input and output."""
+    from crow_core.acp.transports import stdio
+    from crow_terminal.agent_connections import AgentLink
+
+    async def describe_end() -> str:
+        return "The terminal has ended, and its page with it."
+
+    return AgentLink(await stdio(), describe_end)

@@ -9,7 +9,7 @@ from crow_core.messages.message import Message
 from crow_persistence import leases, loader
 from crow_persistence.database import Database
 from crow_persistence.tables import draft_parts, messages
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, Row, func, select
 
 from crow_web.live import Source
 from crow_web.log import BlockRenderer, Log
@@ -41,23 +41,42 @@ class History:
 
 
 def read_history(
-    database: Database, renderer: BlockRenderer, id: str, known: tuple[Any, ...] = (), *, is_ours: bool = False
+    database: Database,
+    renderer: BlockRenderer,
+    id: str,
+    known: tuple[Any, ...] = (),
+    *,
+    is_ours: bool = False,
+    before: int = 0,
 ) -> History:
     """Read a session by its id or the beginning of it. Raises StoreError if there is none.
 
-    With `is_ours`, this page has it open, and no turn runs.
+    With `is_ours`, this page has it open, and no turn runs. With `before`, a time in milliseconds since 1970, the turn
+    that began then is left out.
     """
     with database.begin_read() as connection:
         row = loader.find_session(connection, id)
         holder = "" if leases.is_free(connection, row, "") else leases.describe_owner(str(row.owner))
         version = (holder, row.updated, *find_version(connection, row.number))
         history = History(row.id, row.cwd, row.title or "", holder, version)
-        entries = loader.load_session(connection, row).log if version != known else None
+        entries = load_log(connection, row, before) if version != known else None
     if entries is not None:
         history.log, history.blocks, history.is_whole = show_log(
             entries, row.cwd, renderer, is_running=bool(holder) and not is_ours
         )
     return history
+
+
+def load_log(connection: Connection, row: "Row[Any]", before: int) -> list[Message]:
+    """Load the log of a session, without the turn that began at `before`."""
+    record, progress = loader.load_with_progress(connection, row)
+    if before:
+        first = select(func.min(messages.c.id)).where(
+            messages.c.session == row.number, messages.c.at >= before, messages.c.kind == "user"
+        )
+        if (prompt := connection.scalar(first)) in progress.rows:
+            return record.log[: progress.rows.index(prompt)]
+    return record.log
 
 
 def find_version(connection: Connection, number: int) -> tuple[Any, ...]:

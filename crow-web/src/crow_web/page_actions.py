@@ -5,7 +5,8 @@ from typing import Any
 
 from crow_core.acp.schema import ImageBlock
 
-from crow_web.chat import WebChat, Words
+from crow_web.chat import WebChat
+from crow_web.chat_session import Words
 from crow_web.live import Tab
 from crow_web.log import make_image_url
 

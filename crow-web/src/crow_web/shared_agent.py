@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
-from crow_core.acp.connection import ConnectionClosed, RpcError
+from crow_core.acp.connection import ConnectionClosed, Handler, RpcError
 from crow_core.acp.schema import (
     CloseSessionRequest,
     ForkSessionRequest,
@@ -22,6 +22,7 @@ from crow_terminal.abilities import Abilities
 from crow_terminal.agent_connections import AgentLink, NoAgent
 from crow_terminal.chat_client import AgentQuestion, ChatClient
 from crow_terminal.open_questions import make_cancellation
+from crow_terminal.page_link import JOIN_METHOD, OPENED_METHOD, TURN_METHOD
 from msgspec import UNSET
 
 START_TIMEOUT = 60.0
@@ -39,17 +40,24 @@ class SessionListener(Protocol):
 
     def withdraw(self, id: int) -> None: ...
 
+    def follow_turn(self, stop_reason: str, *, runs: bool) -> None:
+        """A turn of the terminal has begun, or ended."""
+        ...
+
     def lose(self, sentence: str) -> None:
-        """The connection has ended."""
+        """The connection has ended, or the session is to be opened again."""
         ...
 
 
 class SharedAgent:
     """An agent that is started, or connected to, when the first session is opened."""
 
-    def __init__(self, open_link: Callable[[], Awaitable[AgentLink]]) -> None:
-        """`open_link` starts the agent, or connects to it; it raises NoAgent."""
-        self._open_link = open_link
+    def __init__(self, open_link: Callable[[], Awaitable[AgentLink]], *, stays_open: bool = False) -> None:
+        """`open_link` starts the agent, or connects to it; it raises NoAgent. With `stays_open`, the connection is kept
+        when no session is open."""
+        self._open_link, self._stays_open = open_link, stays_open
+        self.shared = ""
+        """The session of the terminal to which this page belongs; empty for none."""
         self.client: ChatClient | None = None
         self.abilities = Abilities()
         self.listeners: dict[str, SessionListener] = {}
@@ -66,11 +74,13 @@ class SharedAgent:
         async with self._lock:
             if self.client is None:
                 link = await self._open_link()
-                client = ChatClient(link.transport, self._receive, self._ask, self._withdraw)
+                client = ChatClient(link.transport, self._receive, self._ask, self._withdraw, self._make_handlers())
                 ready: asyncio.Future[Abilities] = asyncio.get_running_loop().create_future()
                 self._holding = asyncio.ensure_future(self._hold(client, link, ready))
                 self.abilities = await ready
                 self.client = client
+                meta = client.initialized.meta
+                self.shared = str(meta.get(OPENED_METHOD, "")) if isinstance(meta, dict) else ""
             return self.client
 
     async def _hold(self, client: ChatClient, link: AgentLink, ready: "asyncio.Future[Abilities]") -> None:
@@ -150,8 +160,19 @@ class SharedAgent:
             with suppress(RpcError, ConnectionClosed):
                 if client.initialized.agent_capabilities.session_capabilities.close not in (UNSET, None):
                     await client.request("session/close", CloseSessionRequest(session_id=id))
-        if not self.listeners:
+        if not (self.listeners or self._stays_open):
             await self.close()
+
+    async def join(self, id: str, started: int) -> None:
+        """Follow what happens in the terminal's session, from the beginning of its last turn on. Raises RpcError,
+        ConnectionClosed."""
+        if self.client:
+            await self.client.request(JOIN_METHOD, {"sessionId": id, "started": started})
+
+    async def until_closed(self) -> None:
+        """Wait until the connection has ended."""
+        if self._holding:
+            await asyncio.wait([self._holding])
 
     async def list_sessions(self) -> Sequence[SessionInfo]:
         """Return the first stored sessions of the agent. Raises NoAgent, RpcError, ConnectionClosed."""
@@ -174,6 +195,18 @@ class SharedAgent:
         questions, self._early_questions = self._early_questions, []
         for _, number, request in questions:
             self._ask(number, request)
+
+    def _make_handlers(self) -> dict[str, Handler]:
+        async def follow_turn(params: dict[str, Any]) -> None:
+            if listener := self.listeners.get(str(params["sessionId"])):
+                listener.follow_turn(str(params["stopReason"]), runs=bool(params["runs"]))
+
+        async def note_opened(params: dict[str, Any]) -> None:
+            before, self.shared = self.shared, str(params[OPENED_METHOD])
+            if listener := self.listeners.pop(before, None):
+                listener.lose("" if self.shared == before else "The terminal has another session now.")
+
+        return {TURN_METHOD: follow_turn, OPENED_METHOD: note_opened}
 
     def _receive(self, notification: SessionNotification) -> None:
         self._pass_on(notification.session_id, notification.update)

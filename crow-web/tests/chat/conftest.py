@@ -101,6 +101,22 @@ class Tab:
         return await self.until(find)
 
 
+@asynccontextmanager
+async def open_tab(url: str, cookie: str, session: str = "") -> AsyncIterator[Tab]:
+    """Open a page of a session, or of a new one, at the URL of a server."""
+    address = url.replace("http", "ws", 1) + "/live" + (f"/{session}" if session else "")
+    headers = {"Cookie": cookie}
+    async with connect(address, additional_headers=headers, origin=url, proxy=None) as socket:  # type: ignore
+        tab = Tab(socket)
+        await tab.receive()
+        yield tab
+
+
+@pytest.fixture(name="open_tab")
+def get_open_tab() -> Callable[..., Any]:
+    return open_tab
+
+
 @dataclass
 class Site:
     """A running `crow web`."""
@@ -119,11 +135,7 @@ class Site:
     @asynccontextmanager
     async def open(self, session: str = "") -> AsyncIterator[Tab]:
         """Open a page of a session, or of a new one."""
-        address = self.url.replace("http", "ws", 1) + "/live" + (f"/{session}" if session else "")
-        headers = {"Cookie": self.cookie}
-        async with connect(address, additional_headers=headers, origin=self.url, proxy=None) as socket:  # type: ignore
-            tab = Tab(socket)
-            await tab.receive()
+        async with open_tab(self.url, self.cookie, session) as tab:
             yield tab
 
 
