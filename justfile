@@ -60,6 +60,7 @@ mutate *names:
 # compare, in one run each; nothing else should run on the machine
 bench:
     uv run benchmarks/stream.py
+    uv run benchmarks/versions.py
     uv run benchmarks/view.py
     uv run benchmarks/persistence.py
     uv run benchmarks/search.py

@@ -37,7 +37,7 @@ INITIALIZE: dict[int, dict[str, Any]] = {
     1: {"protocolVersion": 1, "clientInfo": CLIENT, "clientCapabilities": {"elicitation": {"form": {}}}},
     2: {"protocolVersion": 2, "info": CLIENT, "capabilities": {"elicitation": {"form": {}}}},
 }
-WORDS = ["Well.", "", "Ünïcode 🐦 and\nlines\n", "```diff\n- no fence ends here", "\u202e\x1b[2J", "x" * 5000]
+WORDS = ["Well.", "", "Ünïcode 🐦 and\nlines\n", "```diff\n- no fence ends here", "\u202e\x1b[2J", "x" * 500]
 PROMPTS: list[Any] = [
     {"type": "text", "text": "go"},
     {"type": "image", "data": "iVBORw0KGgo=", "mimeType": "image/png"},
@@ -74,6 +74,8 @@ class Client:
         self.shown: list[str] = []
         """The kinds of all updates."""
         self.session = ""
+        self.valid = set[str]()
+        """The keys of the chunks that are valid."""
 
     async def ask(self, method: str, params: Any) -> dict[str, Any]:
         """Send a request and return its answer; answer the agent's questions meanwhile."""
@@ -101,7 +103,10 @@ class Client:
         """Check a message against the schema. Raises ValidationError."""
         find = load_validators(self.version)
         if "method" in message:
-            find(f"params {message['method']}").validate(message["params"])  # pyright: ignore[reportUnknownMemberType]
+            params = message["params"]
+            if (key := to_key(params)) not in self.valid:
+                find(f"params {message['method']}").validate(params)  # pyright: ignore[reportUnknownMemberType]
+                self.valid.add(key)
         elif "result" in message:
             name = f"result {self.asked[message['id']]}"
             find(name).validate(message["result"])  # pyright: ignore[reportUnknownMemberType]
@@ -146,6 +151,14 @@ class Client:
             await self.ask("session/resume", {**params, "replayFrom": {"type": "start"}})
 
 
+def to_key(params: dict[str, Any]) -> str:
+    """Return the JSON of a chunk of text without its text, since there are many that differ in nothing else."""
+    update = params.get("update", {})
+    if not update.get("sessionUpdate", "").endswith("_chunk") or not isinstance(update["content"].get("text"), str):
+        return json.dumps(params)
+    return json.dumps({**params, "update": {**update, "content": {**update["content"], "text": ""}}})
+
+
 def draw_call(random: Random, cwd: Path) -> Use:
     """Draw a tool call, which may be wrong."""
     name = cwd / random.choice(["a.txt", "b.md", "c d.py"])
@@ -178,7 +191,7 @@ def draw_reply(random: Random, cwd: Path, request: dict[str, Any]) -> Reply:
     return Reply(words, reasoning=thought, tool_calls=[draw_call(random, cwd) for _ in range(random.randint(1, 3))])
 
 
-@pytest.mark.timeout(60 + 3 * TURNS)
+@pytest.mark.timeout(60 + 10 * TURNS)
 @pytest.mark.parametrize("version", [1, 2])
 async def test_every_message_of_varied_turns_is_valid(version: int, tmp_path: Path) -> None:
     kinds = set[str]()
