@@ -45,6 +45,10 @@ soak:
     CROW_SOAK=200 CROW_TEST_ALL=1 uv run pytest -rP crow-cli/tests/test_worker.py # an hour
     CROW_SOAK=200 uv run pytest -rP crow-eval/tests/test_evaluation_statistics.py # 2,000 experiments for each rate
 
+# 300 varied turns in each version of ACP, each message validated by the official schema
+turns:
+    CROW_TURNS=300 uv run pytest -n2 crow-core/tests/test_varied_turns.py
+
 # the tests of the command, each command and each agent in a process of its own: the gate runs most of them in forks
 processes:
     CROW_TEST_PROCESSES=1 CROW_TEST_ALL=1 uv run pytest crow-cli/tests crow-acp-tools/tests crow-eval/tests
@@ -60,6 +64,7 @@ mutate *names:
 # compare, in one run each; nothing else should run on the machine
 bench:
     uv run benchmarks/stream.py
+    uv run benchmarks/versions.py
     uv run benchmarks/view.py
     uv run benchmarks/persistence.py
     uv run benchmarks/search.py

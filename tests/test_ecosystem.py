@@ -58,6 +58,10 @@ asyncio.run(acp.run_agent(Counter()))
 """
 
 
+NOT_THERE = {"V2-CALL-002", "V2-RESUME-004", "V2-STATE-002"}
+"""The requirements that an agent without tools and without a store does not meet."""
+
+
 async def check(home: Path, *command: str) -> dict[str, Any]:
     """Return the report of `crow acp check` on an agent."""
     crow = (sys.executable, "-m", "crow_cli", "acp", "check", "--json", "--", *command)
@@ -96,6 +100,23 @@ async def test_agent_made_with_the_typescript_sdk_is_conformant(node: "Node", tm
 
     assert failures(report) == {}
     assert report["conformant"]
+
+
+@pytest.mark.slow
+async def test_agent_of_version_2_made_with_the_typescript_sdk_is_conformant(node: "Node", tmp_path: Path) -> None:
+    program = Path(__file__).parent / "node"
+    report = await check(tmp_path, str(program / "node_modules/node/bin/node"), str(program / "agent_v2.mjs"))
+
+    assert failures(report).keys() == NOT_THERE
+    assert (report["protocolVersions"], report["conformant"]) == ([2], True)
+
+
+@pytest.mark.slow
+async def test_agent_of_version_2_made_with_the_next_python_sdk_is_conformant(next_sdk: str, tmp_path: Path) -> None:
+    report = await check(tmp_path, next_sdk, str(Path(__file__).parent / "python" / "agent_v2.py"))
+
+    assert failures(report).keys() == NOT_THERE
+    assert (report["protocolVersions"], report["conformant"]) == ([2], True)
 
 
 def write_config(config: bytes, file: Path) -> None:

@@ -55,7 +55,7 @@ class Counter(v2.Agent):
     async def turn(self, session: str, id: str, prompt: Any, shown: list[Any]) -> None:
         shown.append(schema.UserMessageUpdate(session_update="user_message", message_id=id, content=prompt))
         await self.client.session_update(session_id=session, update=shown[-1])
-        running = schema.RunningStateUpdate(session_update="state_update", state="running")
+        running = schema.RunningSessionStateUpdate(session_update="state_update", state="running")
         await self.client.session_update(session_id=session, update=running)
         said = schema.AgentMessageUpdate(session_update="agent_message", message_id=str(uuid4()), content=prompt[:1])
         shown.append(said)
@@ -66,7 +66,7 @@ class Counter(v2.Agent):
             await self.end(session, "end_turn")
 
     async def end(self, session: str, reason: str) -> None:
-        idle = schema.IdleStateUpdate(session_update="state_update", state="idle", stop_reason=reason)
+        idle = schema.IdleSessionStateUpdate(session_update="state_update", state="idle", stop_reason=reason)
         await self.client.session_update(session_id=session, update=idle)
 
     async def cancel_session(self, session_id: str, **kwargs: Any) -> None:

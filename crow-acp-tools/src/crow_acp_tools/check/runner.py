@@ -105,7 +105,8 @@ async def check_agent(
             for version in VERSIONS
             if version is VERSION_1 or any(requirement.version is version for requirement in wanted)
         }
-        for version in choose_versions(greetings):
+        asked = {requirement.version for requirement in wanted}
+        for version in choose_versions(greetings) if len(asked) > 1 else asked:
             known, found = await check_version(
                 run, greetings[version], [requirement for requirement in wanted if requirement.version is version]
             )

@@ -321,8 +321,8 @@ async def logging_in(conversation: Conversation) -> None:
 
 @scenario("initialize")
 async def logging_out(conversation: Conversation) -> None:
+    await conversation.initialize()
     if conversation.options.allow_logout:
-        await conversation.initialize()
         await conversation.ask(conversation.version.logout, {})
 
 

@@ -195,7 +195,7 @@ def replays(conversation: Conversation) -> str:
 
 @requirement(
     "RESUME-004",
-    "capability",
+    "advisory",
     "session/resume with a replay succeeds in a new process of the agent, too.",
     replaying_elsewhere,
     capability="session",

@@ -240,12 +240,12 @@ class Connection:
     def _cancel_request(self, id: int) -> None:
         self._write(OutgoingNotification("$/cancel_request", CancelRequestNotification(request_id=id)))
 
-    async def notify(self, method: str, params: Any) -> None:
+    def notify(self, method: str, params: Any) -> Coroutine[Any, Any, None]:
         """Send a notification: write it before the first await, then wait while the other side is slow to read.
 
         Raises ConnectionClosed if the connection has ended.
         """
-        await self._send(self._encode(OutgoingNotification(method, params)))
+        return self._send(self._encode(OutgoingNotification(method, params)))
 
     async def close(self) -> None:
         """Cancel running requests, send their answers, fail requests that wait for an answer, close the transport."""

@@ -180,17 +180,17 @@ def to_call_fields(update: CallUpdate) -> dict[str, Any]:
     return fields
 
 
-def name_thought(chunk: schema.AgentThoughtChunk) -> schema.AgentThoughtChunk:
-    """Return a chunk of a thought under an id of its own."""
-    id = f"{chunk.message_id}{THOUGHT}"
-    return schema.AgentThoughtChunk(content=chunk.content, message_id=id, meta=chunk.meta)
+def name_thought(message_id: Any) -> str:
+    """Make the id of a thought from the id of the message of the same reply."""
+    return f"{message_id}{THOUGHT}"
 
 
 def to_update(update: schema.SessionUpdate) -> "schema_v2.SessionUpdate | None":
     """Convert an update of a running session; None for one that version 2 says in another way."""
     match update:
         case schema.AgentThoughtChunk():
-            return name_thought(update)
+            id = name_thought(update.message_id)
+            return schema.AgentThoughtChunk(content=update.content, message_id=id, meta=update.meta)
         case schema.ToolCall() | schema.ToolCallUpdate():
             return schema_v2.ToolCallUpdate(**to_call_fields(update))
         case schema.PlanUpdate():
@@ -229,7 +229,7 @@ def to_whole_updates(updates: Iterable[schema.SessionUpdate], cwd: str) -> Itera
         match first:
             case schema.UserMessageChunk() | schema.AgentMessageChunk() | schema.AgentThoughtChunk():
                 blocks = [first.content, *(each.content for each in rest if isinstance(each, type(first)))]
-                id = f"{key[1]}{THOUGHT}" if isinstance(first, schema.AgentThoughtChunk) else key[1]
+                id = name_thought(key[1]) if isinstance(first, schema.AgentThoughtChunk) else key[1]
                 yield CHUNKS[type(first)](message_id=id, content=blocks)
             case schema.ToolCall() | schema.ToolCallUpdate():
                 fields: dict[str, Any] = {}

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from crow_system.shortening import shorten_line
@@ -182,8 +183,9 @@ class AcpAgent:
         return await (self.second or self.connection).request(method, params)
 
     async def notify(self, method: str, params: Struct) -> None:
+        """Send a notification. `initialize` replaces this by the function of version 2, so that chunks cost no more."""
         try:
-            await (self.second or self.connection).notify(method, params)
+            await self.connection.notify(method, params)
         except ConnectionClosed:
             if not self.connection.is_closing:  # else everything is being closed already
                 raise
@@ -216,6 +218,7 @@ class AcpAgent:
             self.second, request = None, parse_params(params, InitializeRequest)
             self.capabilities = request.client_capabilities or ClientCapabilities()
             self.connection.speak(METHODS, CLIENT_METHODS, self.handlers)
+        self.notify = self.second.notify if self.second else partial(AcpAgent.notify, self)
         async with self._making:
             await self.source.prepare()
         announced = self.source.announced

@@ -4,7 +4,7 @@ Version 2 is a draft. Imported only when a client asks for it.
 """
 
 import asyncio
-from collections.abc import Awaitable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -13,7 +13,7 @@ from msgspec import Struct, to_builtins
 from crow_core.acp import schema, schema_v2
 from crow_core.acp.connection import Connection, ConnectionClosed, Handler, RpcError
 from crow_core.acp.decoding import to_raw
-from crow_core.acp.schema import INVALID_PARAMS
+from crow_core.acp.schema import INVALID_PARAMS, AgentMessageChunk, AgentThoughtChunk, SessionNotification
 from crow_core.acp.shared_methods import STEERING_METHOD, make_steering_params
 from crow_core.acp.to_v2 import (
     CANCELLABLE,
@@ -44,8 +44,8 @@ from crow_core.session.output import TURN_NOTES
 from crow_core.session.session import Session
 from crow_core.trace import TRACE, extract_trace
 
-SAME = (schema.AgentMessageChunk, schema.UserMessageChunk, schema.UsageUpdate)
-"""Updates that both versions write in the same way."""
+SAME = (schema.UserMessageChunk, schema.UsageUpdate)
+"""Updates that both versions write in the same way, beside chunks of the agent's messages."""
 
 
 @dataclass(eq=False)
@@ -103,6 +103,11 @@ class AcpAgentV2:
         self._agent = agent
         self._views: dict[str, SessionView] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._send = agent.connection.notify
+        self._thinking: Any = None
+        """The id of the last thought in version 1, which is that of its message."""
+        self._thought = ""
+        """The id of the last thought in version 2."""
 
     def make_handlers(self) -> Mapping[str, Handler]:
         """Make the handlers of the methods that a client of version 2 calls, but for `initialize`."""
@@ -284,14 +289,21 @@ class AcpAgentV2:
             if not self._agent.connection.is_closing:
                 raise
 
-    def notify(self, method: str, params: Any) -> Awaitable[None]:
+    async def notify(self, method: str, params: Any) -> None:
         """Send a notification of version 1 as version 2 has it. Chunks of messages are the same in both, and many."""
-        if not isinstance(params, schema.SessionNotification) or type(params.update) in SAME:
-            return self._agent.connection.notify(method, params)
-        if isinstance(params.update, schema.AgentThoughtChunk):
-            params.update = name_thought(params.update)
-            return self._agent.connection.notify(method, params)
-        return self._notify(params.session_id, params.update)
+        try:
+            if type(params) is SessionNotification and type(update := params.update) is not AgentMessageChunk:
+                if isinstance(update, AgentThoughtChunk):
+                    if update.message_id is not self._thinking:
+                        self._thinking, self._thought = update.message_id, name_thought(update.message_id)
+                    update.message_id = self._thought  # nobody else has the chunk
+                elif not isinstance(update, SAME):
+                    await self._notify(params.session_id, update)
+                    return
+            await self._send(method, params)
+        except ConnectionClosed:
+            if not self._agent.connection.is_closing:  # else everything is being closed already
+                raise
 
     async def _notify(self, id: str, update: schema.SessionUpdate) -> None:
         """Send an update of version 1 as version 2 has it."""
