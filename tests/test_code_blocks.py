@@ -23,7 +23,7 @@ PAGES = [
     if file.name not in ("loop.md", "python.md")
 ]
 """All pages but the two that show parts of code, which are compared with the code."""
-LANGUAGES = {"", "js", "json", "py", "python", "sh", "text", "toml", "yaml"}
+LANGUAGES = {"", "js", "json", "lisp", "lua", "py", "python", "sh", "text", "toml", "yaml"}
 
 
 def find_blocks(text: str) -> list[tuple[str, str]]:
