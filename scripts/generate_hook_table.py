@@ -1,4 +1,4 @@
-"""Write the table of hooks in docs/extensions.md from the contracts of class `Hooks`."""
+"""Write the table of hooks in docs/hooks.md from the contracts of class `Hooks`."""
 
 import ast
 import inspect
@@ -9,7 +9,7 @@ from typing import Any
 from crow_core.hooks import Collect, First, Hook, Observe, Pipe, Unwind
 from crow_core.session.session import Hooks
 
-TARGET = Path(__file__).parent.parent / "docs/extensions.md"
+TARGET = Path(__file__).parent.parent / "docs/hooks.md"
 BEGIN = "<!-- The hooks: generated from class Hooks by scripts/generate_hook_table.py. -->\n"
 END = "<!-- The end of the hooks. -->"
 

@@ -31,9 +31,15 @@ class Screen(pyte.HistoryScreen):
     """A screen that keeps the attribute *dim* too, in place of *blink*, which crow does not use."""
 
     def select_graphic_rendition(self, *attrs: int) -> None:
-        if attrs[:1] and attrs[0] not in (38, 48):
-            attrs = tuple(each for one in attrs for each in {2: (5,), 22: (22, 25)}.get(one, (one,)))
-        super().select_graphic_rendition(*attrs)
+        kept, rest = list[int](), list(attrs)
+        while rest:
+            if rest[0] in (38, 48):  # a colour: 5 and its number, or 2 and its parts
+                size = 5 if rest[1:2] == [2] else 3
+                kept, rest = kept + rest[:size], rest[size:]
+            else:
+                kept += {2: (5,), 22: (22, 25)}.get(rest[0], (rest[0],))
+                rest = rest[1:]
+        super().select_graphic_rendition(*kept)
 
 
 Row = tuple[Char, ...]

@@ -23,7 +23,7 @@ PAGES = [
     if file.name not in ("loop.md", "python.md")
 ]
 """All pages but the two that show parts of code, which are compared with the code."""
-LANGUAGES = {"", "js", "json", "py", "python", "sh", "text", "toml", "yaml"}
+LANGUAGES = {"", "js", "json", "lisp", "lua", "py", "python", "sh", "text", "toml", "yaml"}
 
 
 def find_blocks(text: str) -> list[tuple[str, str]]:
@@ -43,7 +43,7 @@ def check_block(language: str, code: str) -> None:
             yaml.safe_load(code)
         case "python" | "py":
             for node in ast.walk(ast.parse(code)):
-                if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("crow_"):
+                if isinstance(node, ast.ImportFrom) and re.match("crow_(?!glossary$)", node.module or ""):
                     module = importlib.import_module(node.module or "")
                     assert [one.name for one in node.names if not hasattr(module, one.name)] == []
         case _:

@@ -70,7 +70,10 @@ def load_script(name: str) -> Any:
 
 @pytest.mark.parametrize(
     "name",
-    ["README.md", *(f"docs/{page}.md" for page in ("agents", "extensions", "models", "permissions", "settings"))],
+    [
+        "README.md",
+        *(f"docs/{page}.md" for page in ("agents", "extensions", "models", "permissions", "settings", "tools")),
+    ],
 )
 def test_the_settings_in_a_page_are_valid(name: str, tmp_path: Path):
     from crow_agent.settings.config import load_config

@@ -9,7 +9,23 @@ import pytest
 ROOT = Path(__file__).parents[1]
 HELD = [
     *("README.md", "AGENTS.md", "CONTRIBUTING.md"),
-    "docs/comparison.md",
+    *(
+        f"docs/{name}.md"
+        for name in (
+            "acp-extensions",
+            "comparison",
+            "emacs",
+            "extension-examples",
+            "files",
+            "hooks",
+            "jetbrains",
+            "neovim",
+            "publish-an-extension",
+            "toad",
+            "tools",
+            "zed",
+        )
+    ),
     *(f"docs/{name}.md" for name in ("agents", "editors", "extensions", "life-of-a-prompt", "loop", "models")),
     *(f"docs/{name}.md" for name in ("releasing", "scripts", "serve", "sessions", "settings", "start", "systems")),
     "docs/upgrading.md",

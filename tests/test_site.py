@@ -48,10 +48,9 @@ def test_links_to_files_that_the_site_lacks_lead_to_the_repository(site: ModuleT
 
 def test_links_of_a_package_lead_to_pages(site: ModuleType):
     pages = site.find_pages()
-    text = "[a](https://github.com/odellus/crow/blob/main/docs/extensions.md#the-hooks)"
+    text = "[a](https://github.com/odellus/crow/blob/main/docs/hooks.md#the-hooks)"
     assert (
-        site.rewrite_links(text, "crow-core/README.md", "packages/crow-core.md", pages)
-        == "[a](../extensions.md#the-hooks)"
+        site.rewrite_links(text, "crow-core/README.md", "packages/crow-core.md", pages) == "[a](../hooks.md#the-hooks)"
     )
 
 
