@@ -206,6 +206,11 @@ async def read_for_model(session: Session, tool_call: ToolCall, arguments: ReadA
     uri = arguments.uri
     resources = await list_several(find_readable_servers(session, arguments.server))
     fitting = sorted((each for each in resources if each.matches(uri)), key=lambda resource: resource.template)
+    fitting += [
+        Resource(each, uri, uri)
+        for each in find_readable_servers(session, arguments.server)
+        if uri in each.skill_files  # which a server need not list as resources
+    ]
     if not fitting:
         return ToolResult.error(f"No MCP server lists {uri!r}. Call without a URI to see what there is.")
     server = fitting[0].server

@@ -30,6 +30,15 @@ def main() -> None:
         "(default: the client's roots, or else this folder)",
     )
     parser.add_argument("--allow-outside", action="store_true", help="open files anywhere")
+    parser.add_argument(
+        "--skills",
+        metavar="DIR",
+        action="append",
+        default=[],
+        type=os.path.expanduser,
+        help="serve the skills in DIR, each a folder with a SKILL.md, to clients with the skills extension of MCP; "
+        "may be given again",
+    )
     parser.add_argument("--tools", metavar="A,B", help="offer only these tools")
     parser.add_argument(
         "--allow-host",
@@ -53,11 +62,12 @@ def main() -> None:
     if options.token_file and not options.http:
         parser.error("--token-file is for --http; over standard input and output nobody else can connect")
     roots = [os.path.abspath(root) for root in options.root]
-    for root in roots:
+    skills = [os.path.abspath(folder) for folder in options.skills]
+    for option, folder in [*(("--root", each) for each in roots), *(("--skills", each) for each in skills)]:
         try:
-            os.scandir(root).close()
+            os.scandir(folder).close()
         except OSError as error:
-            parser.error(f"--root {root}: {error.strerror}")
+            parser.error(f"{option} {folder}: {error.strerror}")
     bounds = [*(roots or [os.getcwd()]), "/"] if options.allow_outside else roots
     os.environ.update(SERVER_ENVIRONMENT)
     from crow_mcp_server.server import create_server  # not at the top: FastMCP reads the variables
@@ -69,6 +79,7 @@ def main() -> None:
         allow_hosts=options.allow_host,
         ignore_robots=options.ignore_robots_txt,
         state=Path(user_state_dir("crow-mcp-server", appauthor=False), "edits"),
+        skills=[Path(folder) for folder in skills],
     )
     if not options.http:
         try:

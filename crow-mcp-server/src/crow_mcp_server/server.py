@@ -1,7 +1,7 @@
 """The MCP server; each tool's module registers its tool."""
 
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -41,10 +41,12 @@ def create_server(
     stay_on_host: bool = False,
     env: Mapping[str, str] = os.environ,
     state: Path | None = None,
+    skills: Sequence[Path] = (),
 ) -> FastMCP:
     """Return the server with all tools that can work, or `only` those named. One server serves any number of sessions.
 
-    ToolOptions describes the other arguments. Commands do not see the search providers' keys either.
+    `skills` are folders whose subfolders with a SKILL.md are served as skills (SEP-2640). ToolOptions describes the
+    other arguments. Commands do not see the search providers' keys either.
     """
     named = {tool["name"] for tool in tools(env)} if only is None else only
     offered = {name: tool for tool in TOOLS if (name := tool.__name__.rpartition(".")[2]) in named}
@@ -59,6 +61,13 @@ def create_server(
         tool.register(server, options)
     if "file_editor" in offered:
         resources.register(server, options)
+    if skills:  # imported here because few servers have skills
+        from fastmcp.server.providers.skills import SkillsDirectoryProvider
+        from fastmcp.skills.extension import SkillsExtension
+
+        provider = SkillsDirectoryProvider([*skills], reload=True, experimental_skills=True)
+        server.add_provider(provider)
+        server.add_extension(SkillsExtension(providers=[provider]))
     return server
 
 

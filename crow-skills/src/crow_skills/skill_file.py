@@ -40,6 +40,8 @@ class Skill:
     """Violations of the specification, as sentences; the skill is used all the same."""
     server: Server | None = None
     """The MCP server that has it as a resource; None for a file."""
+    fields: Mapping[str, Any] | None = None
+    """The frontmatter that its server lists; None for a file, and for a server without the skills extension."""
 
     @property
     def folder(self) -> str:
@@ -135,6 +137,33 @@ def read_triggers(fields: Mapping[str, Any]) -> tuple[str, ...]:
     for value in values:
         words += value.split(",") if isinstance(value, str) else value if isinstance(value, list) else []
     return tuple(dict.fromkeys(word.strip() for word in words if isinstance(word, str) and word.strip()))
+
+
+def has_frontmatter(text: str, fields: Mapping[str, Any]) -> bool:
+    """Return whether the frontmatter of a SKILL.md is `fields`, which are JSON. Raises UnusableFile."""
+    return is_same(split_frontmatter(text)[0], fields)
+
+
+def is_same(raw: Any, value: Any) -> bool:
+    """Return whether a value of YAML, whose scalars are strings, is a value of JSON."""
+    import yaml  # here because it takes 15 ms, as in `text_files`
+
+    match raw, value:
+        case dict(), dict():
+            table = cast(dict[str, Any], raw)
+            return table.keys() == value.keys() and all(is_same(table[key], value[key]) for key in table)
+        case list(), list():
+            items = cast(list[Any], raw)
+            return len(items) == len(value) and all(map(is_same, items, value))
+        case str(), str():
+            return raw == value
+        case str(), bool() | int() | float() | None:
+            try:
+                return yaml.safe_load(raw) == value
+            except yaml.YAMLError:
+                return False
+        case _:
+            return False
 
 
 def validate_skill(folder: Path) -> list[str]:

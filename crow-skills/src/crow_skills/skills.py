@@ -2,8 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from crow_core.content import attach_blocks, to_text
 from crow_core.masking import mask
 from crow_core.mcp.resources import list_several, read_blocks, to_read_call
 from crow_core.mcp.result import ToolResult
+from crow_core.mcp.served_skills import list_served_skills
 from crow_core.mcp.server import Handler, Server
 from crow_core.mcp.tool import ToolCall
 from crow_core.messages.message import Message
@@ -24,7 +24,15 @@ from crow_core.text import to_line
 from crow_system.files import UnusableFile
 
 from crow_skills.log_entries import find_rendered, get_user_text
-from crow_skills.skill_file import MAX_CHARACTERS, SKILL_FOLDERS, Skill, SkillFolder, SkillIndex, find_skills
+from crow_skills.skill_file import (
+    MAX_CHARACTERS,
+    SKILL_FOLDERS,
+    Skill,
+    SkillFolder,
+    SkillIndex,
+    find_skills,
+    has_frontmatter,
+)
 from crow_skills.text_files import find_project_folders, split_frontmatter, trust_nothing
 
 MAX_SKILLS_PER_PROMPT = 10
@@ -138,15 +146,34 @@ def list_skill_folders(
 
 
 async def add_served_skills(session: Session, index: SkillIndex) -> None:
-    """Add the skills of the MCP servers that have connected since the last call: resources `skill://NAME/SKILL.md`."""
+    """Add the skills of the MCP servers that have connected since the last call."""
     asked = session.state[ASKED]
     new = [server for server in session.toolbox.external_servers() if server.connected and server not in asked]
     asked.update(new)
-    for resource in await list_several(new):
+    listed = dict(zip(new, await asyncio.gather(*map(list_served_skills, new)), strict=True))
+    for server, skills in listed.items():
+        for skill in skills or ():
+            about = str(skill.frontmatter["description"]).strip()[:1024]
+            add_served_skill(index, server, skill.uri, skill.path, about, skill.frontmatter)
+    for resource in await list_several(server for server, skills in listed.items() if skills is None):
         if not resource.template and (match := SKILL_URI.fullmatch(resource.uri)):
-            name, about = to_line(match[1])[:64], resource.about.strip()[:1024] or resource.name
-            skill = Skill(name, about, "", resource.uri, resource.server.name, server=resource.server)
-            index.skills.setdefault(name, skill)
+            about = resource.about.strip()[:1024] or resource.name
+            add_served_skill(index, resource.server, resource.uri, match[1], about)
+
+
+def add_served_skill(
+    index: SkillIndex, server: Server, uri: str, path: str, about: str, fields: Mapping[str, Any] | None = None
+) -> None:
+    """Add a skill of a server under its name, or if that is taken, under one that no other skill has."""
+    names = (path.rpartition("/")[2], f"{server.name}:{path.rpartition('/')[2]}", f"{server.name}:{path}")
+    free = (name for each in names if (name := to_line(each)[:200]) not in index.skills)
+    if (name := next(free, "")) and not any(is_of(skill, server, uri) for skill in index.skills.values()):
+        index.skills[name] = Skill(name, about, "", uri, server.name, server=server, fields=fields)
+
+
+def is_of(skill: Skill, server: Server, uri: str) -> bool:
+    """Return whether a skill is the one that a server has at a URI."""
+    return skill.server is server and skill.source == uri
 
 
 def select_skills(text: str, skills: Iterable[Skill]) -> Iterator[tuple[Skill, str]]:
@@ -185,8 +212,13 @@ async def render_skill(session: Session, skill: Skill, trigger: str) -> str:
     prompt, body = session.prompts.templates["skill"], skill.body
     if skill.server:
         body = "\n\n".join(map(to_text, await read_blocks(skill.server, skill.source)))[:MAX_CHARACTERS]
-        with suppress(UnusableFile):
+        try:
+            if skill.fields is not None and not has_frontmatter(body, skill.fields):
+                raise ConnectionError("its frontmatter is not the one that the server lists")
             body = split_frontmatter(body)[1].strip()
+        except UnusableFile as error:
+            if skill.fields is not None:
+                raise ConnectionError(f"its SKILL.md {error}") from error
         body = mask(body, {*skill.server.secrets, *session.secrets})
     return session.prompts.render(prompt, "skill", name=skill.name, trigger=trigger, folder=skill.folder, body=body)
 

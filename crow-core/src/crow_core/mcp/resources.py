@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from crow_core.masking import mask
+from crow_core.mcp.served_skills import find_mismatch, find_skill, refresh_skill
 from crow_core.mcp.server import Server
 from crow_core.mcp.server_answers import describe_error, list_or_empty
 from crow_core.mcp.tool import ToolCall
@@ -92,7 +93,22 @@ async def list_several(servers: Iterable[Server]) -> list[Resource]:
 
 
 async def read_blocks(server: Server, uri: str) -> list[dict[str, Any]]:
-    """Read a resource as MCP content blocks. Raises ConnectionError."""
+    """Read a resource as MCP content blocks. Raises ConnectionError, also if a file of a skill is not what is listed.
+
+    If it is not, the entry of the skill is requested again, once: the server may have changed both.
+    """
+    contents = await read_contents(server, uri)
+    if fault := find_mismatch(server, uri, contents):
+        await refresh_skill(server, find_skill(server, uri))
+        contents = await read_contents(server, uri)
+        fault = find_mismatch(server, uri, contents)
+    if fault:
+        raise ConnectionError(fault)
+    return [to_block(each) for each in contents]
+
+
+async def read_contents(server: Server, uri: str) -> list[dict[str, Any]]:
+    """Read the contents of a resource. Raises ConnectionError."""
     try:
         client = await server.client()
         async with asyncio.timeout(RESOURCE_TIMEOUT):
@@ -101,7 +117,7 @@ async def read_blocks(server: Server, uri: str) -> list[dict[str, Any]]:
         raise ConnectionError(f"the MCP server did not answer within {RESOURCE_TIMEOUT:.0f} s") from error
     except Exception as error:  # as above
         raise ConnectionError(mask(describe_error(error), server.secrets)) from error
-    return [to_block(each.model_dump(mode="json", by_alias=True, exclude_none=True)) for each in contents]
+    return [each.model_dump(mode="json", by_alias=True, exclude_none=True) for each in contents]
 
 
 def to_block(resource: dict[str, Any]) -> dict[str, Any]:

@@ -17,11 +17,14 @@ from types import ModuleType
 from typing import Any
 
 from mcp import ClientSession
+from mcp.client.extension import advertise
 from mcp.shared.dispatcher import CallOptions
 from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
 from mcp.shared.transport_context import TransportContext
 from mcp_types import INTERNAL_ERROR, CallToolResult, ErrorData, JSONRPCRequest, RequestId
 from typing_extensions import Unpack
+
+from crow_core.mcp.server_answers import SKILLS_EXTENSION
 
 VERSIONS = {"fastmcp": "4.1.2", "mcp": "2.3.0"}
 """The versions that this module was written against."""
@@ -186,7 +189,7 @@ class CheckedClient(Client[Any]):
         self, source: Any, *, can_check: Callable[[str], bool], filter_answer: FilterAnswer, **options: Any
     ) -> None:
         """`source` and `options` are the arguments of FastMCP's `Client`."""
-        super().__init__(source, **options)
+        super().__init__(source, extensions=[advertise(SKILLS_EXTENSION)], **options)
         session_class: Any = partial(CheckedSession, can_check=can_check, filter_answer=filter_answer)
         self._transport_options = TransportOptions(session_class=session_class)
 

@@ -123,6 +123,8 @@ class Server:
     """Called with the name of a list that may have changed, or the URI of a resource."""
     followed: set[str] = field(default_factory=set[str], repr=False)
     """The URIs of the resources whose changes are subscribed to."""
+    skill_files: dict[str, str] = field(default_factory=dict[str, str], repr=False)
+    """The digests of the files of its skills, by URI, as it has listed them (see `served_skills`)."""
     started: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
     """Set when its process or connection is being started, or cannot be. The import of FastMCP comes before."""
     start_time: float = 0.0
