@@ -208,3 +208,16 @@ print(b"CANARY" in read())
     env = {**os.environ, "KEY": "CANARY"}
     ran = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True)
     assert ran.stdout.split() == ["True", "False"]
+
+
+@pytest.mark.posix("looks at the bits of the mode")
+@pytest.mark.parametrize("command", ["status", "trust list", "perms list", "sessions list", "sandbox check", "demo"])
+def test_new_data_folder_is_for_its_owner_alone(command: str, tmp_path: Path) -> None:
+    home = tmp_path / "new" / "home"
+    env = {**os.environ, "CROW_HOME": str(home)}
+    words = [sys.executable, "-m", "crow_cli", *command.split()]
+    subprocess.run(
+        words, env=env, cwd=tmp_path, capture_output=True, check=False, umask=0o022, stdin=subprocess.DEVNULL
+    )
+    folders = [home, *home.rglob("*")] if home.exists() else []
+    assert [each for each in folders if each.is_dir() and each.stat().st_mode & 0o077 and "run" not in each.parts] == []

@@ -8,6 +8,7 @@ import crow_system as system
 import pytest
 from crow_core.acp.transports import spawn
 from crow_extensions.shell import run_command
+from crow_system.files import make_private_folder
 
 pytestmark = pytest.mark.anyio
 only_windows = pytest.mark.skipif(sys.platform != "win32", reason="only on Windows")
@@ -48,3 +49,15 @@ async def test_program_that_is_a_cmd_file_starts(tmp_path: Path):
     process = await spawn("agent", ["you"], env)
     assert (await process.readline()).split() == [b"hello", b"you"]
     await process.close()
+
+
+@pytest.mark.posix("looks at the bits of the mode")
+def test_private_folder_and_the_missing_ones_above_it_are_for_their_owner_alone(tmp_path: Path) -> None:
+    earlier = os.umask(0o022)
+    try:
+        make_private_folder(tmp_path / "data" / "sandbox" / "run")
+        make_private_folder(tmp_path / "data" / "sandbox" / "run")
+    finally:
+        os.umask(earlier)
+    made = [tmp_path / "data", tmp_path / "data" / "sandbox", tmp_path / "data" / "sandbox" / "run"]
+    assert [each.stat().st_mode & 0o777 for each in made] == [0o700] * 3

@@ -28,6 +28,7 @@ from crow_core.masking import find_secrets, mask
 from crow_core.mcp.sdk_import import import_sdk, run_in_thread
 from crow_core.mcp.server_answers import describe_error, list_or_empty
 from crow_core.text import escape_controls
+from crow_system.files import make_private_folder
 
 from crow_cli.console import AS_JSON, escape_line, print_json, print_note, print_table, shorten_path
 from crow_cli.process import fail, run_to_end
@@ -290,7 +291,7 @@ def edit_servers(file: Path) -> Generator[dict[str, Any]]:
         case _:
             fail(f"{escape_controls(str(file))} is not a list of servers. Correct it, or move it away.")
     yield servers
-    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_private_folder(file.parent)
     descriptor, new = tempfile.mkstemp(".json", ".mcp-", file.parent)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as writing:

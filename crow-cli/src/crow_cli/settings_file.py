@@ -17,6 +17,7 @@ from crow_agent.settings.home import Home
 from crow_agent.settings.structs import Config
 from crow_agent.settings.trust import TrustedFolders
 from crow_core.errors import ConfigError
+from crow_system.files import make_private_folder
 
 Change = tuple[Sequence[str], Any]
 """The keys that lead to a setting, and its new value."""
@@ -47,7 +48,7 @@ class FileEdit:
         gives a new one. Raises ConfigError."""
         draft = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_private_folder(self.path.parent)
             if read(self.path) != self.before:
                 raise ConfigError(f"{self.path} has been changed meanwhile. Nothing was written; run this again.")
             if mode is None:

@@ -7,6 +7,7 @@ import shlex
 import sys
 from pathlib import Path
 
+from crow_system.files import make_private_folder
 from crow_terminal.agent_connections import AgentAddress, NoAgent, parse_command
 from msgspec.structs import replace
 
@@ -110,7 +111,7 @@ def find_history() -> str | None:
 
     try:
         data = Home.find(os.environ).data
-        data.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private_folder(data)
     except (ConfigError, OSError):
         return None
     return str(data / "prompts.txt")

@@ -16,6 +16,7 @@ import crow_system as system
 import msgspec
 from crow_core.errors import StoreError
 from crow_persistence.database import Database
+from crow_system.files import make_private_folder
 
 from crow_eval import rows as evaluations
 from crow_eval.cells import Cell, EvaluationSettings, to_cell, to_row
@@ -94,7 +95,7 @@ def locked(folder: Path, id: str) -> Generator[None]:
     """
     path = folder / "evaluations.lock"
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private_folder(folder)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
         raise StoreError(f"{path} cannot be opened: {error.strerror}.") from error

@@ -19,6 +19,7 @@ import crow_system as system
 import msgspec
 from crow_core.errors import ConfigError
 from crow_core.text import to_line
+from crow_system.files import make_private_folder
 from crow_system.shortening import leave_out
 
 Scope = Literal["session", "folder", "always"]
@@ -165,7 +166,7 @@ class KeptAnswers:
 
     def _change(self, change: Callable[[list[KeptAnswer]], list[KeptAnswer]]) -> None:
         """Write the file anew, alone among all processes; a file that cannot be used is left as it is."""
-        self.file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private_folder(self.file.parent)
         with hold_lock(self.file.with_suffix(".lock")):
             content = AnswersFile(answers=change(self.read()))
             new = self.file.with_suffix(f".{os.getpid()}.tmp")

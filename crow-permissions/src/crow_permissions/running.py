@@ -12,6 +12,7 @@ from pathlib import Path
 
 import crow_system as system
 from crow_core.mcp.watchdog import MARK
+from crow_system.files import make_private_folder
 
 COMMAND_MARK = "CROW_COMMAND"
 """The variable that crow_mcp_server.terminal sets for each command."""
@@ -28,7 +29,7 @@ class RunningAgents:
     def add(self, owner: object) -> None:
         """Add this process, as long as `owner` lives. A folder that cannot be written is left alone."""
         with suppress(OSError):
-            self.folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)  # `parents` would give it another mode
+            make_private_folder(self.folder.parent)
             self.folder.mkdir(exist_ok=True, mode=0o700)
             self.list_pids()  # removes the files of those that have died
             file = self.folder / f"{os.getpid()}-{uuid.uuid4().hex}"

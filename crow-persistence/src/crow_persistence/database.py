@@ -17,6 +17,7 @@ from urllib.parse import quote
 import crow_system as system
 from crow_core.errors import StoreError
 from crow_core.models.retries import attempt_again
+from crow_system.files import make_private_folder
 from sqlalchemy import (
     URL,
     Column,
@@ -329,8 +330,8 @@ class Database:
     def _create_file(self, file: Path) -> None:
         """Create the file, readable by its owner alone from the beginning. Raises StoreError."""
         try:
-            self.folder.mkdir(0o700, parents=True, exist_ok=True)
-            file.parent.mkdir(0o700, parents=True, exist_ok=True)
+            make_private_folder(self.folder)
+            make_private_folder(file.parent)
             with suppress(FileExistsError):  # not opened here: closing it would drop SQLite's locks
                 os.close(os.open(file, os.O_CREAT | os.O_EXCL, 0o600))
             if not may(os.R_OK | os.W_OK, file):  # SQLite would give its journal the same mode

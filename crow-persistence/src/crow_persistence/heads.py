@@ -14,6 +14,7 @@ from typing import Any
 import crow_system as system
 import msgspec
 from crow_core.errors import StoreError
+from crow_system.files import make_private_folder
 
 from crow_persistence import audit_key
 from crow_persistence.audit_key import AuditKey
@@ -161,7 +162,7 @@ def lock_file(file: Path, *, needed: bool = True) -> Generator[None]:
     """Hold a lock that keeps other processes from writing the file; no lock if it cannot be made and is not `needed`.
     Raises OSError."""
     try:
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_folder(file.parent)
         opened = os.open(file.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
     except OSError:
         if needed:

@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 import crow_system as system
 from crow_core.errors import StoreError
+from crow_system.files import make_private_folder
 
 from crow_persistence.database import (
     LATEST_REVISION,
@@ -43,7 +44,7 @@ def restore(database: Database, backup: Path) -> list[Path]:
     if file_identity(backup) == file_identity(file):
         raise StoreError(f"{backup} is the database itself. Name a copy of it.")
     try:
-        file.parent.mkdir(0o700, parents=True, exist_ok=True)
+        make_private_folder(file.parent)
         with tempfile.TemporaryDirectory(dir=file.parent, prefix=f"{file.name}.") as folder:
             copy_checked(backup, copy := Path(folder, file.name))
             with wait_in_queue(lock_file(file), timeout=10), closed_elsewhere(file):

@@ -9,6 +9,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from crow_system.files import make_private_folder
+
 from crow_sandbox.policy import SandboxError
 
 BESIDE = "beside"
@@ -68,7 +70,7 @@ def try_lock(folder: Path, *, wait: bool = False) -> int | None:
 
 def make_run_folder(folder: Path, prefix: str) -> tuple[Path, int]:
     """Make a folder for a run or a session in the folder of the sandbox; return it with its lock."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private_folder(folder)
     with lock_folder(folder):
         made = Path(tempfile.mkdtemp(prefix=prefix, dir=folder))
         descriptor = try_lock(made)

@@ -12,6 +12,8 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from crow_system.files import make_private_folder
+
 from crow_sandbox import landlock, layers, sandbox, seatbelt
 from crow_sandbox.policy import Level, Policy, SandboxError
 from crow_sandbox.sandbox import Standing
@@ -85,7 +87,7 @@ def prove_without_namespaces(folder: Path) -> tuple[bool, str]:
     if sys.platform != "linux":
         return seatbelt.prove()
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_folder(folder)
         device = os.stat(folder).st_dev
         if device not in proofs:
             place, lock = layers.make_run_folder(folder, "proof-")

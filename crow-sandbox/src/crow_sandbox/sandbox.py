@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from glob import escape
 from pathlib import Path
 
+from crow_system.files import make_private_folder
+
 from crow_sandbox import bubblewrap, hidden, layers
 from crow_sandbox.applying import AppliedChange, apply_changes, is_unfinished
 from crow_sandbox.bubblewrap import Bubblewrap, Mount, make_mount
@@ -396,7 +398,7 @@ def prove(folder: Path) -> Proof:
     if sys.platform != "linux":
         return Proof(None, None, "There is a sandbox only on Linux.")
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_folder(folder)
         key = str(os.stat(folder).st_dev)
         if key not in proofs:
             place, lock = layers.make_run_folder(folder, "proof-")

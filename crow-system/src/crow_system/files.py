@@ -1,4 +1,4 @@
-"""Open files in a folder that somebody else may control: no link leads out of it, and no pipe is waited for."""
+"""Files in a folder that somebody else may control: no link leads out of it, and no pipe is waited for."""
 
 import os
 import stat
@@ -36,3 +36,13 @@ def is_inside(path: Path, root: Path) -> bool:
         return path.resolve(strict=True).is_relative_to(root.resolve())
     except (OSError, RuntimeError, ValueError):
         return False
+
+
+def make_private_folder(folder: Path) -> None:
+    """Make a folder, and those above it that are missing, for their owner alone. Raises OSError.
+
+    `Path.mkdir` gives the mode to the last folder only.
+    """
+    for each in reversed([folder, *folder.parents]):
+        if each == folder or not each.exists():
+            each.mkdir(mode=0o700, exist_ok=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 import click
+from crow_system.files import make_private_folder
 from crow_system.signals import run_until_signal
 from platformdirs import user_data_path
 
@@ -30,7 +31,7 @@ def record(command: tuple[str, ...], output: Path | None) -> None:
     try:
         if output is None:
             folder = user_data_path("acp-tools") / "recordings"
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_private_folder(folder)
             output = folder / f"{datetime.now():%Y%m%d-%H%M%S}-{Path(command[0]).name}.jsonl"
         recorder.record(command, output)
     except OSError as error:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import crow_system as system
 import msgspec
+from crow_system.files import make_private_folder
 
 CACHE = "login-path.json"
 """Name of the file, in crow's data folder."""
@@ -75,7 +76,7 @@ def read_login_path(env: Mapping[str, str], data: Path) -> str:
         return kept.path
     answer = ShellAnswer(shell, ask_shell(shell, env), time.time(), stamps)
     with suppress(OSError):  # then the shell is asked again next time
-        data.mkdir(0o700, parents=True, exist_ok=True)
+        make_private_folder(data)
         new = data / f"{CACHE}.{os.getpid()}"
         new.write_bytes(msgspec.json.encode(answer))
         system.replace_file(new, data / CACHE)

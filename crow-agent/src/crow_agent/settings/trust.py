@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import crow_system as system
+from crow_system.files import make_private_folder
 
 from crow_agent.settings.project_files import (
     MAX_KEPT_FILE,
@@ -183,7 +184,7 @@ def write_atomically(file: Path, value: Any) -> None:
 @contextmanager
 def lock_folder(folder: Path) -> Generator[None]:
     """Lock a folder, so that only one process at a time changes the files in it."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_private_folder(folder)
     descriptor = system.open_folder_lock(folder)
     try:
         system.lock(descriptor, wait=True)

@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 
+from crow_system.files import make_private_folder
+
 
 def find_url(env: Mapping[str, str] | None = None) -> tuple[str, str]:
     """Find the database of the workflows: PostgreSQL as configured for sessions, else a file beside crow's own.
@@ -19,5 +21,5 @@ def find_url(env: Mapping[str, str] | None = None) -> tuple[str, str]:
     url = get_database_url(config, home).partition("?")[0]
     if not url.startswith("sqlite"):
         return config.database.url, ""
-    home.data.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_private_folder(home.data)
     return f"sqlite:///{home.data / 'workflows.db'}", config.database.synchronous

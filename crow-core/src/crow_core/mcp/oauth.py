@@ -15,6 +15,7 @@ from typing import Any, Literal
 import httpx2
 import keyring
 from anyio import Event
+from crow_system.files import make_private_folder
 from key_value.aio.protocols import AsyncKeyValue
 from key_value.aio.stores.filetree import (
     FileTreeStore,
@@ -221,7 +222,7 @@ def open_token_store(folder: Path) -> AsyncKeyValue:
         warnings.simplefilter("ignore", UserWarning)  # it warns that a later version may change its format
         if keyring.get_keyring().priority >= 1:  # a placeholder has a lower priority
             return ThreadedKeyringStore(service_name="crow")
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private_folder(folder)
         return FileTreeStore(
             data_directory=folder,
             key_sanitization_strategy=FileTreeV1KeySanitizationStrategy(folder),

@@ -14,6 +14,7 @@ from crow_cli.process import fail, hide_memory, run_to_end
 from crow_core import __version__
 from crow_core.errors import ConfigError, ModelError, StoreError
 from crow_core.text import escape_controls
+from crow_system.files import make_private_folder
 
 if TYPE_CHECKING:
     from crow_persistence.database import Database
@@ -201,7 +202,7 @@ def open_database(env: Mapping[str, str]) -> "Database":
     from crow_persistence.database import Database
 
     home = Home.find(env)
-    home.data.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_private_folder(home.data)
     return Database(get_database_url(load_config(home, env), home), home.data)
 
 
@@ -440,7 +441,7 @@ def import_(logs: tuple[Path, ...], scorer: str, least: float | None, as_json: b
     home = Home.find(os.environ)
     try:
         found = [read_log(path, scorer, least) for path in logs]
-        home.data.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private_folder(home.data)
         store = BlockingStore(get_database_url(load_config(home, os.environ), home), home.data)
         try:
             stored = [(log, store_log(store, log)) for log in found]

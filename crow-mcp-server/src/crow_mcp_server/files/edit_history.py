@@ -13,6 +13,8 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from crow_system.files import make_private_folder
+
 from crow_mcp_server.files.document import BYTE_ORDER_MARKS, Document
 
 MAX_SESSIONS = 100
@@ -61,7 +63,7 @@ class UndoJournal:
             "mark": step.before.bom.hex(),
         }
         with suppress(OSError):  # for instance a full disk: the edit can then be undone only until a restart
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private_folder(self._folder)
             opened = os.open(self._folder / step.file_name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with open(opened, "w", encoding="utf-8", errors="surrogatepass") as file:
                 json.dump({"path": step.path, "before": before, "after": step.after}, file)
