@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
@@ -137,7 +136,11 @@ def complete_fork(system: Any, id: str, new_id: str, step: int, version: str) ->
 async def find_fork(id: str) -> Fork:
     """Find the past of a run; wait while the database cannot be reached, as DBOS does for its own queries."""
     assert engine.ENGINE is not None
-    read = partial(asyncio.to_thread, read_fork, get_system(DBOS), id)
+    system = get_system(DBOS)
+
+    async def read() -> Fork:
+        return await asyncio.to_thread(read_fork, system, id)
+
     return await retry(read, lambda error: isinstance(error, OperationalError), longest=5.0)
 
 
