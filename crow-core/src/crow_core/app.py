@@ -170,11 +170,11 @@ class Crow(Hooks):
 
         Raises StoreError.
         """
-        self.check_closed(id)
+        self._check_closed(id)
         await self.closed(id)
         models = self.models_or_own(models)
         record = await self.store.load(id) if self.store else None
-        self.check_closed(id)  # again: another client may have opened it meanwhile
+        self._check_closed(id)  # again: another client may have opened it meanwhile
         if record is None and id not in self.unprompted:
             return None
         return await self.open(client, cwd, roots=roots, servers=servers, models=models, record=record, id=id)
@@ -366,7 +366,7 @@ class Crow(Hooks):
         finally:
             del self.closing[session.id]
 
-    def check_closed(self, id: str) -> None:
+    def _check_closed(self, id: str) -> None:
         """Raise SessionBusy if a session is open here."""
         if id in self.sessions:
             raise SessionBusy(f"Session {id} is open in this process. Close it there first, or fork it.")

@@ -137,9 +137,11 @@ async def find_fork(id: str) -> Fork:
     """Find the past of a run; wait while the database cannot be reached, as DBOS does for its own queries."""
     assert engine.ENGINE is not None
     system = get_system(DBOS)
-    return await retry(
-        lambda: asyncio.to_thread(read_fork, system, id), lambda error: isinstance(error, OperationalError), longest=5.0
-    )
+
+    async def read() -> Fork:
+        return await asyncio.to_thread(read_fork, system, id)
+
+    return await retry(read, lambda error: isinstance(error, OperationalError), longest=5.0)
 
 
 def read_fork(system: Any, id: str) -> Fork:
