@@ -418,7 +418,7 @@ async def test_crows_own_methods_are_announced_and_answered(machine: "Machine"):
             session = await editor.new_session(str(machine.project))
             assert told.agent_capabilities.meta
             methods = ["_crow/search", "_session/steering", "_crow/usage", "_session/rewind_points", "_session/rewind"]
-            assert told.agent_capabilities.meta["crow"]["methods"] == methods
+            assert told.agent_capabilities.meta["crow"]["methods"] == [*methods, "_crow/app"]
             assert told.meta == {
                 "steering": {"supported": True},
                 "rewindSession": {"modes": ["files", "conversation", "both"]},

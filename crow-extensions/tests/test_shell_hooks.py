@@ -1,5 +1,6 @@
 """Commands of the user as hooks."""
 
+import asyncio
 import json
 import os
 import sys
@@ -53,6 +54,23 @@ async def turn(folder: Path, **hooks: Any) -> tuple[Editor, ScriptedModel, list[
 
 def result(model: ScriptedModel) -> str:
     return model.requests[-1]["messages"][-1]["content"]
+
+
+@pytest.mark.posix("the commands are those of a POSIX shell")
+async def test_a_command_is_told_that_crow_waits_for_an_answer(tmp_path: Path):
+    call = Reply(tool_calls=[{"name": "maths_add", "arguments": {"a": 2, "b": 3}, "id": "one"}])
+    os.mkfifo(pipe := tmp_path / "pipe")
+    crow = Crow(ScriptedModel([call, Reply("Done.")]), servers=[add_server([])])
+    crow.use(shell_hooks, question=[ShellHook(command=f"cat > {pipe}")]).use(permissions)
+    async with connect(crow) as editor:
+        editor.waits["session/request_permission"] = told_about = asyncio.Event()
+        session = await editor.new_session(str(tmp_path))
+        turn = asyncio.ensure_future(editor.prompt(session.session_id, "2 + 3?"))
+        told = json.loads(await asyncio.to_thread(pipe.read_text))
+        told_about.set()
+        await turn
+    assert told["moment"] == "question"
+    assert "add" in told["question"]
 
 
 @pytest.mark.posix("the commands are those of a POSIX shell")

@@ -41,6 +41,7 @@ from crow_extensions.fallback import fallback
 from crow_extensions.loop_guard import loop_guard
 from crow_extensions.mask_secrets import mask_secrets
 from crow_extensions.mcp import mcp
+from crow_extensions.mcp_apps import mcp_apps
 from crow_extensions.other_agents import other_agents
 from crow_extensions.plan import plan
 from crow_extensions.printed_calls import printed_calls
@@ -108,7 +109,8 @@ REPLACED_TOOLS = ("plan", "ask_user")
 
 FIRST_EXTENSIONS: tuple[Extension, ...] = (
     command_files,  # before the others, whose commands replace a file's command of the same name
-    *(commands, mcp, resources, completions, tool_search, reasoning_effort, context_window, cut_prompts, usage),
+    *(commands, mcp, mcp_apps, resources, completions, tool_search, reasoning_effort, context_window),
+    *(cut_prompts, usage),
     *(printed_calls, broken_replies, empty_replies, refused_images, refused_prompts),
     *(loop_guard, truncate, titles, undo, plan),
     *(mentions, agents, skills, work_trees, small_models, warm_up),

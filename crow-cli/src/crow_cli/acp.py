@@ -23,7 +23,17 @@ from crow_core.models.model_call import Model
 
 from crow_cli.process import find_command, hide_memory, log_to_stderr, run_to_end
 
-METHODS = ("_crow/search", STEERING_METHOD, COMPLETE_METHOD, "_crow/usage", REWIND_POINTS_METHOD, REWIND_METHOD)
+METHODS = (
+    *(
+        "_crow/search",
+        STEERING_METHOD,
+        COMPLETE_METHOD,
+        "_crow/usage",
+        REWIND_POINTS_METHOD,
+        REWIND_METHOD,
+        "_crow/app",
+    ),
+)
 """The methods beyond ACP of crow's own extensions."""
 
 

@@ -51,6 +51,7 @@ def shell_hooks(
     before_prompt: ShellHooks = (),
     before_tool: ShellHooks = (),
     after_tool: ShellHooks = (),
+    question: ShellHooks = (),
     turn_end: ShellHooks = (),
     session_end: ShellHooks = (),
     hidden: Collection[str] = (),
@@ -81,6 +82,9 @@ def shell_hooks(
             return ToolResult([*result.content, {"type": "text", "text": objection}], result.is_error, result.meta)
         return None
 
+    async def ask(session: Session, text: str) -> None:
+        await run(question, session, "question", question=text)
+
     async def turn(session: Session, outcome: StopReason | Exception) -> None:
         await run(turn_end, session, "turn_end", outcome=str(outcome))
 
@@ -95,6 +99,8 @@ def shell_hooks(
         crow.before_tool(before)
     if after_tool:
         crow.after_tool(after)
+    if question:
+        crow.question(ask)
     if turn_end:
         crow.turn_end(turn)
     if session_end:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from crow_core.acp.connection import Connection, ConnectionClosed, RpcError
 from crow_core.acp.schema import (
@@ -48,10 +48,9 @@ from msgspec import UNSET
 from msgspec.structs import asdict, replace
 
 from crow_terminal.chat_base import get_time
-from crow_terminal.chat_client import AgentQuestion
-
-if TYPE_CHECKING:
-    from crow_terminal.agent_calls import AgentCalls
+from crow_terminal.chat_client import AgentQuestion, ChatClient
+from crow_terminal.effects import Effect
+from crow_terminal.state import State
 
 JOIN_METHOD = "_crow/join"
 """The page asks for what has happened since the last turn began, and for what happens from then on."""
@@ -61,7 +60,19 @@ OPENED_METHOD = "_crow/opened"
 """Tells the page that the terminal has opened another session, or that the session is to be read again."""
 
 
-class TurnRecord:
+class LinkedTerminal(Protocol):
+    """The terminal, as its page needs it."""
+
+    client: ChatClient | None
+    session_id: str
+    state: State
+
+    def perform(self, wanted: Sequence[Effect]) -> None: ...
+
+    async def prompt_for_page(self, client: ChatClient, blocks: Sequence[ContentBlock]) -> PromptResponse: ...
+
+
+class LastTurn:
     """The updates of the last turn, as few as show the same."""
 
     def __init__(self) -> None:
@@ -101,9 +112,9 @@ class TurnRecord:
 class PageLink:
     """Serves the page, if there is one, and notes what it would have to show."""
 
-    def __init__(self, terminal: "AgentCalls") -> None:
+    def __init__(self, terminal: LinkedTerminal) -> None:
         self._terminal = terminal
-        self._turn = TurnRecord()
+        self._turn = LastTurn()
         self._questions: dict[int, AgentQuestion] = {}
         """The questions of the terminal's session that are open."""
         self._asking: dict[int, asyncio.Task[None]] = {}
@@ -153,7 +164,7 @@ class PageLink:
 
     def begin_turn(self, prompt: Sequence[ContentBlock], *, from_page: bool) -> None:
         """A turn begins; the page shows its own prompts itself."""
-        self._turn = TurnRecord()
+        self._turn = LastTurn()
         self._turn.started, self._turn.runs = time.time_ns() // 1_000_000, True
         for block in prompt:
             self._turn.add(update := UserMessageChunk(content=block))
@@ -185,7 +196,7 @@ class PageLink:
 
     def reload(self) -> None:
         """The terminal has another session now, or one that is shorter than before."""
-        self._turn, self._is_joined = TurnRecord(), False
+        self._turn, self._is_joined = LastTurn(), False
         self._send(OPENED_METHOD, make_opened(self._terminal))
 
     def send_options(self) -> None:
@@ -262,7 +273,7 @@ class PageLink:
     async def _rewind(self, params: dict[str, Any]) -> Any:
         answer = await self._forward(REWIND_METHOD, params)
         if params.get("sessionId") == self._terminal.session_id and not params.get("dryRun"):
-            self._turn = TurnRecord()
+            self._turn = LastTurn()
             self._terminal.perform(self._terminal.state.remark("The last turn was undone in the browser.", "warning"))
         return answer
 
@@ -274,7 +285,7 @@ class PageLink:
         return answer
 
     @property
-    def _client(self) -> Any:
+    def _client(self) -> ChatClient:
         if self._terminal.client is None:
             raise RpcError(INTERNAL_ERROR, "No agent", details="The agent has ended. Enter in the terminal starts it.")
         return self._terminal.client
@@ -310,7 +321,7 @@ class PageLink:
             task.add_done_callback(self._sending.discard)
 
 
-def make_opened(terminal: "AgentCalls") -> dict[str, Any]:
+def make_opened(terminal: LinkedTerminal) -> dict[str, Any]:
     """Make the params that name the terminal's session."""
     return {OPENED_METHOD: terminal.session_id}
 

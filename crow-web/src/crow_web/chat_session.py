@@ -15,6 +15,7 @@ from crow_core.acp.schema import (
     ImageBlock,
     SessionInfoUpdate,
     SessionUpdate,
+    ToolCallUpdate,
     UsageUpdate,
 )
 from crow_core.errors import StoreError
@@ -24,6 +25,8 @@ from crow_terminal.blocks import Note
 from crow_terminal.chat_client import AgentQuestion
 from crow_terminal.session_options import OfferedOptions, list_entries
 
+from crow_web.app_frames import AppFrames
+from crow_web.apps import show_app
 from crow_web.history import History, read_history
 from crow_web.live import Feed
 from crow_web.log import BlockRenderer, Log
@@ -48,9 +51,16 @@ class ChatSession:
     """A session, for any number of pages. It is opened by the first action, and closed when nothing happens."""
 
     def __init__(
-        self, agent: SharedAgent, renderer: BlockRenderer, database: Database | None, folder: str, id: str = ""
+        self,
+        agent: SharedAgent,
+        renderer: BlockRenderer,
+        database: Database | None,
+        folder: str,
+        id: str = "",
+        frames: AppFrames | None = None,
     ) -> None:
-        """`id` is that of a stored session; empty for a new one."""
+        """`id` is that of a stored session; empty for a new one. `frames` serves the apps of MCP servers."""
+        self._frames = frames
         self.id, self.folder, self.title = id, folder, ""
         self.feed = Feed()
         self.log = Log(renderer, self.feed.put)
@@ -108,6 +118,9 @@ class ChatSession:
                 self.title = title if isinstance(title, str) else self.title
             case _:
                 self.log.add(update, get_time())
+                if isinstance(update, ToolCallUpdate) and update.status == "completed" and self.phase == "working":
+                    call = update.tool_call_id
+                    self.start(show_app(self._agent, self._frames, self._renderer, self.log, self.id, call))
                 return
         self._put_frame()
 

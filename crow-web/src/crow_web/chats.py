@@ -18,6 +18,7 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from crow_web import queries
+from crow_web.app_frames import AppFrames
 from crow_web.chat import ALONE, IDLE, WebChat
 from crow_web.chat_session import get_time
 from crow_web.history import read_history
@@ -44,12 +45,13 @@ class Chats:
         *,
         is_remote: bool = False,
         of_terminal: Callable[[], None] | None = None,
+        frames: AppFrames | None = None,
     ) -> None:
         """`open_link` starts the agent, or connects to it. `folder` is the one in which a new session begins. An agent
         that `is_remote` may have sessions that the database does not. `of_terminal` is called when the terminal has
-        ended whose page this is."""
+        ended whose page this is. `frames` serves the apps of MCP servers."""
         self.agent = SharedAgent(open_link, stays_open=of_terminal is not None)
-        self._of_terminal = of_terminal
+        self._of_terminal, self._frames = of_terminal, frames
         self._folder, self._database = folder, database
         self._templates = make_templates(has_chats=True)
         self._renderer = BlockRenderer(self._templates)
@@ -145,7 +147,7 @@ class Chats:
                 id, folder = found.id, found.folder
                 if known := next((chat for chat in self._chats if chat.id == id), None):
                     return known
-        chat = WebChat(self.agent, self._renderer, database, folder, id)
+        chat = WebChat(self.agent, self._renderer, database, folder, id, self._frames)
         self._chats.add(chat)
         return chat
 

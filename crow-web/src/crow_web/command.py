@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from crow_terminal.agent_connections import AgentLink
     from uvicorn import Server
 
+    from crow_web.app_frames import AppFrames
     from crow_web.chats import Chats
 
 TUNNEL = """\
@@ -56,6 +57,7 @@ def web(
     from uvicorn import Config, Server  # imported here, as are the pages: `crow --help` loads this module
 
     from crow_web.app import make_app
+    from crow_web.app_frames import AppFrames, ByPort
     from crow_web.gate import Gate
 
     place = "/"
@@ -84,8 +86,13 @@ def web(
     hide_memory()
     servers: list[Server] = []
     end = partial(end_all, servers) if of_terminal else None
-    chats = None if read_only else make_chats(database, cwd, url, token, of_terminal=end)
-    gate = Gate(make_app(database, os.environ, chats=chats, read_only=read_only), number, names=names, uses_tls=tls)
+    frames = None
+    if not (read_only or tls or share):
+        listeners.append(listen("127.0.0.1", 0))
+        frames = AppFrames(listeners[-1].getsockname()[1], number)
+    chats = None if read_only else make_chats(database, cwd, url, token, of_terminal=end, frames=frames)
+    app = make_app(database, os.environ, chats=chats, read_only=read_only)
+    gate = Gate(app, number, names=names, uses_tls=tls, frames=frames.origin if frames else "'none'")
     scheme = "https" if tls else "http"
     click.echo(address := f"{scheme}://127.0.0.1:{number}{place}?token={gate.token}")
     if share:
@@ -98,7 +105,10 @@ def web(
         click.echo(f"{names[0]}: SHA-256 {fingerprint}")
     if not no_open:
         webbrowser.open(address)
-    config = Config(gate, ws="websockets-sansio", log_level="warning", timeout_graceful_shutdown=1, server_header=False)
+    served = ByPort(gate, frames) if frames else gate
+    config = Config(
+        served, ws="websockets-sansio", log_level="warning", timeout_graceful_shutdown=1, server_header=False
+    )
     config.load()
     config.ssl = context
     servers.append(Server(config))
@@ -119,7 +129,13 @@ def listen(address: str, port: int) -> socket.socket:
 
 
 def make_chats(
-    database: "Database", cwd: str, url: str, token: str, *, of_terminal: "Callable[[], None] | None" = None
+    database: "Database",
+    cwd: str,
+    url: str,
+    token: str,
+    *,
+    of_terminal: "Callable[[], None] | None" = None,
+    frames: "AppFrames | None" = None,
 ) -> "Chats":
     """Make the chats with crow, with the agent at an address, or with that of the terminal."""
     from crow_cli.start_chat import CROW
@@ -130,8 +146,8 @@ def make_chats(
     agent = AgentAddress(url, url=url, token=token) if url else AgentAddress("crow", CROW)
     folder = os.path.abspath(cwd)
     if of_terminal:
-        return Chats(open_terminal, folder, database, of_terminal=of_terminal)
-    return Chats(partial(connect, agent, folder), folder, database, is_remote=bool(url))
+        return Chats(open_terminal, folder, database, of_terminal=of_terminal, frames=frames)
+    return Chats(partial(connect, agent, folder), folder, database, is_remote=bool(url), frames=frames)
 
 
 async def open_terminal() -> "AgentLink":

@@ -33,8 +33,13 @@ class Gate:
     browser's history.
     """
 
-    def __init__(self, app: ASGIApp, port: int, *, names: Collection[str] = (), uses_tls: bool = False) -> None:
-        """`names` are those of this machine under which it answers, in addition to loopback."""
+    def __init__(
+        self, app: ASGIApp, port: int, *, names: Collection[str] = (), uses_tls: bool = False, frames: str = "'none'"
+    ) -> None:
+        """`names` are those of this machine under which it answers, in addition to loopback. `frames` is the origin of
+        frames that the pages may hold."""
+        policy = "content-security-policy"
+        self._headers = {**HEADERS, policy: f"{HEADERS[policy]}; frame-src {frames}"}
         self._app = app
         self._hosts = {f"{name}:{port}".lower() for name in ("127.0.0.1", "localhost", "[::1]", *names)}
         self._scheme = "https" if uses_tls else "http"
@@ -64,7 +69,7 @@ class Gate:
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
+                for name, value in self._headers.items():
                     headers[name] = value
             await send(message)
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from crow_core.mcp.server import Server
 from crow_core.testing import Reply, ScriptedModel
 from crow_extensions.ask_user import ask_user
 from crow_extensions.completions import completions
+from crow_extensions.mcp_apps import mcp_apps
 from crow_extensions.steering import steering
 from crow_extensions.undo import undo
 from crow_permissions.extension import permissions
@@ -28,6 +30,7 @@ from crow_persistence.extension import persistence
 from crow_terminal.agent_connections import AgentLink
 from crow_testing.fixtures import serve
 from crow_web.app import make_app
+from crow_web.app_frames import AppFrames
 from crow_web.chats import Chats
 from crow_web.gate import Gate
 from fastmcp import FastMCP
@@ -131,12 +134,23 @@ class Site:
     """The connections to the agent that were opened."""
     stop: Callable[[], Awaitable[None]]
     """Ends the server and its agent."""
+    frames: AppFrames
 
     @asynccontextmanager
     async def open(self, session: str = "") -> AsyncIterator[Tab]:
         """Open a page of a session, or of a new one."""
         async with open_tab(self.url, self.cookie, session) as tab:
             yield tab
+
+
+def show(bird: str) -> str:
+    """Show a bird."""
+    return f"a picture of a {bird}"
+
+
+def refresh() -> str:
+    """Read the notes again, for the page of the server alone."""
+    return "read again"
 
 
 Start: TypeAlias = Callable[..., Any]
@@ -147,7 +161,9 @@ async def start(database: Database, tmp_path: Path) -> AsyncIterator[Callable[..
     """Return a function that starts `crow web` with a script."""
     async with AsyncExitStack() as stack:
 
-        async def start(script: Script, *, mode: Any = "yolo", port: int = 0) -> Site:
+        async def start(
+            script: Script, *, mode: Any = "yolo", port: int = 0, app: Callable[[], str] | None = None
+        ) -> Site:
             own = AsyncExitStack()
             stack.push_async_callback(own.aclose)
             tools = FastMCP("notes")
@@ -157,11 +173,17 @@ async def start(database: Database, tmp_path: Path) -> AsyncIterator[Callable[..
                 """Keep a text."""
                 return f"kept {text}"
 
+            if app:
+                page = tools.resource("ui://notes/page", mime_type="text/html;profile=mcp-app")
+                page(app)
+                tools.tool(meta={"ui": {"resourceUri": "ui://notes/page"}})(show)
+                tools.tool(meta={"ui": {"resourceUri": "ui://notes/page", "visibility": ["app"]}})(refresh)
+
             tools.resource("note://all")(lambda: "all of them")
             crow = Crow(ScriptedModel(script), servers=[Server("notes", lambda: tools, shared=True)])
             url = database.url.render_as_string(hide_password=False)
             crow.use(persistence, url=url, folder=database.folder).use(steering).use(ask_user).use(completions)
-            crow.use(permissions, mode=mode).use(undo)
+            crow.use(permissions, mode=mode).use(undo).use(mcp_apps)
             crow.servers_wait = 60.0
             own.push_async_callback(crow.shut_down)
             links: list[AgentLink] = []
@@ -184,18 +206,26 @@ async def start(database: Database, tmp_path: Path) -> AsyncIterator[Callable[..
                 links.append(AgentLink(ours, describe_end))
                 return links[-1]
 
-            chats = Chats(open_link, str(tmp_path), database)
+            with socket.create_server(("127.0.0.1", port)) as free:
+                port = free.getsockname()[1]  # the frames name the page's
+            made: list[AppFrames] = []
             gates: list[Gate] = []
 
+            def make_frames(url: str) -> AppFrames:
+                made.append(AppFrames(urlsplit(url).port or 0, port))
+                return made[0]
+
             def make_gate(url: str) -> Gate:
-                gates.append(Gate(make_app(database, chats=chats), urlsplit(url).port or 0))
+                gates.append(Gate(make_app(database, chats=chats), port, frames=made[0].origin))
                 return gates[0]
 
+            await own.enter_async_context(serve(make_frames))
+            chats = Chats(open_link, str(tmp_path), database, frames=made[0])
             url = await own.enter_async_context(serve(make_gate, with_sockets=True, port=port))
             async with httpx2.AsyncClient() as client:
                 answer = await client.get(f"{url}/static/web.css?token={gates[0].add_token()}")
             cookie = answer.headers["set-cookie"].partition(";")[0]
-            return Site(url, gates[0], chats, crow, tmp_path, cookie, links, own.aclose)
+            return Site(url, gates[0], chats, crow, tmp_path, cookie, links, own.aclose, made[0])
 
         yield start
 
@@ -212,7 +242,12 @@ async def visit(browser: "Browser", problems: list[str]) -> AsyncIterator[Callab
         page = await contexts[device].new_page()
         page.on("console", lambda message: problems.append(message.text) if message.type in ("error", "warning") else 0)
         page.on("pageerror", lambda error: problems.append(str(error)))
-        page.on("request", lambda request: request.url.startswith((site.url, "data:")) or problems.append(request.url))
+        page.on(
+            "request",
+            lambda request: (
+                request.url.startswith((site.url, site.frames.origin, "data:")) or problems.append(request.url)
+            ),
+        )
         await page.goto(f"{site.url}{address}?token={site.gate.add_token()}")
         return page
 

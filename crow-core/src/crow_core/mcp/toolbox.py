@@ -196,6 +196,8 @@ class Toolbox:
         taken = {name for name, tool in self.tools.items() if tool.server not in (None, server)}
         named: dict[str, Tool] = {}
         for definition in sorted(definitions, key=lambda one: (to_legal_name(one["name"]) != one["name"], one["name"])):
+            if not is_for_model(definition):
+                continue
             tool = definition["name"]
             name = to_legal_name(tool) if server.built_in else f"{label}_{to_legal_name(tool)}"
             digest = hashlib.sha256(f"{server.name}\n{tool}".encode(errors="replace")).hexdigest()[:8]
@@ -368,3 +370,12 @@ def find_json_error(text: str) -> str:
     except (ValueError, RecursionError) as error:
         return str(error)
     return "empty"
+
+
+def is_for_model(definition: dict[str, Any]) -> bool:
+    """Return whether the model may know a tool: MCP Apps (SEP-1865) have tools for their own pages alone."""
+    match definition.get("_meta"):
+        case {"ui": {"visibility": [*visibility]}}:
+            return "model" in visibility
+        case _:
+            return True

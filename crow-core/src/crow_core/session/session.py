@@ -116,7 +116,7 @@ class Session(SessionUpdates):
         self.options = SessionOptions(partial(hooks.options.run, self), self.log)
         self.commands: dict[str, Command] = {}
         """Slash commands, by name."""
-        self.user = User(client, id, self.log)
+        self.user = User(client, id, self.log, partial(hooks.question.run, self) if hooks.question else None)
         self.turns = Turns(max_requests)
         self.journal = TurnJournal(self.log, self.view, self.toolbox)
         self.stream = ReplyStream(self, self.toolbox, self.journal, folders.cwd)
@@ -398,6 +398,14 @@ class Hooks:
             @crow.model_error
             async def shorten(session: Session, error: ModelError) -> bool | None:
                 return True if error.too_long else None
+        """)
+
+    question: Observe[[Session, str]] = Observe("""
+        Called when the user is asked something, with the question in a line. An answer cancels what still runs.
+
+            @crow.question
+            async def tell(session: Session, text: str) -> None:
+                print("crow waits for you:", text)
         """)
 
     before_end: First[[Session, StopReason], Message] = First("""

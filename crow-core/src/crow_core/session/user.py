@@ -1,7 +1,8 @@
 """The client of a session, and its user, who can be asked."""
 
 import asyncio
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -31,7 +32,7 @@ from crow_core.acp.schema import (
 from crow_core.errors import ElicitationError, EndTurn
 from crow_core.mcp.elicitation import FormAnswer, can_ask, check_form, check_page, check_values
 from crow_core.session.log import SessionLog, new_id
-from crow_core.text import clean_json, clean_lines
+from crow_core.text import clean_json, clean_lines, to_line
 
 NOBODY_THERE = "it needs a permission, and nobody is there to give it"
 """The reason of a denial where the user could not be asked."""
@@ -86,8 +87,15 @@ class PermissionAnswer:
 class User:
     """The person at the client of a session. A question waits until everything before it has been written."""
 
-    def __init__(self, client: Client, session_id: str, log: SessionLog) -> None:
-        self._client = client
+    def __init__(
+        self,
+        client: Client,
+        session_id: str,
+        log: SessionLog,
+        announce: Callable[[str], Coroutine[Any, Any, None]] | None = None,
+    ) -> None:
+        """`announce` is called with each question, beside the client."""
+        self._client, self._announce = client, announce
         self._session_id = session_id
         self._log = log
         self._permission_lock = asyncio.Lock()
@@ -121,7 +129,7 @@ class User:
         )
         await self._log.written()
         try:
-            response: CreateElicitationResponse = await self._client.request("elicitation/create", request)
+            response: CreateElicitationResponse = await self._ask("elicitation/create", request, message)
         except (RpcError, ConnectionClosed) as error:
             raise ElicitationError(f"The client did not ask: {error}") from error
         match response.action:
@@ -131,6 +139,17 @@ class User:
                 return FormAnswer("decline")
             case _:
                 return FormAnswer("cancel")
+
+    async def _ask(self, method: str, request: Struct, question: str) -> Any:
+        """Ask the client; meanwhile announce the question. Raises RpcError, ConnectionClosed."""
+        if self._announce is None:
+            return await self._client.request(method, request)
+        announcing = asyncio.ensure_future(self._announce(to_line(question)))
+        announcing.add_done_callback(report_failure)
+        try:
+            return await self._client.request(method, request)
+        finally:
+            announcing.cancel()
 
     async def complete(self, elicitation_id: str) -> None:
         """Tell the client that the user is done with a page; the id is that of the `FormAnswer`."""
@@ -149,7 +168,11 @@ class User:
         try:
             async with self._permission_lock:
                 await self._log.written()
-                response: RequestPermissionResponse = await self._client.request("session/request_permission", request)
+                response: RequestPermissionResponse = await self._ask(
+                    "session/request_permission",
+                    request,
+                    about.title if isinstance(about.title, str) else "A tool call",
+                )
         except (RpcError, ConnectionClosed) as error:
             raise ElicitationError(f"the client did not ask: {error}") from error
         match response.outcome:
@@ -294,3 +317,9 @@ def offer_for_session(what: str) -> list[PermissionOption]:
         PermissionOption(option_id="allow-session", name=f"Allow for this session: {what}", kind="allow_always"),
         PermissionOption(option_id="reject-session", name=f"Reject for this session: {what}", kind="reject_always"),
     ]
+
+
+def report_failure(announcing: "asyncio.Task[None]") -> None:
+    """Log why a question was not announced; it waits for its answer all the same."""
+    if not announcing.cancelled() and (error := announcing.exception()):
+        logging.getLogger("crow").warning("A function of the hook `question` failed: %s", error)
