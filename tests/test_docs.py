@@ -116,12 +116,12 @@ def test_the_page_on_settings_lists_every_key():
         assert {*struct.__struct_fields__} <= {*script.find_docstrings(struct)} | (named if not name else set()), name
 
 
-def test_the_settings_in_the_page_on_mcp_are_valid(tmp_path: Path):
+def test_the_settings_in_the_pages_on_mcp_are_valid(tmp_path: Path):
     from crow_agent.settings.config import load_config
     from crow_agent.settings.home import Home
     from crow_agent.settings.structs import ServerSettings
 
-    blocks = re.findall(r"^```toml\n(.*?)^```", (ROOT / "docs" / "mcp.md").read_text("utf-8"), re.M | re.S)
+    blocks = toml_blocks("docs/mcp.md") + toml_blocks("docs/mcp-logins.md")
     (tmp_path / "config.toml").write_text("\n".join(blocks))
     config = load_config(Home(tmp_path, tmp_path), {"GITHUB_TOKEN": "a", "BIRDS_KEY": "b", "TICKETS_SECRET": "c"})
     assert config.mcp.servers["github"].headers == {"Authorization": "Bearer a"}
@@ -137,6 +137,12 @@ def test_the_settings_in_the_page_on_mcp_are_valid(tmp_path: Path):
 )
 def test_pages_of_the_manual_stay_short(name: str, words: int):
     assert len((ROOT / "docs" / f"{name}.md").read_text("utf-8").split()) <= words
+
+
+def test_pages_but_the_reference_have_at_most_1200_words():
+    reference = {"acp", "cli", "hooks", "mcp-server-tools", "notices", "python", "schema", "settings"}
+    counts = {file.stem: len(file.read_text("utf-8").split()) for file in (ROOT / "docs").glob("*.md")}
+    assert {name: words for name, words in counts.items() if words > 1200 and name not in reference} == {}
 
 
 def test_links_between_pages_lead_to_files_and_headings():
@@ -167,8 +173,8 @@ def test_every_package_has_the_same_version():
     assert versions == {__version__}
 
 
-def test_the_page_on_mcp_names_tests_that_exist():
-    named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs" / "mcp.md").read_text("utf-8")))
+def test_the_page_on_mcp_and_acp_names_tests_that_exist():
+    named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs" / "mcp-bridge.md").read_text("utf-8")))
     tests = (path.read_text("utf-8") for path in [*ROOT.glob("crow-*/tests/**/*.py"), *ROOT.glob("tests/*.py")])
     assert named
     assert named <= set(re.findall(r"def (test_\w+)", "\n".join(tests)))

@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 HELD = [
-    *("README.md", "AGENTS.md", "CONTRIBUTING.md"),
+    *("README.md", "AGENTS.md", "CONTRIBUTING.md", "SECURITY.md"),
     *(
         f"docs/{name}.md"
         for name in (
@@ -28,9 +28,17 @@ HELD = [
     ),
     *(f"docs/{name}.md" for name in ("agents", "editors", "extensions", "life-of-a-prompt", "loop", "models")),
     *(f"docs/{name}.md" for name in ("releasing", "scripts", "serve", "sessions", "settings", "start", "systems")),
-    "docs/upgrading.md",
+    *(
+        f"docs/{name}.md"
+        for name in ("evaluation", "histories", "inspect", "permissions", "reask", "sandbox", "terminal")
+    ),
+    *(
+        f"docs/{name}.md"
+        for name in ("mcp", "mcp-bridge", "mcp-faults", "mcp-logins", "mcp-processes", "upgrading", "web")
+    ),
     *(f"crow-{name}/README.md" for name in ("acp-tools", "agent", "cli", "compact", "core", "eval", "extensions")),
     *(f"crow-{name}/README.md" for name in ("permissions", "persistence", "skills", "system", "terminal", "testing")),
+    *("docs/local-models.md", "docs/mcp-server-hosts.md", "docs/mcp-server-tools.md", "crow-mcp-server/README.md"),
     "crow-agent/src/crow_agent/settings/structs.py",
     "crow-core/src/crow_core/session/session.py",
 ]
