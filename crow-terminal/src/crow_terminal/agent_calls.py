@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
 from crow_core.acp.connection import ConnectionClosed, RpcError
@@ -198,9 +199,8 @@ class AgentCalls(ChatBase):
     async def _list_sessions(self) -> None:
         if self.client:
             answer = await self.client.request("session/list", ListSessionsRequest(cwd=self.settings.cwd))
-            self.perform(
-                pick_session(self.state, [one for one in answer.sessions if one.session_id != self.session_id])
-            )
+            others = [one for one in answer.sessions if one.session_id != self.session_id]
+            self.perform(pick_session(self.state, others, datetime.now().astimezone()))
 
     async def _list_turns(self, last: bool) -> None:
         if self.client:
