@@ -32,6 +32,7 @@ from crow_terminal.chat_client import AgentQuestion
 from crow_terminal.open_questions import find_call, make_cancellation
 from crow_terminal.prompt_content import make_prompt
 from crow_terminal.session_options import OfferedOptions, list_entries
+from crow_terminal.stops import describe_stop
 from msgspec import UNSET
 
 from crow_web.completion import list_completions
@@ -45,13 +46,6 @@ IDLE = 180.0
 """Seconds after the last action in which a session stays open, while a page shows it."""
 ALONE = 30.0
 """The same while no page shows it: a phone that sleeps comes back."""
-STOPS = {
-    "cancelled": "Cancelled.",
-    "max_tokens": "The answer was cut: the model reached its limit of tokens.",
-    "max_turn_requests": "Stopped at the limit of requests. Say “go on” to go on.",
-    "refusal": "The model refused to answer.",
-}
-"""The sentences for the reasons for which a turn stops before its end."""
 
 
 @dataclass
@@ -353,7 +347,7 @@ class WebChat:
             except RpcError as error:
                 notes = [Note(client.describe_error(error), "error")]
             else:
-                sentence = STOPS.get(response.stop_reason)
+                sentence = describe_stop(response)
                 notes = [Note(sentence, "warning")] if sentence else []
             self.log.end_turn(get_time())
             self.log.show(notes)
