@@ -179,7 +179,7 @@ STEADY: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"\d+\.\ds|\b\d+s\b(?!\w)|\dm \d\ds", "1s"),
     (rf"^[{SPINNER}]", "⠋"),
     (r"\n\n  Took 1s\.$", ""),
-    (r"\d{4}-\d\d-\d\dT\d\d:\d\d", "2026-01-01T12:00"),
+    (r"just now|\d+ minutes? ago", "just now"),
     (r"\b[0-9a-f]{8}\b", "01234567"),
     (r"about\s\d,\d{3} to \d,\d{3}", "about 3,700 to 3,600"),
     (r"\$0\.00\d\d", "$0.0050"),

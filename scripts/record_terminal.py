@@ -110,6 +110,7 @@ async def record(home: Path) -> None:
             await fix_the_bug(shell)
             write("terminal", draw_animation(shell.frames, "A recording of crow: it fixes the bug of its demo"))
             await look_back(shell)
+            await leave(shell)
 
 
 async def fix_the_bug(shell: Recorder) -> None:
@@ -136,6 +137,13 @@ async def look_back(shell: Recorder) -> None:
     write("calls", draw_still(shell.frames[-1], "crow lists the requests to the model", LIGHT))
 
 
+async def leave(shell: Recorder) -> None:
+    """Leave crow, and wait for its end: the folder that it writes to is deleted then."""
+    shell.press("\x03\x03")
+    await shell.until("Continue with")
+    await shell.until(lambda text: text.rstrip().endswith("$"))
+
+
 def write(name: str, image: str) -> None:
     IMAGES.mkdir(parents=True, exist_ok=True)
     path = IMAGES / f"{name}.svg"
@@ -145,11 +153,12 @@ def write(name: str, image: str) -> None:
 
 def main() -> None:
     home = Path(tempfile.gettempdir(), "crow-demo")  # the same each time, as it is shown
+    shutil.rmtree(home, ignore_errors=True)  # of a run that failed
     home.mkdir(mode=0o700)
     try:
         asyncio.run(record(home))
     finally:
-        shutil.rmtree(home)
+        shutil.rmtree(home, ignore_errors=True)  # after a failure, crow may still write
 
 
 if __name__ == "__main__":

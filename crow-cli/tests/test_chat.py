@@ -91,9 +91,9 @@ class Screen:
 
 
 @asynccontextmanager
-async def open_screen(machine: "Machine", *args: str) -> AsyncGenerator[Screen]:
+async def open_screen(machine: "Machine", *args: str, term: str = "xterm-256color") -> AsyncGenerator[Screen]:
     """Start `crow` in a terminal of 80 columns; at the end, leave it by its keys."""
-    machine.env["TERM"] = "xterm-256color"
+    machine.env["TERM"] = term
     main, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     process = await machine.start_on(terminal, *args)
@@ -153,6 +153,19 @@ async def test_the_last_line_says_how_to_continue_and_crow_c_does(machine: "Mach
             await screen.until("Sessions")
             screen.type("\r")
             await screen.until("A real answer.")
+
+
+async def test_a_dumb_terminal_continues_too_and_says_how(machine: "Machine"):
+    async with ScriptedServer([Reply("A real answer."), Reply("It goes on.")]) as server:
+        machine.ask(server.url)
+        for words, answer in (([], "A real answer."), (["-c"], "It goes on.")):
+            async with open_screen(machine, *words, term="dumb") as screen:
+                await screen.until("> ")
+                screen.type("hello\n")
+                await screen.until(f"{answer}\r\n> ")
+                screen.type("\x04")
+                await screen.until("Continue with crow -c, or crow -r ")
+        assert len(json.loads((await machine.crow("sessions", "list", "--json")).out)) == 1
 
 
 async def test_new_draws_a_line_and_keeps_the_mode(machine: "Machine"):

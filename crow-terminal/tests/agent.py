@@ -139,6 +139,8 @@ class Agent:
                 os._exit(3)
             case "evil":
                 await self.say("before \x1b[2J\x1b]0;title\x07 after\u202e end")
+            case "bells":
+                await self.say("\x07" * 200 + "\n\nafter the bells")
             case "look":
                 images = [block for block in params.prompt if isinstance(block, ImageBlock)]
                 sizes = ", ".join(f"{len(base64.b64decode(one.data))} bytes of {one.mime_type}" for one in images)

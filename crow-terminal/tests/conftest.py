@@ -27,12 +27,12 @@ import shlex
 import sys
 from crow_terminal.agent_connections import AgentAddress
 from crow_terminal.chat import run
-from crow_terminal.chat_base import Settings
+from crow_terminal.settings import Settings
 from crow_terminal.plain import run_plain
 kind, command, folder = sys.argv[1:4]
 agent = AgentAddress("parrot", shlex.split(command))
 if kind == "plain":
-    sys.exit(run_plain(agent, folder))
+    sys.exit(run_plain(Settings(agent, folder)))
 page = shlex.split(os.environ.get("PAGE", ""))
 sys.exit(run(Settings(agent, folder, history=lambda: folder + "/history", page=page)))
 """

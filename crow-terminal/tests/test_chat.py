@@ -16,8 +16,8 @@ import pytest
 from crow_core.acp.schema import AgentMessageChunk, TextBlock
 from crow_terminal.agent_connections import AgentAddress
 from crow_terminal.chat import Chat
-from crow_terminal.chat_base import Settings
 from crow_terminal.effects import Show
+from crow_terminal.settings import Settings
 from crow_terminal.terminal import breaks_rows_anew
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"0" * 100_000

@@ -20,7 +20,17 @@ from crow_core.acp.schema import (
     ToolCallUpdate,
     UserMessageChunk,
 )
-from crow_terminal.blocks import BlockRecord, Call, CommandOutput, Note, Plan, UserPrompt, strip_fence
+from crow_terminal.blocks import (
+    AnsweredQuestion,
+    BlockRecord,
+    Call,
+    CommandOutput,
+    Note,
+    Plan,
+    StyledLine,
+    UserPrompt,
+    strip_fence,
+)
 from crow_terminal.markdown import CodeLines, MarkdownSplitter, Prose
 from crow_terminal.paint import Painter, compare, format_seconds
 from crow_terminal.printable_text import ESCAPES, clip, clip_start, escape, escape_output, hang, measure
@@ -246,6 +256,21 @@ def test_changes_are_printed_once_with_the_answer_to_the_question():
     (call,) = transcript.add(ToolCallUpdate(tool_call_id="1", status="completed"), 1.5)
     assert plain(Painter(THEMES["dark"]).paint(call, 60)) == ["● Edit a  +1 −1"]
     assert len(transcript.diffs) == 1
+
+
+def test_an_answered_question_is_broken_between_words_but_its_command_is_left_whole():
+    command = "make " + "all the things " * 5
+    diff = StyledLine("11 +     return amount * people / SERVES for name", "added", 5)
+    block = AnsweredQuestion("Run a command", (StyledLine(command), diff), "not answered, as the turn was stopped")
+    rows = Painter(THEMES["mono"]).paint(block, 39)
+    rows = [re.sub(r"\x1b\[\d*m", "", row) for row in rows]
+    assert rows == [
+        "? Run a command · not answered, as the",
+        "  turn was stopped",
+        f"  {command}".rstrip(),
+        "  11 +     return amount * people /",
+        "           SERVES for name",
+    ]
 
 
 def test_a_plan_is_kept_until_the_turn_ends():

@@ -23,10 +23,10 @@ from crow_terminal.abilities import Abilities
 from crow_terminal.agent_connections import AgentAddress
 from crow_terminal.blocks import AnsweredQuestion, UserPrompt
 from crow_terminal.chat import Chat
-from crow_terminal.chat_base import Settings
 from crow_terminal.live import compose_above
 from crow_terminal.printable_text import measure
 from crow_terminal.question import Question
+from crow_terminal.settings import Settings
 from crow_terminal.state import State
 from crow_terminal.theme import THEMES
 from hypothesis import HealthCheck, given, settings
@@ -489,8 +489,8 @@ DIFF = DiffContent(path="/work/src/pancakes.py", old_text="a\n", new_text="b\n")
             "Edit src/pancakes.py",
             "look twice",
         ),
-        ({"content": [DIFF], "meta": {"crow": {"changed": 3}}}, "Run a command: it changed 3 files", ""),
-        ({"content": [DIFF]}, "Run a command: it changed 1 file", ""),
+        ({"content": [DIFF], "meta": {"crow": {"changed": 3}}}, "Apply what a command changed: 3 files", ""),
+        ({"content": [DIFF]}, "Run a command: it changes 1 file", ""),
         ({"kind": "fetch", "raw_input": {"url": "https://example.org/a"}}, "Fetch example.org", ""),
         ({"kind": "other", "title": "demo_peek", "raw_input": {"key": "v\n2"}}, "demo_peek", ""),
     ],

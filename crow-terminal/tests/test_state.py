@@ -1,5 +1,6 @@
 """Events become effects: the queue, cancelling, questions, lists."""
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,15 @@ from crow_terminal.local_commands import find_command, find_local_commands
 from crow_terminal.markdown import Prose
 from crow_terminal.mentions import find_files
 from crow_terminal.paint import Painter
-from crow_terminal.pickers import confirm_taking_back, offer_turns, pick_option, pick_session, pick_turn, undo_turn
+from crow_terminal.pickers import (
+    confirm_taking_back,
+    describe_age,
+    offer_turns,
+    pick_option,
+    pick_session,
+    pick_turn,
+    undo_turn,
+)
 from crow_terminal.printable_text import measure
 from crow_terminal.prompt_content import find_images, make_prompt
 from crow_terminal.question import Question
@@ -506,7 +515,7 @@ def test_undo_takes_the_last_turn_and_can_leave_files_that_others_changed():
 def test_lists_are_searched_and_end_with_one_choice():
     state = ready()
     sessions = [SessionInfo(session_id=str(n), cwd="/", title=f"title {n}") for n in range(20)]
-    pick_session(state, sessions)
+    pick_session(state, sessions, datetime.now(UTC))
     assert isinstance(state.dialog, ListDialog)
     state.dialog.search = "title 17"
     assert state.choose(None, 1.0) == [Open("17")]
@@ -551,6 +560,42 @@ def test_the_footer_fits_and_keeps_what_matters():
     assert "project · main · sandbox: review" in compose_footer(state, 5.0, 120, THEMES["mono"])
     for width in range(10, 120):
         assert measure(compose_footer(state, 5.0, width, THEMES["mono"])) <= width
+
+
+@pytest.mark.parametrize("width", [19, 29, 39, 79])
+def test_the_footer_tells_the_mode_at_any_width(width: int):
+    state = ready(folder="/home/somebody/a/long/way/to/project", branch="main", sandbox="sandbox: review")
+    model = SelectConfigOption(
+        id="m", name="M", category="model", current_value="q", options=[SelectEntry(value="q", name="qwen3-coder-30b")]
+    )
+    edits = [SelectEntry(value="e", name="Accept edits")]
+    mode = SelectConfigOption(id="o", name="O", category="mode", current_value="e", options=edits)
+    state.options.config = [model, mode]
+    assert "Accept edits" in compose_footer(state, 5.0, width, THEMES["mono"])
+    state.receive(UsageUpdate(used=12_000, size=128_000), 1.0)
+    footer = compose_footer(state, 5.0, width, THEMES["mono"])
+    assert "Accept edits" in footer
+    assert measure(footer) <= width
+    assert ("sandbox: review" in footer) == (width > 30)
+
+
+@pytest.mark.parametrize(
+    ("time", "shown"),
+    [
+        ("2026-03-04T12:00:30Z", "just now"),
+        ("2026-03-04T11:59:00Z", "2 minutes ago"),
+        ("2026-03-04T13:00:00+02:00", "1 hour ago"),
+        ("2026-03-04T02:00:00Z", "10 hours ago"),
+        ("2026-03-03T14:05:00Z", "yesterday 14:05"),
+        ("2026-03-01T09:30:00Z", "Sunday 09:30"),
+        ("2026-02-04T09:30:00Z", "2026-02-04"),
+        ("soon", "soon"),
+        ("", ""),
+    ],
+)
+def test_sessions_are_listed_with_their_age(time: str, shown: str):
+    now = datetime.fromisoformat("2026-03-04T12:01:00+00:00")
+    assert describe_age(time, now) == shown
 
 
 @pytest.mark.parametrize("width", [19, 39, 79])

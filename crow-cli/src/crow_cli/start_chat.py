@@ -9,6 +9,7 @@ from pathlib import Path
 
 from crow_system.files import make_private_folder
 from crow_terminal.agent_connections import AgentAddress, NoAgent, parse_command
+from crow_terminal.settings import Settings
 from msgspec.structs import replace
 
 CROW = (sys.executable, "-m", "crow_cli", "acp", "--unstable")
@@ -59,6 +60,21 @@ def chat(
         chosen = replace(chosen, version=2)
     theme = theme or os.environ.get("CROW_THEME", "")
     logging.getLogger().addHandler(logging.NullHandler())  # a line of the log would break the screen
+    words = ["crow", *([] if not (url or agent or cwd != ".") else ["chat"])]
+    words += [word for option, value in (("--agent", agent), ("--connect", url)) if value for word in (option, value)]
+    words += ["--cwd", folder] if cwd != "." else []
+    settings = Settings(
+        chosen,
+        folder,
+        theme,
+        find_history,
+        resume.removeprefix(CHOOSE),
+        last,
+        prompt,
+        shlex.join(words),
+        resume == CHOOSE,
+        () if url or agent else PAGE,
+    )
     if plain or not is_interactive() or os.environ.get("TERM", "dumb") in ("dumb", ""):
         from crow_terminal.plain import run_plain
 
@@ -67,27 +83,10 @@ def chat(
 
             fail("-r takes the id of a session here: `crow sessions list` shows them.")
         gc.enable()
-        return run_plain(chosen, folder, resume=resume, prompt=prompt)
+        return run_plain(settings)
     from crow_terminal.chat import run
-    from crow_terminal.chat_base import Settings
 
-    words = ["crow", *([] if not (url or agent or cwd != ".") else ["chat"])]
-    words += [word for option, value in (("--agent", agent), ("--connect", url)) if value for word in (option, value)]
-    words += ["--cwd", folder] if cwd != "." else []
-    return run(
-        Settings(
-            chosen,
-            folder,
-            theme,
-            find_history,
-            resume.removeprefix(CHOOSE),
-            last,
-            prompt,
-            shlex.join(words),
-            resume == CHOOSE,
-            () if url or agent else PAGE,
-        )
-    )
+    return run(settings)
 
 
 def find_session(prefix: str, folder: str) -> str:

@@ -22,6 +22,8 @@ from crow_persistence.commits import GroupCommit
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
+    from crow_persistence.audit import AuditRow
+
 Answer = Callable[["Connection", Session, str], str]
 """Makes the answer of a command from the words after its name. Raises StoreError."""
 
@@ -212,19 +214,16 @@ def show_audit(connection: "Connection", session: Session, words: str) -> str:
     found = list_decisions(connection, "" if words else session.id, MAX_ROWS)
     if not found:
         return "Nothing has been decided in this session yet."
-    rows = [
-        (
-            one["number"],
-            to_time(one["at"]),
-            one["verdict"],
-            one["tool"],
-            about,
-            f"{one['by']} ({one['scope']})" if one["scope"] else one["by"],
-        )
-        for one, about in zip(found, describe_calls(connection, found), strict=True)
-    ]
-    table = to_table(("#", "when", "what", "tool", "about", "by"), rows)
-    return f"{table}\n\n`crow audit verify`, in a terminal, checks that nobody has changed them."
+    about = describe_calls(connection, found)
+    lines = [describe_decision(one, text) for one, text in zip(found, about, strict=True)]
+    return "\n".join(lines) + "\n\n`crow audit verify`, in a terminal, checks that nobody has changed them."
+
+
+def describe_decision(row: "AuditRow", about: str) -> str:
+    """Describe a decision in an entry of a Markdown list: a table has no room for a command and a reason."""
+    tool, by = to_cell(row["tool"]), to_cell(f"{row['by']} ({row['scope']})" if row["scope"] else row["by"])
+    subject = f"{tool}: {to_cell(about)}" if about else tool
+    return f"- #{row['number']}, {to_time(row['at'])}, **{to_cell(row['verdict'])}** {subject} · by {by}"
 
 
 def search_all(connection: "Connection", session: Session, words: str) -> str:

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from datetime import datetime
 from typing import Any
 
 from crow_core.acp.complete_method import COMPLETE_METHOD, Completion, read_completions
@@ -237,9 +238,8 @@ class AgentCalls(ChatBase):
     async def _list_sessions(self) -> None:
         if self.client:
             answer = await self.client.request("session/list", ListSessionsRequest(cwd=self.settings.cwd))
-            self.perform(
-                pick_session(self.state, [one for one in answer.sessions if one.session_id != self.session_id])
-            )
+            others = [one for one in answer.sessions if one.session_id != self.session_id]
+            self.perform(pick_session(self.state, others, datetime.now().astimezone()))
 
     async def _list_turns(self, last: bool) -> None:
         if self.client:

@@ -16,7 +16,7 @@ from crow_terminal import effects
 from crow_terminal.agent_calls import AgentCalls
 from crow_terminal.blocks import Block, CommandOutput
 from crow_terminal.branch import read_branch
-from crow_terminal.chat_base import Settings, get_time
+from crow_terminal.chat_base import get_time
 from crow_terminal.completion import ChatCompleter
 from crow_terminal.effects import Effect
 from crow_terminal.key_actions import KeyActions
@@ -24,6 +24,7 @@ from crow_terminal.key_bindings import make_bindings
 from crow_terminal.live import compose_above, compose_footer, compose_menu
 from crow_terminal.page import NoPage, PageServer
 from crow_terminal.printable_text import clip, clip_ansi, escape_line
+from crow_terminal.settings import Settings, describe_continuation
 from crow_terminal.terminal import EDITOR_ROWS, Terminal, restore
 from crow_terminal.theme import choose_theme
 from crow_terminal.user_command import UserCommand
@@ -32,8 +33,6 @@ PAINT_SECONDS = 0.04
 """Seconds of a frame in which blocks are painted; the rest waits for the next frame, so that keys are heard."""
 CLOSE_TIMEOUT = 5.0
 """Seconds to wait for the agent's end when leaving."""
-SHORT_ID = 8
-"""Letters of a session's id that `crow -r` is content with."""
 ROWS_AT_A_QUESTION = 2
 """Rows of the editor below a question for permission."""
 MAX_PENDING_LINES = 400
@@ -81,17 +80,11 @@ class Chat(AgentCalls, KeyActions):
         finally:
             restore()
             await self.close()
-            sys.stdout.write(self.describe_continuation())
+            if self._is_used:
+                session, can = self.session_id, self.state.abilities
+                lines = describe_continuation(self.settings, session, can, self.terminal.columns)
+                sys.stdout.write("".join(f"\n{line}" for line in ["", *lines]) + "\n" if lines else "")
         return 0
-
-    def describe_continuation(self) -> str:
-        """Make the line that says how to continue the session; nothing if that is not possible."""
-        command, can = self.settings.command, self.state.abilities
-        if not (command and self._is_used and can.loads):
-            return ""
-        last = f"{command} -c, or " if can.lists else ""
-        session = self.session_id[:SHORT_ID] if self.settings.agent.name == "crow" else self.session_id
-        return f"\nContinue with {last}{command} -r {session}\n"
 
     def start(self) -> None:
         """Start the agent, now that the first frame is shown."""

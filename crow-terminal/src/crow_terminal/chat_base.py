@@ -1,46 +1,23 @@
-"""What the parts of the terminal share: its settings, the state, and the tasks that run."""
+"""What the parts of the terminal share: the state, and the tasks that run."""
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from crow_core.acp.connection import ConnectionClosed, RpcError
 from crow_core.acp.schema import (
     ImageBlock,
 )
-from msgspec import Struct
 
-from crow_terminal.agent_connections import AgentAddress
 from crow_terminal.blocks import Block
 from crow_terminal.chat_client import ChatClient
 from crow_terminal.effects import Effect
 from crow_terminal.paint import Painter
+from crow_terminal.settings import Settings
 from crow_terminal.state import State
 from crow_terminal.terminal import Terminal
 from crow_terminal.theme import choose_theme
-
-
-class Settings(Struct, frozen=True):
-    """The settings that the terminal is started with."""
-
-    agent: AgentAddress
-    cwd: str
-    theme: str = "dark"
-    history: Callable[[], str | None] | None = None
-    """Finds the file of earlier prompts; None for none."""
-    resume: str = ""
-    """The id of the session to load; empty for a new one."""
-    last: bool = False
-    """Whether to load the last session of the folder, if there is one."""
-    prompt: str = ""
-    """A prompt to begin with."""
-    command: str = ""
-    """The command that opens this terminal; it takes `-c` and `-r ID`. Empty for none."""
-    choose: bool = False
-    """Whether the user chooses one of the stored sessions first."""
-    page: Sequence[str] = ()
-    """The command that serves the pages of sessions, as `PageServer` starts it; empty for none."""
 
 
 class ChatBase:

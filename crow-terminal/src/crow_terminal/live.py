@@ -218,22 +218,22 @@ def compose_footer(state: State, now: float, width: int, theme: Theme) -> str:
     """Compose the last row: a hint, or what model works where, and how full its context is."""
     if state.hint and now < state.hint_until:
         return theme.style("warning", clip(f"  {state.hint}", width))
-    left = [
-        state.options.get_choice("model") or (state.abilities.name if state.agent != "crow" else ""),
-        shorten_folder(state.folder, max(12, width // 4)),
-        state.branch,
-        state.options.get_mode(),
-        state.sandbox,
-    ]
+    model = state.options.get_choice("model") or (state.abilities.name if state.agent != "crow" else "")
+    folder = shorten_folder(state.folder, max(12, width // 4))
+    rules = [part for part in (state.options.get_mode(), state.sandbox) if part]
+    left = [part for part in (model, folder, state.branch, *rules) if part]
     right = describe_usage(state)
-    left = [part for part in left if part]
-    while right and measure("  " + " · ".join(left) + "  " + " · ".join(right)) > width:
-        if len(right) > 1 and len(left) <= 2:
-            right.pop()
-        elif len(left) > 1:
+    while measure("  " + " · ".join(left) + ("  " + " · ".join(right) if right else "")) > width:
+        if len(left) > len(rules) + 1:
             del left[1]
-        else:
+        elif len(right) > 1:
             right.pop()
+        elif len(left) > len(rules):
+            del left[0]
+        elif right or len(left) > 1:  # when the user is asked stays until the end
+            del (right or left)[-1]
+        else:
+            break
     text = "  " + " · ".join(left)
     end = " · ".join(right)
     gap = width - measure(text) - measure(end)

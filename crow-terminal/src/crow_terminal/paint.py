@@ -18,7 +18,7 @@ from crow_terminal.blocks import (
     find_output,
 )
 from crow_terminal.markdown import CodeLines, Prose
-from crow_terminal.printable_text import clip, escape, escape_line, escape_output, hang, measure
+from crow_terminal.printable_text import clip, escape, escape_line, escape_output, hang, hang_label, measure
 from crow_terminal.theme import Theme
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Painter:
             case Call():
                 return paint_call(block, width, theme, whole=whole)
             case AnsweredQuestion():
-                return paint_answered(block, theme)
+                return paint_answered(block, width, theme)
             case Plan():
                 return paint_plan(block, width, theme)
             case Note():
@@ -166,11 +166,14 @@ def paint_command(block: CommandOutput, width: int, theme: Theme, *, whole: bool
     return [head + code, *(paint_output(block.output, theme, width, whole=whole) if block.output.strip() else [])]
 
 
-def paint_answered(block: AnsweredQuestion, theme: Theme) -> list[str]:
-    """Paint a question and its answer. Lines that are too wide are left to the terminal to break, and copied whole."""
-    mark, title = theme.style("warning", "?"), theme.style("prompt", block.title)
-    lines = [f"{mark} {title}{theme.style('dim', f' · {block.answer}')}"]
-    lines += [theme.style(line.style, f"  {line.text}".rstrip()) for line in block.lines]
+def paint_answered(block: AnsweredQuestion, width: int, theme: Theme) -> list[str]:
+    """Paint a question and its answer. The terminal breaks the lines of a command, so that they are copied whole."""
+    first, *rest = hang(f"{block.title} · {block.answer}", width - 2)
+    title, answer = theme.style("prompt", first[: len(block.title)]), theme.style("dim", first[len(block.title) :])
+    lines = [f"{theme.style('warning', '?')} {title}{answer}", *(theme.style("dim", f"  {row}") for row in rest)]
+    for line in block.lines:
+        rows = hang_label(line.text, line.indent, width - 2) if line.indent else [line.text]
+        lines += [theme.style(line.style, f"  {row}".rstrip()) for row in rows]
     written = block.written.split("\n") if block.written else []
     return [*lines, *(theme.style("accent", f"  {' ' if n else '→'} {line}") for n, line in enumerate(written))]
 

@@ -1,6 +1,7 @@
 """Lists from which the user chooses a mode, an option, a session, or a prompt to go back to."""
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
 from crow_core.acp.schema import BooleanConfigOption, SelectConfigOption, SessionInfo
@@ -76,12 +77,38 @@ def pick_any_option(state: State) -> list[Effect]:
     return state.pick("Settings of this session", rows, choose) if rows else state.remark("There are no settings.")
 
 
-def pick_session(state: State, sessions: Sequence[SessionInfo]) -> list[Effect]:
+def pick_session(state: State, sessions: Sequence[SessionInfo], now: datetime) -> list[Effect]:
     """Let the user choose one of the stored sessions."""
-    rows = [Row(str(one.title or one.session_id), str(one.updated_at or "")[:16], one.session_id) for one in sessions]
+    rows = [
+        Row(str(one.title or one.session_id), describe_age(str(one.updated_at or ""), now), one.session_id)
+        for one in sessions
+    ]
     if not rows:
         return state.remark("There are no other sessions in this folder.")
     return state.pick("Sessions", rows, lambda row, _: [Open(row.value)])
+
+
+def describe_age(time: str, now: datetime) -> str:
+    """Describe when something was: `2 hours ago`, `yesterday 14:05`. `time` is ISO 8601, `now` has a zone.
+
+    >>> describe_age("2026-03-04T10:00:00Z", datetime.fromisoformat("2026-03-04T12:01:00+00:00"))
+    '2 hours ago'
+    """
+    try:
+        then = datetime.fromisoformat(time).astimezone(now.tzinfo)
+    except ValueError:
+        return time
+    minutes = int((now - then).total_seconds() // 60)
+    days = (now.date() - then.date()).days
+    if minutes < 1:
+        return "just now"
+    if minutes < 60:
+        return f"{minutes} minute{'' if minutes == 1 else 's'} ago"
+    if days == 0:
+        return f"{minutes // 60} hour{'' if minutes < 120 else 's'} ago"
+    if days == 1:
+        return f"yesterday {then:%H:%M}"
+    return f"{then:%A %H:%M}" if days < 7 else f"{then:%Y-%m-%d}"
 
 
 def pick_prompt(state: State, prompts: Sequence[str]) -> list[Effect]:

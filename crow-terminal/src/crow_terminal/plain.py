@@ -12,9 +12,9 @@ from contextlib import suppress
 
 import crow_system as system
 from crow_core.acp.connection import ConnectionClosed, RpcError
-from crow_core.acp.schema import LoadSessionRequest, SessionNotification
+from crow_core.acp.schema import ListSessionsRequest, LoadSessionRequest, SessionNotification
 
-from crow_terminal.agent_connections import AgentAddress, NoAgent, connect
+from crow_terminal.agent_connections import NoAgent, connect
 from crow_terminal.blocks import AnsweredQuestion
 from crow_terminal.chat_client import AgentQuestion, ChatClient
 from crow_terminal.dialogs import ListDialog, TextDialog
@@ -23,6 +23,7 @@ from crow_terminal.paint import Painter
 from crow_terminal.printable_text import escape
 from crow_terminal.prompt_content import make_prompt
 from crow_terminal.question import Question
+from crow_terminal.settings import Settings, describe_continuation
 from crow_terminal.state import State
 from crow_terminal.theme import Theme
 
@@ -36,9 +37,9 @@ WORDS = {"y": "yes", "a": "always", "n": "no", "e": "edit"}
 class PlainChat:
     """A conversation on standard input and output, line by line."""
 
-    def __init__(self, agent: AgentAddress, cwd: str) -> None:
-        self.agent, self.cwd = agent, cwd
-        self.state = State(agent=agent.name, folder=cwd)
+    def __init__(self, settings: Settings) -> None:
+        self.settings, self.cwd = settings, settings.cwd
+        self.state = State(agent=settings.agent.name, folder=settings.cwd)
         self.painter = Painter(PLAIN)
         self.client: ChatClient | None = None
         self.session_id = ""
@@ -46,29 +47,25 @@ class PlainChat:
         """Set when the turn has ended."""
         self.asked = asyncio.Event()
         """Set when something is to be answered, or the turn has ended."""
-        self.failed = False
+        self.failed = self.is_used = False
         self._cancelling: asyncio.Task[None] | None = None
         self._asking: asyncio.Task[None] | None = None
 
-    async def run(self, resume: str, prompt: str) -> int:
+    async def run(self) -> int:
         """Answer lines until the end of input, and return the exit code."""
+        agent = self.settings.agent
         try:
-            link = await connect(self.agent, self.cwd)
+            link = await connect(agent, self.cwd)
         except NoAgent as error:
             self.print(str(error))
             return 1
         self.client = client = ChatClient(link.transport, self.receive, self.ask, self.withdraw)
         async with client.serving():
             try:
-                self.state.abilities = await client.start(self.agent.version)
-                if resume:
-                    self.session_id = resume
-                    await client.request("session/load", LoadSessionRequest(session_id=resume, cwd=self.cwd))
-                else:
-                    self.session_id = (await client.new_session(self.cwd)).session_id
-                self.perform(self.state.open_session(None, [], time.monotonic()))
-                if prompt:
-                    await self.send(prompt)
+                self.state.abilities = await client.start(agent.version)
+                await self.open_session(client)
+                if self.settings.prompt:
+                    await self.send(self.settings.prompt)
                 while (line := await read_line("> ")) is not None:
                     if line.strip() in ("/quit", "/exit"):
                         break
@@ -80,14 +77,31 @@ class PlainChat:
             except ConnectionClosed:
                 self.print(await link.describe_end())
                 return 1
+        if self.is_used and sys.stdout.isatty():
+            for line in describe_continuation(self.settings, self.session_id, self.state.abilities, WIDTH):
+                self.print(line)
         return 1 if self.failed else 0
+
+    async def open_session(self, client: ChatClient) -> None:
+        """Open the session that the settings name, the last one of the folder, or a new one."""
+        session = self.settings.resume
+        if self.settings.last and self.state.abilities.lists:
+            stored = await client.request("session/list", ListSessionsRequest(cwd=self.cwd))
+            session = stored.sessions[0].session_id if stored.sessions else ""
+        if session:
+            self.session_id = session
+            await client.request("session/load", LoadSessionRequest(session_id=session, cwd=self.cwd))
+        else:
+            self.session_id = (await client.new_session(self.cwd)).session_id
+        self.is_used = bool(session)
+        self.perform(self.state.open_session(None, [], time.monotonic()))
 
     async def send(self, text: str) -> None:
         """Send a prompt and wait for the end of its turn; ask what the agent asks. Ctrl-C cancels it."""
         client = self.client
         assert client
         loop = asyncio.get_running_loop()
-        self.failed = False
+        self.failed, self.is_used = False, True
         self.perform([one for one in self.state.submit(text, time.monotonic()) if isinstance(one, Send)])
         with suppress(RuntimeError, ValueError):  # not in this thread
             system.on_signal(loop, signal.SIGINT, self.stop)
@@ -258,10 +272,10 @@ async def read_line(question: str) -> str | None:
         loop.remove_reader(0)
 
 
-def run_plain(agent: AgentAddress, cwd: str, *, resume: str = "", prompt: str = "") -> int:
+def run_plain(settings: Settings) -> int:
     """Run the append-only terminal until the end of input, and return the exit code."""
 
     async def main() -> int:
-        return await PlainChat(agent, cwd).run(resume, prompt)
+        return await PlainChat(settings).run()
 
     return asyncio.run(main())

@@ -110,6 +110,12 @@ def hang(line: str, width: int, margin: int = 0) -> list[str]:
     return [first.rstrip(" ") if others else first, *(" " * indent + piece.rstrip(" ") for piece in others)]
 
 
+def hang_label(line: str, indent: int, width: int) -> list[str]:
+    """Break a line that begins with a label of some columns; the later rows are indented below what follows it."""
+    label, text = line[:indent], line[indent:]
+    return [f"{' ' * len(label) if n else label}{row}" for n, row in enumerate(hang(text, width - len(label)))]
+
+
 def clip_ansi(line: str, width: int) -> str:
     """Cut a line with styles to a width, for a row that is drawn again."""
     if "\x1b" not in line:

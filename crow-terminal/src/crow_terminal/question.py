@@ -117,9 +117,12 @@ def describe_call(call: ToolCall, request: RequestPermissionRequest, folder: str
     paths = list_paths(call, folder)
     match call.kind:
         case "execute":
-            changed = find_count(request) or len(paths)
-            files = f": it changed {changed:,} {'file' if changed == 1 else 'files'}"
-            return f"Run a command{files if changed and find_diffs(call) else ''}"
+            ran = find_count(request)
+            changed = ran or len(paths)
+            files = f"{changed:,} {'file' if changed == 1 else 'files'}"
+            if ran:
+                return f"Apply what a command changed: {files}"
+            return f"Run a command: it changes {files}" if changed and find_diffs(call) else "Run a command"
         case "fetch" if host := find_host(call.raw_input):
             return f"Fetch {host}"
         case kind if (verb := VERBS.get(str(kind))) and paths:

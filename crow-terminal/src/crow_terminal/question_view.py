@@ -9,7 +9,7 @@ from crow_terminal.blocks import StyledLine
 from crow_terminal.dialogs import Row
 from crow_terminal.paint import wrap
 from crow_terminal.permission import Answer
-from crow_terminal.printable_text import clip, fold, hang, measure
+from crow_terminal.printable_text import clip, fold, hang_label, measure
 from crow_terminal.question import Question
 from crow_terminal.theme import Theme
 
@@ -97,8 +97,7 @@ def fold_line(line: StyledLine, width: int) -> list[str]:
         return [piece for part in wrap(line.text, width) for piece in fold(part, width)]
     if line.indent > width // 2:
         return fold(line.text, width)
-    label, text = line.text[: line.indent], line.text[line.indent :]
-    return [f"{' ' * len(label) if n else label}{row}" for n, row in enumerate(hang(text, width - len(label)))]
+    return hang_label(line.text, line.indent, width)
 
 
 def list_answer_rows(question: Question, width: int, theme: Theme, letter: str) -> list[str]:

@@ -42,6 +42,7 @@ from crow_terminal.printable_text import escape_line
 from crow_terminal.prompt_queue import PromptQueue
 from crow_terminal.question import Question
 from crow_terminal.session_options import OfferedOptions
+from crow_terminal.stops import describe_stop
 
 LEAVE_WITHIN = 2.0
 """Seconds between two Ctrl-C that leave."""
@@ -146,18 +147,7 @@ class State(OpenQuestions):
         usage = response.usage
         if isinstance(usage, Usage) and isinstance(usage.cached_read_tokens, int) and usage.input_tokens > 0:
             self.cached = usage.cached_read_tokens / usage.input_tokens
-        sentence = {
-            "cancelled": "Cancelled.",
-            "max_tokens": "The answer was cut: the model reached its limit of tokens.",
-            "max_turn_requests": "Stopped at the limit of requests. Say “go on” to go on.",
-            "refusal": "The model refused to answer.",
-        }.get(response.stop_reason)
-        match response.meta:
-            case {"crow": {"stopped": {"by": "repeated_calls" | "budget"}}}:
-                sentence = "Say “go on” to go on."  # a notice has said why it stopped
-            case _:
-                pass
-        if sentence:
+        if sentence := describe_stop(response):
             effects.append(Show(Note(sentence, "warning")))
         elif seconds >= NOTIFY_AFTER:
             effects.append(Show(Note(f"Took {format_seconds(seconds)}.", "done")))

@@ -14,6 +14,7 @@ from crow_core.acp.schema import (
 from crow_core.acp.shared_methods import STEERING_METHOD, is_taken, make_steering_params
 from crow_terminal.blocks import Note, UserPrompt
 from crow_terminal.prompt_content import make_prompt
+from crow_terminal.stops import describe_stop
 from msgspec import UNSET
 
 from crow_web.chat_session import ChatSession, Words, get_time
@@ -25,13 +26,6 @@ IDLE = 180.0
 """Seconds after the last action in which a session stays open, while a page shows it."""
 ALONE = 30.0
 """The same while no page shows it: a phone that sleeps comes back."""
-STOPS = {
-    "cancelled": "Cancelled.",
-    "max_tokens": "The answer was cut: the model reached its limit of tokens.",
-    "max_turn_requests": "Stopped at the limit of requests. Say “go on” to go on.",
-    "refusal": "The model refused to answer.",
-}
-"""The sentences for the reasons for which a turn stops before its end."""
 
 
 class WebChat(ChatSession):
@@ -128,22 +122,7 @@ class WebChat(ChatSession):
                 notes = [Note(client.describe_error(error), "error")]
                 self._end_turn("", notes)
             else:
-                self._end_turn(response.stop_reason)
-
-    def _end_turn(self, stop_reason: str, notes: Sequence[Note] = ()) -> None:
-        sentence = STOPS.get(stop_reason)
-        self.log.end_turn(get_time())
-        self.log.show([*notes, *([Note(sentence, "warning")] if sentence else [])])
-        self.cards.withdraw_all()
-        for waiting in self.words:
-            waiting.is_steering = False
-        self.phase, self.touched = "ready", get_time()
-        self._put_frame()
-
-    def _send_waiting(self) -> None:
-        """Send the prompts that wait, unless that is being done."""
-        if self._turns is None or self._turns.done():
-            self._turns = asyncio.ensure_future(self._report(self._run_turns()))
+from crow_terminal.stops import describe_stop
 
     async def _steer(self, words: Words) -> None:
         """Offer words to the running turn; those that it does not take are sent as a prompt."""
