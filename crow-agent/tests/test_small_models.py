@@ -195,6 +195,15 @@ async def test_line_that_is_replaced_by_nothing_is_removed_with_its_end(
     assert settings.read_text() == rest
 
 
+async def test_short_file_is_read_as_a_whole_and_a_long_one_in_parts(tmp_path: Path, project: Path):
+    (project / "long.txt").write_text("".join(f"line {number}\n" for number in range(1, 101)))
+    script = [use("read", path=name, start_line=1, end_line=1) for name in ("report.py", "long.txt")]
+    short, long = get_results(await run_script(tmp_path, project, script))
+    assert "     2\tprint(price - tax)" in short
+    assert "line 1" in long
+    assert "line 2" not in long
+
+
 async def test_lines_are_appended_to_a_file_that_was_not_read_and_to_a_new_one(tmp_path: Path, project: Path):
     (project / "todo.txt").write_text("milk\n\neggs\n")
     (project / "empty.txt").touch()

@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,8 @@ MAX_LINES = 20
 """Lines that the model is shown of those that have its old_text."""
 MAX_CHOICES = 200
 """Lines of the longest file from which the model chooses the line to replace."""
+SHORT_FILE = 40
+"""Lines of the longest file of which the model always reads all."""
 NUMBERED = re.compile(r"^ *\d+\t(.*)$", re.M)
 """Matches a line of a file as `read` shows it."""
 LINE_COUNT = re.compile(r"\(([\d,]+) lines?\b")
@@ -239,6 +242,15 @@ def small_models(crow: Crow) -> None:
         session.state[SHOWN].add(tool_call.id)
         shown = [PART_OF_A_LINE, *found[:MAX_LINES], "", WHOLE_LINE]
         return ToolResult.error("\n".join(shown))
+
+    @crow.before_tool
+    async def read_all(session: Session, tool_call: ToolCall) -> ToolCall | None:
+        """Read all of a short file where a model wants some of its lines: it would take them for the whole."""
+        if not session.state[SMALL] or find_name(tool_call) != "read" or "view_range" not in tool_call.arguments:
+            return None
+        lines = NUMBERED.findall(join_text(await use_tool(session, tool_call, "read", get_path(tool_call))))
+        rest = {key: value for key, value in tool_call.arguments.items() if key != "view_range"}
+        return replace(tool_call, arguments=rest, is_changed=True) if 0 < len(lines) <= SHORT_FILE else None
 
     @crow.before_tool
     async def find_end(session: Session, tool_call: ToolCall) -> ToolCall | None:
