@@ -1,41 +1,41 @@
 """Write a table of pass rates for docs/local-models.md from the results of evaluations.
 
-    crow eval first-steps --model lab --mode yolo --at-once 1 --json > lab.json
-    uv run python scripts/local_models_table.py "crow, schema=lab.json" "vibe=peers.json:vibe"
+    crow eval first-steps -m lab -m before --mode yolo --at-once 1 --json > lab.json
+    uv run python scripts/local_models_table.py "crow=lab.json:current · lab" "pi=peers.json:pi"
 
-Each argument is a label and a file: one of `crow eval --json`, or of `benchmarks/small_peers.py` with the agent's name
-behind a colon. Several files with the same label are joined. The intervals are Wilson's, with 95 %.
+Each argument is a label and a file: one of `crow eval --json`, or of `benchmarks/small_peers.py`. The name of a
+variant or an agent in it stands behind a colon. Several files with the same label are joined. The rate is the mean of
+the tasks' rates, with Wilson's interval of 95 %, in which several runs of a task count less than as many tasks.
 """
 
 import json
 import sys
 from collections import defaultdict
 from pathlib import Path
-from statistics import NormalDist
+from statistics import median
 
-
-def find_wilson_interval(passed: int, runs: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Return Wilson's interval of a rate."""
-    z = NormalDist().inv_cdf((1 + confidence) / 2)
-    centre = (passed + z * z / 2) / (runs + z * z)
-    half = z / (runs + z * z) * (passed * (runs - passed) / runs + z * z / 4) ** 0.5
-    return max(0.0, centre - half), min(1.0, centre + half)
+from crow_eval.statistics import find_rate, find_rate_interval
 
 
 def main() -> None:
-    outcomes: dict[str, list[tuple[str, bool]]] = defaultdict(list)
+    outcomes: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    seconds: dict[str, list[float]] = defaultdict(list)
     for argument in sys.argv[1:]:
         label, _, source = argument.partition("=")
-        file, _, agent = source.partition(":")
+        file, _, variant = source.partition(":")
         for cell in json.loads(Path(file).read_text("utf-8"))["cells"]:
-            if cell["state"] in ("passed", "failed") and agent in ("", cell["variant"]):
-                outcomes[label].append((cell["task"], cell["state"] == "passed"))
-    print("| | tasks | runs | passed | rate | 95 % interval |\n|---|---|---|---|---|---|")
-    for label, cells in outcomes.items():
-        passed, runs = sum(done for _, done in cells), len(cells)
-        low, high = find_wilson_interval(passed, runs)
-        tasks = len({task for task, _ in cells})
-        print(f"| {label} | {tasks} | {runs} | {passed} | {passed / runs:.0%} | {low:.0%} to {high:.0%} |")
+            if cell["state"] in ("passed", "failed") and variant in ("", cell["variant"]):
+                outcomes[label][cell["task"]].append(int(cell["state"] == "passed"))
+                seconds[label].append(cell["seconds"] if "seconds" in cell else cell["total"] / 1000)
+    print("| | tasks | runs | passed | rate | 95 % interval | seconds of a run (median) |")
+    print("|---|---|---|---|---|---|---|")
+    for label, tasks in outcomes.items():
+        runs = [run for each in tasks.values() for run in each]
+        within = find_rate_interval(tasks)
+        numbers = (
+            f"{len(tasks)} | {len(runs)} | {sum(runs)} | {find_rate(tasks):.0%} | {within.low:.0%} to {within.high:.0%}"
+        )
+        print(f"| {label} | {numbers} | {median(seconds[label]):.0f} |")
 
 
 main()

@@ -195,19 +195,37 @@ async def test_line_that_is_replaced_by_nothing_is_removed_with_its_end(
     assert settings.read_text() == rest
 
 
+async def test_short_file_is_read_as_a_whole_and_a_long_one_in_parts(tmp_path: Path, project: Path):
+    (project / "long.txt").write_text("".join(f"line {number}\n" for number in range(1, 101)))
+    script = [use("read", path=name, start_line=1, end_line=1) for name in ("report.py", "long.txt")]
+    short, long = get_results(await run_script(tmp_path, project, script))
+    assert "     2\tprint(price - tax)" in short
+    assert "line 1" in long
+    assert "line 2" not in long
+
+
 async def test_lines_are_appended_to_a_file_that_was_not_read_and_to_a_new_one(tmp_path: Path, project: Path):
     (project / "todo.txt").write_text("milk\n\neggs\n")
     (project / "empty.txt").touch()
     script = [use("append", path=name, text="bread") for name in ("todo.txt", "empty.txt", "new.txt")]
-    results = get_results(await run_script(tmp_path, project, script))
+    await run_script(tmp_path, project, script)
     assert [(project / name).read_text() for name in ("todo.txt", "empty.txt", "new.txt")] == [
         "milk\n\neggs\nbread\n",
         "bread\n",
         "bread",
     ]
-    assert results[0].endswith(
-        "[The task: Do it.\nIf a part of it is left, call the next tool. If all is done, answer in one sentence.]"
-    )
+
+
+async def test_line_that_is_replaced_by_itself_is_there_already_and_no_line_break_is_added_behind_a_line(
+    tmp_path: Path, project: Path
+):
+    changes = [
+        use("replace", path="report.py", old_text="print(price - tax)", new_text="print(price - tax)\n"),
+        use("replace", path="report.py", old_text="print(price - tax)", new_text="print(price + tax)\n"),
+    ]
+    results = get_results(await run_script(tmp_path, project, [use("read", path="report.py"), *changes]))
+    assert results[1].startswith("Nothing was changed: the file has this line already.")
+    assert (project / "report.py").read_text() == "price, tax = 100, 10\nprint(price + tax)\n"
 
 
 async def test_search_ignores_case_and_counts_the_lines_and_shows_the_file_in_which_it_finds_nothing(

@@ -53,7 +53,7 @@ async def test_size_that_the_server_tells_chooses_the_profile_before_the_first_r
             session = await editor.new_session(str(tmp_path))
             await editor.prompt(session.session_id, "Hi.")
     names = {tool["function"]["name"] for tool in server.requests[-1]["tools"]}
-    assert names == {"read", "write", "replace", "list", "search", "run"}
+    assert names == {"read", "write", "replace", "append", "list", "search", "run"}
     assert any("is a small model" in str(notice.title) for notice in editor.of(NoticeUpdate))
 
 

@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,13 @@ from crow_core.app import Crow
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Handler, Server
 from crow_core.mcp.tool import ToolCall
-from crow_core.messages.message import Function, Message, to_parts
+from crow_core.messages.message import Function
 from crow_core.models.call_forms import make_step_format
 from crow_core.models.chat_model import ChatModel
 from crow_core.models.model_call import ModelRequest
 from crow_core.session.prompts import Prompt
 from crow_core.session.session import Session
 from crow_core.session_state import StateKey
-from crow_system.shortening import leave_out
 from msgspec.json import encode
 
 SMALL = StateKey("small_models", bool)
@@ -28,8 +28,6 @@ SHOWN = StateKey("small_models_shown", set[str])
 """The calls that were answered with the file that they would have changed."""
 FILE_LINES = StateKey("small_models_lines", dict[str, list[str]])
 """The lines of the short files among them, by path, each line once."""
-TASK = StateKey("small_models_task", str)
-"""The beginning of the last prompt."""
 FRAGMENTS = StateKey("small_models_fragments", set[tuple[str, str]])
 """The files and the parts of lines for which the model was asked for whole lines."""
 NOTICE = (
@@ -94,9 +92,7 @@ REQUIRED: dict[str, list[str]] = {d["name"]: d["inputSchema"]["required"] for d 
 MAX_SHOWN = 200
 """Characters of the longest argument that is repeated in an error."""
 LOOKED = "[If this is enough, answer the user now. Call another tool only if the task needs it.]"
-CHANGED = "[The task: {}\nIf a part of it is left, call the next tool. If all is done, answer in one sentence.]"
-MAX_TASK = 300
-"""Characters of the prompt that a result repeats."""
+CHANGED = "[If this is all that the user asked for, answer the user now in one sentence. If it is wrong, correct it.]"
 FIRST_LOOK = "Nothing was changed yet: look at the file first."
 CHANGE_NOW = {
     "replace": "[Now call replace. Copy old_text from the file, a whole line; new_text is that line as it shall be.]",
@@ -109,12 +105,15 @@ NEXT: dict[str, str] = {
     **dict.fromkeys(("write", "replace", "append"), CHANGED),
 }
 """What to do after a call."""
+SAME = "Nothing was changed: the file has this line already."
 PART_OF_A_LINE = "Nothing was changed: old_text has to be a whole line of the file. It is a part of:"
 WHOLE_LINE = "[Now call replace with such a line as old_text. new_text is the same line, changed.]"
 MAX_LINES = 20
 """Lines that the model is shown of those that have its old_text."""
 MAX_CHOICES = 200
 """Lines of the longest file from which the model chooses the line to replace."""
+SHORT_FILE = 40
+"""Lines of the longest file of which the model always reads all."""
 NUMBERED = re.compile(r"^ *\d+\t(.*)$", re.M)
 """Matches a line of a file as `read` shows it."""
 LINE_COUNT = re.compile(r"\(([\d,]+) lines?\b")
@@ -144,10 +143,6 @@ def small_models(crow: Crow) -> None:
             session.prompts.templates["system"] = Prompt.from_package("small")
         session.options.remarks.append(NOTICE.format(session.model.name))
 
-    @crow.before_prompt
-    def note_task(message: Message, session: Session) -> None:
-        session.state[TASK] = leave_out(join_text(to_parts(message.get("content"))), MAX_TASK)
-
     @crow.tools
     def choose(schemas: list[dict[str, Any]], session: Session) -> list[dict[str, Any]] | None:
         if not session.state[SMALL]:
@@ -174,11 +169,7 @@ def small_models(crow: Crow) -> None:
             await note_lines(session, tool_call)
         if tool_call.id in session.state[SHOWN]:
             return None
-        hint = (
-            f"A correct call: {suggest_call(name, tool_call.original)}"
-            if result.is_error
-            else NEXT[name].format(session.state[TASK])
-        )
+        hint = f"A correct call: {suggest_call(name, tool_call.original)}" if result.is_error else NEXT[name]
         content = [adapt_part(part, session.cwd) for part in result.content]
         text = join_text(content)
         if name == "search" and text.startswith("Nothing matches"):
@@ -222,7 +213,7 @@ def small_models(crow: Crow) -> None:
     async def take_whole_lines(session: Session, tool_call: ToolCall) -> ToolResult | ToolCall | None:
         """Ask once for the whole line where a part of it would be replaced: small models name what they change.
 
-        A line whose new text is empty is removed, with its end.
+        A line whose new text is empty is removed, with its end. No line break is added behind the new text.
         """
         if not session.state[SMALL] or find_name(tool_call) != "replace":
             return None
@@ -230,8 +221,14 @@ def small_models(crow: Crow) -> None:
         lines: list[str] = NUMBERED.findall(join_text(await use_tool(session, tool_call, "read", path)))
         wanted = old.strip()
         if wanted in map(str.strip, lines):
-            removed = "" if new.strip() else find_whole_line(lines, wanted)
-            return tool_call.change_arguments(old_str=removed, new_str="") if removed not in ("", old) else None
+            if wanted == new.strip():
+                session.state[SHOWN].add(tool_call.id)
+                return ToolResult([{"type": "text", "text": text} for text in (SAME, CHANGED)])
+            if new.strip():
+                ends_too_early = new.endswith("\n") and not old.endswith("\n")
+                return tool_call.change_arguments(new_str=new.rstrip("\n")) if ends_too_early else None
+            line = find_whole_line(lines, wanted)
+            return None if line == old else tool_call.change_arguments(old_str=line, new_str="")
         found = [line for line in lines if wanted and wanted in line]
         if not found or (path, wanted) in session.state[FRAGMENTS]:
             return None
@@ -239,6 +236,15 @@ def small_models(crow: Crow) -> None:
         session.state[SHOWN].add(tool_call.id)
         shown = [PART_OF_A_LINE, *found[:MAX_LINES], "", WHOLE_LINE]
         return ToolResult.error("\n".join(shown))
+
+    @crow.before_tool
+    async def read_all(session: Session, tool_call: ToolCall) -> ToolCall | None:
+        """Read all of a short file where a model wants some of its lines: it would take them for the whole."""
+        if not session.state[SMALL] or find_name(tool_call) != "read" or "view_range" not in tool_call.arguments:
+            return None
+        lines = NUMBERED.findall(join_text(await use_tool(session, tool_call, "read", get_path(tool_call))))
+        rest = {key: value for key, value in tool_call.arguments.items() if key != "view_range"}
+        return replace(tool_call, arguments=rest, is_changed=True) if 0 < len(lines) <= SHORT_FILE else None
 
     @crow.before_tool
     async def find_end(session: Session, tool_call: ToolCall) -> ToolCall | None:
