@@ -14,7 +14,7 @@ from crow_core.acp.schema import (
 from crow_core.acp.shared_methods import STEERING_METHOD, is_taken, make_steering_params
 from crow_terminal.blocks import Note, UserPrompt
 from crow_terminal.prompt_content import make_prompt
-from crow_terminal.stops import describe_stop
+from crow_terminal.stops import STOPS, describe_stop
 from msgspec import UNSET
 
 from crow_web.chat_session import ChatSession, Words, get_time
@@ -94,7 +94,8 @@ class WebChat(ChatSession):
             self.phase, self._is_cancelled, self.is_used = "working", False, True
             self._put_frame()
         elif self.phase == "working":
-            self._end_turn(stop_reason)
+            sentence = STOPS.get(stop_reason)
+            self._end_turn([Note(sentence, "warning")] if sentence else [])
             self._send_waiting()
 
     async def _run_turns(self) -> None:
@@ -119,10 +120,19 @@ class WebChat(ChatSession):
             except ConnectionClosed:
                 return  # `lose` says so
             except RpcError as error:
-                notes = [Note(client.describe_error(error), "error")]
-                self._end_turn("", notes)
+                self._end_turn([Note(client.describe_error(error), "error")])
             else:
-from crow_terminal.stops import describe_stop
+                sentence = describe_stop(response)
+                self._end_turn([Note(sentence, "warning")] if sentence else [])
+
+    def _end_turn(self, notes: Sequence[Note] = ()) -> None:
+        self.log.end_turn(get_time())
+        self.log.show(notes)
+        self.cards.withdraw_all()
+        for waiting in self.words:
+            waiting.is_steering = False
+        self.phase, self.touched = "ready", get_time()
+        self._put_frame()
 
     async def _steer(self, words: Words) -> None:
         """Offer words to the running turn; those that it does not take are sent as a prompt."""
