@@ -13,6 +13,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGES = sorted(path.parent.name for path in ROOT.glob("crow-*/pyproject.toml"))
 OPTIONAL = {
+    "pydantic": "imported only with FastMCP, whose requests are of its types",
     "pytest": "imported only by pytest itself, as its plugin",
     "openai": "imported only after the caller has passed a client of this SDK",
     "opentelemetry": "imported only after the host program or the user has loaded it",

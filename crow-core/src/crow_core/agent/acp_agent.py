@@ -58,7 +58,7 @@ from crow_core.acp.schema import (
     UnarchiveSessionResponse,
 )
 from crow_core.acp.transports import Transport
-from crow_core.agent.agent_capabilities import TERMINAL_LOGIN, make_initialize_response
+from crow_core.agent.agent_capabilities import TERMINAL_LOGIN, list_own_abilities, make_initialize_response
 from crow_core.agent.announcement import start_announcing
 from crow_core.agent.app_source import Announced, AppSource, MadeApp
 from crow_core.agent.providers import ClientProviders
@@ -222,15 +222,9 @@ class AcpAgent:
         async with self._making:
             await self.source.prepare()
         announced = self.source.announced
-        own = self.list_own_abilities(announced)
+        own = list_own_abilities(announced)
         response = make_initialize_response(announced, self.capabilities, own, unstable=self.unstable)
         return self.second.convert_initialized(response) if self.second else response
-
-    def list_own_abilities(self, announced: Announced) -> dict[str, Any]:
-        """List the abilities beyond ACP, for `agentCapabilities._meta.crow`."""
-        methods = {"methods": [*announced.methods]} if announced.methods else {}
-        methods |= {"permissionAnswers": ["reason", "command"]} if announced.permission_answers else {}
-        return methods | ({"outputSchema": True} if announced.output_schema else {})
 
     async def authenticate(self, params: AuthenticateRequest) -> AuthenticateResponse:
         """Log in with the configured models, as the settings are now. The terminal's method only asks for them to be

@@ -124,3 +124,10 @@ def system_prompt_capabilities() -> dict[str, Any]:
     """Make the capabilities for system prompts of the client."""
     modes = SessionSystemPromptModeCapabilities(override=SessionSystemPromptOverrideCapabilities())
     return {"system_prompt": SessionSystemPromptCapabilities(mode=modes)}
+
+
+def list_own_abilities(announced: Announced) -> dict[str, Any]:
+    """List the abilities beyond ACP, for `agentCapabilities._meta.crow`."""
+    methods = {"methods": [*announced.methods]} if announced.methods else {}
+    methods |= {"permissionAnswers": ["reason", "command"]} if announced.permission_answers else {}
+    return methods | ({"outputSchema": True} if announced.output_schema else {})
