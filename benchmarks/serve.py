@@ -22,7 +22,7 @@ from pathlib import Path
 from time import monotonic
 
 from crow_core.acp.transports import Transport, spawn
-from crow_core.acp.websocket import connect
+from crow_core.acp.remote import connect
 
 STAMP = re.compile(rb'"text":"<(\d+\.\d+)>')
 CHUNK = '{{"choices":[{{"index":0,"delta":{{"content":"<{:.6f}> word"}}}}]}}'

@@ -25,7 +25,7 @@ from crow_core.acp.schema import (
     LoadSessionResponse,
     UserMessageChunk,
 )
-from crow_core.acp.websocket import connect
+from crow_core.acp.remote import connect
 from crow_core.testing import Editor, Reply, ScriptedCall, ScriptedServer
 from websockets.asyncio.client import connect as dial
 from websockets.exceptions import InvalidStatus

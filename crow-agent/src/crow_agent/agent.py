@@ -121,7 +121,8 @@ class Agent:
         workspace: bool | None = None,
         version: Literal[1, 2] = 1,
     ) -> "Agent":
-        """Use another agent: the command of an ACP agent, or a `ws://` or `wss://` address with its token.
+        """Use another agent: the command of an ACP agent, or an address with its token: `wss://…` for
+        WebSocket, `https://…` for streamable HTTP; `ws://` and `http://` without encryption.
 
         `env` is added to the environment of the command.
         `workspace`: whether the agent may read and write files below `cwd` and run commands through this program, as
@@ -131,9 +132,7 @@ class Agent:
         files and commands of the client.
         """
         agent = cls.__new__(cls)
-        if isinstance(target, str) and target.startswith(("http://", "https://")):
-            raise ValueError(f"{target} is not the address of an agent. Give one with ws:// or wss://, or a command.")
-        is_address = isinstance(target, str) and target.startswith(("ws://", "wss://"))
+        is_address = isinstance(target, str) and target.startswith(("ws://", "wss://", "http://", "https://"))
         offered = (env or {}) if (not is_address if workspace is None else workspace) else None
         if isinstance(target, str) and is_address:
             agent._set_up(permissions, elicit, budget, cwd, env, lambda: connect_address(target, token, offered))

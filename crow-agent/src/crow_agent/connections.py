@@ -106,16 +106,16 @@ async def connect_command(
 async def connect_address(
     url: str, token: str, workspace: Mapping[str, str] | None = None
 ) -> AsyncGenerator[AgentConnection]:
-    """Connect to an agent at a `ws://` or `wss://` address. Raises AgentLost."""
-    from crow_core.acp.websocket import connect  # imported here because it loads uvicorn
+    """Connect to an agent at an address (`ws`, `wss`, `http` or `https`). Raises AgentLost."""
+    from crow_core.acp.remote import Refused, connect  # imported here because it loads uvicorn
     from websockets.exceptions import InvalidStatus, WebSocketException
 
     try:
         transport = await connect(url, token)
+    except Refused as error:
+        raise AgentLost(f"{url} {error}", agent=url) from error
     except InvalidStatus as error:
-        status = error.response.status_code
-        advice = " Check the token." if status in (401, 403) else ""
-        raise AgentLost(f"{url} refused the connection with the status {status}.{advice}", agent=url) from error
+        raise AgentLost(f"{url} {Refused(error.response.status_code)}", agent=url) from error
     except (OSError, WebSocketException) as error:
         raise AgentLost(f"{url} cannot be reached: {error or type(error).__name__}.", agent=url) from error
     try:

@@ -14,6 +14,7 @@ from anyio import wait_all_tasks_blocked
 from crow_core.acp import websocket
 from crow_core.acp.access_token import AccessPolicy
 from crow_core.acp.connection import Connection, ConnectionClosed, RpcError
+from crow_core.acp.remote import connect
 from crow_core.acp.schema import (
     AGENT_METHODS,
     CLIENT_METHODS,
@@ -32,7 +33,7 @@ from crow_core.acp.schema import (
     TextBlock,
 )
 from crow_core.acp.transports import MAX_MESSAGE_BYTES, Transport
-from crow_core.acp.websocket import WebSocketServer, connect
+from crow_core.acp.websocket import WebSocketServer
 from crow_core.agent.acp_agent import AcpAgent
 from crow_core.app import Crow
 from crow_core.session.session import Session

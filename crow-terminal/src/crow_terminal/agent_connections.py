@@ -60,7 +60,7 @@ async def connect_command(agent: AgentAddress, cwd: str) -> AgentLink:
 
 
 async def connect_address(agent: AgentAddress) -> AgentLink:
-    from crow_core.acp.websocket import connect  # imported here because few connect to an address
+    from crow_core.acp.remote import Refused, connect  # imported here because few connect to an address
     from websockets.exceptions import InvalidStatus, WebSocketException
 
     async def describe_end() -> str:
@@ -68,9 +68,9 @@ async def connect_address(agent: AgentAddress) -> AgentLink:
 
     try:
         return AgentLink(await connect(agent.url, agent.token), describe_end)
+    except Refused as error:
+        raise NoAgent(f"{agent.url} {error}") from error
     except InvalidStatus as error:
-        status = error.response.status_code
-        advice = " Check the token." if status in (401, 403) else ""
-        raise NoAgent(f"{agent.url} refused the connection with the status {status}.{advice}") from error
+        raise NoAgent(f"{agent.url} {Refused(error.response.status_code)}") from error
     except (OSError, WebSocketException, ValueError) as error:
         raise NoAgent(f"{agent.url} cannot be reached: {error or type(error).__name__}.") from error

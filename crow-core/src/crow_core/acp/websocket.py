@@ -1,7 +1,7 @@
 """ACP over WebSocket, where each message is a text frame, as in the protocol's draft of remote transports.
 
-`connect` opens a client's connection to an agent. `WebSocketServer` accepts clients that know the token, and gives each
-a transport.
+`WebSocketServer` accepts clients that know the token, and gives each a transport. It serves streamable HTTP at the same
+path, too (`http_stream.py`).
 """
 
 import asyncio
@@ -13,17 +13,16 @@ from socket import socket
 from typing import Any, Protocol, cast
 
 from h11 import Request
+from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse
 from starlette.types import Message, Receive, Scope, Send
 from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
-from websockets.asyncio.client import ClientConnection
-from websockets.asyncio.client import connect as dial
-from websockets.exceptions import ConnectionClosed
 from websockets.frames import CloseCode, Frame
 
+from crow_core.acp import http_stream
 from crow_core.acp.access_token import SUBPROTOCOL, AccessPolicy
 from crow_core.acp.transports import CLOSE_TIMEOUT, MAX_MESSAGE_BYTES, LineQueue, Transport
 
@@ -43,6 +42,12 @@ PING_INTERVAL, PONG_TIMEOUT = 10.0, 30.0
 
 PROBE_TIMEOUT = 5.0
 """Seconds to wait for an answer to a ping before another connection may take over the sessions of this one."""
+
+MAX_SOCKETS_PER_CLIENT = 16
+"""Sockets that a client has on average at most: over HTTP/1.1, each stream of events needs one."""
+
+ACCEPT = "crow.accept"
+"""The name under which the scope of a request holds a function that keeps its socket open."""
 
 PROBE = "crow.probe"
 """The name under which the scope of a connection holds a function that tells whether the client still answers."""
@@ -117,47 +122,6 @@ class WebSocketTransport:
             self._outgoing.close()  # `drain` reports it
 
 
-class ClientSocket:
-    """The client's end of a WebSocket."""
-
-    def __init__(self, connection: ClientConnection) -> None:
-        self._connection = connection
-        self.close = connection.close
-
-    async def receive(self) -> bytes | None:
-        try:
-            frame = await self._connection.recv()
-            if isinstance(frame, str):
-                return frame.encode()
-            await self._connection.close(CloseCode.UNSUPPORTED_DATA, BINARY_REASON)
-        except ConnectionClosed:
-            pass
-        return None
-
-    async def send(self, text: bytes) -> None:
-        try:
-            await self._connection.send(text, text=True)
-        except ConnectionClosed as error:
-            raise BrokenPipeError(str(error)) from error
-
-
-async def connect(url: str, token: str = "") -> WebSocketTransport:
-    """Connect to an agent at a `ws://` or `wss://` address.
-
-    Raises OSError if nothing listens there, `websockets.exceptions.InvalidHandshake` if the server refuses.
-    """
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
-    connection = await dial(
-        url,
-        additional_headers=headers,
-        max_size=MAX_MESSAGE_BYTES,
-        compression=None,
-        ping_timeout=PONG_TIMEOUT,
-        close_timeout=CLOSE_TIMEOUT,
-    )
-    return WebSocketTransport(ClientSocket(connection))
-
-
 class ServerSocket:
     """The server's end of a WebSocket, as ASGI messages."""
 
@@ -191,7 +155,8 @@ class ServerSocket:
 
 
 class WebSocketServer:
-    """Serves ACP over WebSocket at PATH, with one transport per client; refuses other requests with a reason."""
+    """Serves ACP over WebSocket and streamable HTTP at PATH, with one transport per client; refuses other requests
+    with a reason."""
 
     def __init__(
         self, policy: AccessPolicy, serve_client: Callable[[Transport], Awaitable[Any]], max_connections: int
@@ -201,6 +166,7 @@ class WebSocketServer:
         self._serve_client = serve_client
         self._max_connections = max_connections
         self._connections = 0
+        self._http = http_stream.HttpConnections(serve_client)
         self._state = ServerState()
         self._pending: dict[HttpProtocol, None] = {}
         """The connections that are not a WebSocket yet, oldest first."""
@@ -213,7 +179,7 @@ class WebSocketServer:
             ws_ping_interval=PING_INTERVAL,
             ws_ping_timeout=PONG_TIMEOUT,
             ws_per_message_deflate=False,
-            limit_concurrency=max_connections + MAX_PENDING_SOCKETS,
+            limit_concurrency=max_connections * MAX_SOCKETS_PER_CLIENT + MAX_PENDING_SOCKETS,
             proxy_headers=False,
             log_config=None,
             access_log=False,
@@ -229,6 +195,7 @@ class WebSocketServer:
     async def close(self) -> None:
         """Stop listening, cancel the clients' tasks, wait for them, and close all sockets."""
         self._listener.close()
+        await self._http.close()
         if tasks := list(self._state.tasks):
             for task in tasks:
                 task.cancel()
@@ -241,8 +208,12 @@ class WebSocketServer:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if refusal := self._check(scope):
             status, reason = refusal
-            headers = {401: {"www-authenticate": "Bearer"}, 405: {"allow": "GET"}, 426: {"upgrade": "websocket"}}
+            headers = {401: {"www-authenticate": "Bearer"}, 405: {"allow": "GET, POST, DELETE"}}
             await PlainTextResponse(f"{reason}\n", status, headers.get(status))(scope, receive, send)
+            return
+        if scope["type"] == "http":
+            scope["extensions"][ACCEPT]()
+            await self._http.answer(scope, receive, send)
             return
         self._connections += 1
         try:
@@ -260,11 +231,12 @@ class WebSocketServer:
             return refusal
         if scope["path"] != PATH:
             return 404, f"ACP is at {PATH}."
-        if scope["type"] != "websocket":
-            status = 426 if scope["method"] == "GET" else 405
-            return status, "Connect with WebSocket; plain HTTP requests are not answered."
-        if self._connections >= self._max_connections:
-            return 503, f"{self._connections} clients are connected, which is the limit."
+        if scope["type"] == "http" and scope["method"] not in ("GET", "POST", "DELETE"):
+            return 405, "ACP is spoken by GET, POST and DELETE, or over WebSocket."
+        count = self._connections + len(self._http)
+        is_new = scope["type"] == "websocket" or not Headers(scope=scope).get(http_stream.CONNECTION_HEADER)
+        if is_new and count >= self._max_connections:
+            return 503, f"{count} clients are connected, which is the limit."
         return None
 
     async def _accept(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -279,7 +251,7 @@ SILENT_LOGGER = logging.Logger("uvicorn", logging.CRITICAL + 1)
 
 
 class HttpProtocol(H11Protocol):
-    """uvicorn's HTTP/1.1 protocol, which aborts connections that do not become a WebSocket in time.
+    """uvicorn's HTTP/1.1 protocol, which aborts connections whose first request is not accepted in time.
 
     If too many wait, the oldest one is aborted, so that half-open ones do not keep a client out.
     """
@@ -298,6 +270,16 @@ class HttpProtocol(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        self.pending.pop(self, None)
+        self.handshake_timer.cancel()
+
+    def handle_events(self) -> None:
+        super().handle_events()
+        if scope := cast("dict[str, Any] | None", self.scope):
+            scope["extensions"] = {**(scope.get("extensions") or {}), ACCEPT: self.accept}
+
+    def accept(self) -> None:
+        """Keep the socket: a request on it has the token."""
         self.pending.pop(self, None)
         self.handshake_timer.cancel()
 
