@@ -214,7 +214,6 @@ def test_class_names_are_unique_in_the_workspace():
 
 
 HOOKS_OF_ONE = {
-    "app_end": "closes what an extension shares between sessions, which it has opened when it was used",
     "must_ask": "makes another extension's question part of the one question about a call",
 }
 """Hooks that one module uses, with the reason why each is a hook."""
