@@ -70,6 +70,7 @@ bench:
     uv run benchmarks/search.py
     uv run benchmarks/serve.py
     uv run benchmarks/mcp_servers.py
+    uv run benchmarks/code_mode.py
     uv run benchmarks/terminal.py
     uv run benchmarks/sandbox.py
     uv run benchmarks/tools.py

@@ -214,7 +214,6 @@ def test_class_names_are_unique_in_the_workspace():
 
 
 HOOKS_OF_ONE = {
-    "app_end": "closes what an extension shares between sessions, which it has opened when it was used",
     "question": "tells the user's own commands that crow waits, wherever the question is shown",
     "must_ask": "makes another extension's question part of the one question about a call",
 }

@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from crow_core.messages import notes
+from crow_core.messages.tool_metadata import DefinitionMeta, ResultMeta
 
+DESCRIPTIONS = ("notes.py", "tool_metadata.py", "schema.py")
 SOURCES = [
     path
     for path in Path(__file__).parents[2].glob("crow-*/src/**/*.py")
-    if not {"project", "suites", "migrations"} & {*path.parts} and path.name not in ("notes.py", "schema.py")
+    if not {"project", "suites", "migrations"} & {*path.parts} and path.name not in DESCRIPTIONS
 ]
 MODULES = {path.with_suffix("").as_posix(): ast.parse(path.read_text("utf-8")) for path in SOURCES}
 TREES = [*MODULES.values()]
@@ -115,7 +117,7 @@ def test_every_note_that_is_documented_is_written_somewhere():
 
 
 def test_every_fact_in_the_metadata_of_tools_is_documented():
-    known = get_type_hints(notes.ResultMeta).keys() | get_type_hints(notes.DefinitionMeta).keys()
+    known = get_type_hints(ResultMeta).keys() | get_type_hints(DefinitionMeta).keys()
     texts = {
         node.value
         for tree in TREES

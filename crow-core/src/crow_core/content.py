@@ -10,7 +10,7 @@ import re
 from base64 import b64decode
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 from crow_system.shortening import shorten_line, shorten_middle
@@ -46,14 +46,16 @@ from crow_core.messages.message import (
     INTERRUPTED,
     NOT_RUN,
     Message,
+    RawToolCall,
     answer_tool_call,
     join_content,
     marker_kind,
     parse_arguments,
     to_parts,
 )
-from crow_core.messages.notes import Notes, ResultMeta, ShownCall
+from crow_core.messages.notes import Notes, ShownCall
 from crow_core.messages.passes import drop_rewound
+from crow_core.messages.tool_metadata import ResultMeta
 from crow_core.messages.tool_names import name_raw_calls
 from crow_core.paths import from_uri
 from crow_core.text import clean_lines, fence, to_line
@@ -385,22 +387,25 @@ def replay_entries(entries: Sequence[Message], cwd: str, compactions: bool) -> I
                     yield AgentThoughtChunk(content=TextBlock(text="Interrupted here.\n"), message_id=f"{id}-cut")
                 for use in map(unwrap_proxy_call, name_raw_calls(entry)):
                     message = answers.get(use["id"]) or answer_tool_call(use, INTERRUPTED, failed=True)
-                    seen = message.get("crow", {}).get("shown", {})
-                    arguments = seen.get("arguments", parse_arguments(use))
-                    kind = seen.get("kind", "other")
-                    title = seen.get("title", "")
-                    tool_call = ToolCall(use, arguments or {}, arguments is not None, kind, title)
-                    yield to_announcement(tool_call, cwd)
-                    if (plan := message.get("crow", {}).get("plan")) is not None:
-                        yield PlanUpdate(entries=convert_leniently(plan, list[PlanEntry]))
-                    if message.get("content") == NOT_RUN:
-                        yield to_failure(tool_call, begun=False)
-                    else:
-                        yield to_update(to_result(message), tool_call)
+                    yield from replay_call(use, message, cwd)
+            case _ if marker_kind(entry) == "inner" and "use" in notes and "answer" in notes:
+                yield from replay_call(cast("RawToolCall", notes["use"]), cast("Message", notes["answer"]), cwd)
             case _ if compactions and marker_kind(entry) == "compaction":
                 yield CompactionUpdate(compaction_id=str(id), status="completed")
             case _:
                 pass
+
+
+def replay_call(use: RawToolCall, message: Message, cwd: str) -> Iterator[SessionUpdate]:
+    """Convert a tool call and the message that answers it to updates."""
+    seen = message.get("crow", {}).get("shown", {})
+    arguments, kind = seen.get("arguments", parse_arguments(use)), seen.get("kind", "other")
+    tool_call = ToolCall(use, arguments or {}, arguments is not None, kind, seen.get("title", ""))
+    yield to_announcement(tool_call, cwd)
+    if (plan := message.get("crow", {}).get("plan")) is not None:
+        yield PlanUpdate(entries=convert_leniently(plan, list[PlanEntry]))
+    was_run = message.get("content") != NOT_RUN
+    yield to_update(to_result(message), tool_call) if was_run else to_failure(tool_call, begun=False)
 
 
 def to_blocks(message: Message) -> list[ContentBlock]:

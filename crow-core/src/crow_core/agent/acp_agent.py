@@ -60,7 +60,7 @@ from crow_core.acp.schema import (
 from crow_core.acp.transports import Transport
 from crow_core.agent.agent_capabilities import TERMINAL_LOGIN, list_own_abilities, make_initialize_response
 from crow_core.agent.announcement import start_announcing
-from crow_core.agent.app_source import Announced, AppSource, MadeApp
+from crow_core.agent.app_source import AppSource, MadeApp
 from crow_core.agent.providers import ClientProviders
 from crow_core.agent.request_params import (
     OpenRequest,

@@ -6,7 +6,7 @@ from itertools import groupby
 from typing import Any
 
 from crow_core.masking import mask
-from crow_core.messages.notes import ResultMeta
+from crow_core.messages.tool_metadata import ResultMeta
 
 BLOCKS_LIMIT = 1_000
 """Content blocks of a tool result."""

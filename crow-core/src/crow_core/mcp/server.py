@@ -35,7 +35,7 @@ from crow_core.mcp.server_connection import (
     wait_for_client,
 )
 from crow_core.mcp.watchdog import ProcessWatchdog
-from crow_core.messages.notes import ResultMeta
+from crow_core.messages.tool_metadata import ResultMeta
 from crow_core.text import to_line
 from crow_core.trace import TRACE_KEYS
 from crow_core.version import __version__

@@ -15,7 +15,7 @@ from crow_core.acp.schema import ToolKind
 from crow_core.mcp.schemas import is_small
 from crow_core.mcp.server import Server
 from crow_core.messages.message import RawToolCall, parse_arguments
-from crow_core.messages.notes import DefinitionMeta
+from crow_core.messages.tool_metadata import DefinitionMeta
 from crow_core.messages.tool_names import LEGAL_NAME, rename, to_legal_name
 from crow_core.text import clean_lines, to_line
 
