@@ -32,7 +32,7 @@ from msgspec import UNSET
 from crow_terminal import effects
 from crow_terminal.agent_connections import NoAgent, connect
 from crow_terminal.blocks import CommandOutput, describe_content
-from crow_terminal.chat_base import ChatBase, Settings, get_time
+from crow_terminal.chat_base import ChatBase, get_time
 from crow_terminal.chat_client import AgentQuestion, ChatClient
 from crow_terminal.first_run import end_first_run, is_first_run, make_card
 from crow_terminal.markdown import Prose
@@ -42,6 +42,7 @@ from crow_terminal.pickers import confirm_taking_back, describe_rewind, offer_tu
 from crow_terminal.printable_text import escape_line
 from crow_terminal.prompt_content import MAX_IMAGE_BYTES, find_large_images, make_prompt
 from crow_terminal.session_options import OfferedOptions, find_changes
+from crow_terminal.settings import Settings
 
 START_TIMEOUT = 60.0
 """Seconds that an agent may take to answer `initialize`."""

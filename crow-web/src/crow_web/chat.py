@@ -134,6 +134,11 @@ class WebChat(ChatSession):
         self.phase, self.touched = "ready", get_time()
         self._put_frame()
 
+    def _send_waiting(self) -> None:
+        """Send the prompts that wait, unless that is being done."""
+        if self._turns is None or self._turns.done():
+            self._turns = asyncio.ensure_future(self._report(self._run_turns()))
+
     async def _steer(self, words: Words) -> None:
         """Offer words to the running turn; those that it does not take are sent as a prompt."""
         taken = False

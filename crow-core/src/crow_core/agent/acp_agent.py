@@ -60,7 +60,7 @@ from crow_core.acp.schema import (
 from crow_core.acp.transports import Transport
 from crow_core.agent.agent_capabilities import TERMINAL_LOGIN, list_own_abilities, make_initialize_response
 from crow_core.agent.announcement import start_announcing
-from crow_core.agent.app_source import AppSource, MadeApp
+from crow_core.agent.app_source import Announced, AppSource, MadeApp
 from crow_core.agent.providers import ClientProviders
 from crow_core.agent.request_params import (
     OpenRequest,
@@ -222,9 +222,12 @@ class AcpAgent:
         async with self._making:
             await self.source.prepare()
         announced = self.source.announced
-        own = list_own_abilities(announced)
+        own = self.list_own_abilities(announced)
         response = make_initialize_response(announced, self.capabilities, own, unstable=self.unstable)
         return self.second.convert_initialized(response) if self.second else response
+
+    def list_own_abilities(self, announced: Announced) -> dict[str, Any]:
+        return list_own_abilities(announced)
 
     async def authenticate(self, params: AuthenticateRequest) -> AuthenticateResponse:
         """Log in with the configured models, as the settings are now. The terminal's method only asks for them to be
