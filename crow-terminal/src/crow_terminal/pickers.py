@@ -1,7 +1,6 @@
 """Lists from which the user chooses a mode, an option, a session, or a prompt to go back to."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from crow_core.acp.schema import BooleanConfigOption, SelectConfigOption, SessionInfo
 
@@ -112,11 +111,3 @@ def confirm_taking_back(state: State, turns: int, sentence: str) -> list[Effect]
 
     rows = [Row("Go back", "", True), Row("Stay", "", False)]
     return state.pick("Go back?", rows, choose, [sentence])
-
-
-def describe_taking_back(answer: Mapping[str, Any], folder: str) -> str:
-    """Say what taking back a turn would change, from the answer to a `_session/rewind` that only tries."""
-    files = ", ".join(path.removeprefix(f"{folder}/") for path in answer["files"]["filesChanged"])
-    what = f"restores {files}" if files else "changes no file"
-    stays = ", ".join(map(str, answer.get("_meta", {}).get("crow", {}).get("stays", [])))
-    return f"{what}; what these did stays: {stays}" if stays else what
