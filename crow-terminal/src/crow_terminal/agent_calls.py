@@ -38,9 +38,10 @@ from crow_terminal.first_run import end_first_run, is_first_run, make_card
 from crow_terminal.markdown import Prose
 from crow_terminal.page_link import PageLink
 from crow_terminal.permission import show_path
-from crow_terminal.pickers import confirm_taking_back, describe_rewind, offer_turns, pick_session, undo_turn
+from crow_terminal.pickers import confirm_taking_back, offer_turns, pick_session, undo_turn
 from crow_terminal.printable_text import escape_line
 from crow_terminal.prompt_content import MAX_IMAGE_BYTES, find_large_images, make_prompt
+from crow_terminal.rewind import describe_rewind
 from crow_terminal.session_options import OfferedOptions, find_changes
 from crow_terminal.settings import Settings
 

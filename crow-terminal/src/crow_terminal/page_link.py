@@ -50,14 +50,8 @@ from msgspec.structs import asdict, replace
 from crow_terminal.chat_base import get_time
 from crow_terminal.chat_client import AgentQuestion, ChatClient
 from crow_terminal.effects import Effect
+from crow_terminal.page_methods import JOIN_METHOD, OPENED_METHOD, TURN_METHOD
 from crow_terminal.state import State
-
-JOIN_METHOD = "_crow/join"
-"""The page asks for what has happened since the last turn began, and for what happens from then on."""
-TURN_METHOD = "_crow/turn"
-"""Tells the page that a turn of the terminal has begun, or ended with a `stopReason`."""
-OPENED_METHOD = "_crow/opened"
-"""Tells the page that the terminal has opened another session, or that the session is to be read again."""
 
 
 class LinkedTerminal(Protocol):

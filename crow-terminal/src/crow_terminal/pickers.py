@@ -2,13 +2,11 @@
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
 
 from crow_core.acp.schema import BooleanConfigOption, SelectConfigOption, SessionInfo
 
 from crow_terminal.dialogs import ListDialog, Row
 from crow_terminal.effects import Edit, Effect, ListTurns, Open, SetOption, TakeBack
-from crow_terminal.permission import show_path
 from crow_terminal.printable_text import clip, escape_line
 from crow_terminal.session_options import make_option_rows
 from crow_terminal.state import State
@@ -153,25 +151,3 @@ def confirm_taking_back(state: State, turns: int, about: Sequence[str], *, keep:
     what = f"“{prompt}”" if turns == 1 else f"{turns} messages, from “{prompt}”"
     rows = [Row("Take back the rest" if keep else "Yes", "", True, letter="y"), Row("No", "", False, letter="n")]
     return state.pick(f"Take back {what}?", rows, choose, about)
-
-
-def describe_rewind(answer: dict[str, Any], folder: str) -> list[str]:
-    """Describe what going back changes: a line for each file, and for each effect that stays."""
-    own = answer.get("_meta", {}).get("crow", {})
-    changes = own.get("changes", [{"path": path} for path in answer["files"].get("filesChanged", [])])
-    lines = [describe_change(change, folder) for change in changes]
-    lines += [f"{show_path(path, folder)}  is kept: {why}" for path, why in own.get("kept", {}).items()]
-    stays = ", ".join(map(str, own.get("stays", [])))
-    return [*(lines or ["No file changes."]), *([f"What these did stays: {stays}"] if stays else [])]
-
-
-def describe_change(change: dict[str, Any], folder: str) -> str:
-    """Describe a file that is restored: the lines that come back and those that go, as far as the agent says so."""
-    path = show_path(str(change["path"]), folder)
-    match change:
-        case {"removed": True}:
-            return f"{path}  is removed"
-        case {"insertions": int(more), "deletions": int(less)}:
-            return f"{path}  +{more} -{less}"
-        case _:
-            return f"{path}  as before"

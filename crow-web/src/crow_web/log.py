@@ -164,6 +164,8 @@ class Log:
             if id not in self._calls:
                 self._calls[id] = self.take_id()
             self.put(self._calls[id], lambda: self._renderer.render_running(running))
+        elif place := self._calls.pop(id, ""):
+            self.put(place, None)  # the plan shows what the call did
 
     def _put_plan(self) -> None:
         plan = self.record.plan

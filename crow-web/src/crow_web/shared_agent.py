@@ -22,7 +22,7 @@ from crow_terminal.abilities import Abilities
 from crow_terminal.agent_connections import AgentLink, NoAgent
 from crow_terminal.chat_client import AgentQuestion, ChatClient
 from crow_terminal.open_questions import make_cancellation
-from crow_terminal.page_link import JOIN_METHOD, OPENED_METHOD, TURN_METHOD
+from crow_terminal.page_methods import JOIN_METHOD, OPENED_METHOD, TURN_METHOD
 from msgspec import UNSET
 
 START_TIMEOUT = 60.0

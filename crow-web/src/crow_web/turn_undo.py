@@ -5,7 +5,7 @@ from typing import Any
 from crow_core.acp.shared_methods import REWIND_METHOD, REWIND_POINTS_METHOD
 from crow_terminal.blocks import Note
 from crow_terminal.chat_client import ChatClient
-from crow_terminal.pickers import describe_rewind
+from crow_terminal.rewind import describe_rewind
 
 from crow_web.log import BlockRenderer, Log
 

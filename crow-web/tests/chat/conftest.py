@@ -22,6 +22,7 @@ from crow_core.testing import Reply, ScriptedModel
 from crow_extensions.ask_user import ask_user
 from crow_extensions.completions import completions
 from crow_extensions.mcp_apps import mcp_apps
+from crow_extensions.plan import plan
 from crow_extensions.steering import steering
 from crow_extensions.undo import undo
 from crow_permissions.extension import permissions
@@ -183,7 +184,7 @@ async def start(database: Database, tmp_path: Path) -> AsyncIterator[Callable[..
             crow = Crow(ScriptedModel(script), servers=[Server("notes", lambda: tools, shared=True)])
             url = database.url.render_as_string(hide_password=False)
             crow.use(persistence, url=url, folder=database.folder).use(steering).use(ask_user).use(completions)
-            crow.use(permissions, mode=mode).use(undo).use(mcp_apps)
+            crow.use(permissions, mode=mode).use(undo).use(mcp_apps).use(plan)
             crow.servers_wait = 60.0
             own.push_async_callback(crow.shut_down)
             links: list[AgentLink] = []

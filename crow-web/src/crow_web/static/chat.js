@@ -127,7 +127,9 @@ const complete = (option) => {
 const choose = (step) => {
   const options = [...menu.children], at = options.findIndex((each) => each.ariaSelected === "true");
   options[at].ariaSelected = null;
-  options[(at + step + options.length) % options.length].ariaSelected = "true";
+  const next = options[(at + step + options.length) % options.length];
+  next.ariaSelected = "true";
+  next.scrollIntoView({ block: "nearest" });
 };
 box.value = sessionStorage.getItem(key) ?? "";
 box.addEventListener("input", () => {
