@@ -65,20 +65,30 @@ def rewrite_links(text: str, source: str, page: str, pages: dict[str, str]) -> s
             sys.exit(f"{source}: the link {match[1]} leads to no file")
         return f"{REPOSITORY}/{'tree' if (ROOT / path).is_dir() else 'blob'}/main/{path}{suffix}"
 
-    return "".join(part if part.startswith("```") else LINK.sub(rewrite, part) for part in split_fences(text))
+    return "".join(part if is_fence(part) else LINK.sub(rewrite, part) for part in split_fences(text))
 
 
 def split_fences(text: str) -> list[str]:
     """Split a page into its prose and its code blocks, in their order."""
-    return re.split(r"(^```.*?^```)", text, flags=re.M | re.S)
+    return re.split(r"(^ *```.*?^ *```)", text, flags=re.M | re.S)
+
+
+def is_fence(part: str) -> bool:
+    return part.lstrip(" ").startswith("```")
 
 
 def adapt(text: str) -> str:
     """Return Markdown of GitHub as Python-Markdown reads it: four blanks in lists, one word after a fence."""
     parts = split_fences(re.sub(r"^( *```\w+) [^`\n]*$", r"\1", text, flags=re.M))
     return "".join(
-        part if part.startswith("```") else re.sub(r"^ {2,3}(?=\S)", "    ", part, flags=re.M) for part in parts
+        indent_fence(part) if is_fence(part) else re.sub(r"^ {2,3}(?=\S)", "    ", part, flags=re.M) for part in parts
     )
+
+
+def indent_fence(block: str) -> str:
+    """Return a block of a list with the four blanks that its item has, and its own indentation."""
+    blanks = len(block) - len(block.lstrip(" "))
+    return block if blanks in (0, 4) else re.sub(rf"^ {{{blanks}}}", "    ", block, flags=re.M)
 
 
 def stage() -> list[str]:

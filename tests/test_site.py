@@ -69,3 +69,8 @@ def test_dead_links_missing_headings_and_other_hosts_are_found(site: ModuleType,
         "index.html: b/#y names no heading",
         "index.html: c/ leads nowhere",
     ]
+
+
+def test_a_block_of_a_list_keeps_its_indentation(site: ModuleType):
+    text = "3. Put it in:\n\n   ```lua\n   a = {\n     b = 1,\n   }\n   ```\n"
+    assert site.adapt(text) == "3. Put it in:\n\n    ```lua\n    a = {\n      b = 1,\n    }\n    ```\n"
