@@ -215,6 +215,8 @@ async def test_undo_shows_the_files_and_takes_the_turn_back_after_y(machine: "Ma
             await screen.until("Take back “make a file”?")
             screen.type("n\x1bn")
             await screen.until("── New session ─")
+            await screen.type_until("\x1br", "❯ make a file")  # the list of sessions
+            screen.type("\x1b")
     assert file.exists()
 
 

@@ -125,8 +125,8 @@ def make_bindings(actions: Actions) -> KeyBindings:
     bind("s-tab", act=actions.next_mode, filter=writing & ~has_completions & ~asking)
     bind("escape", "q", act=lambda: actions.submit(later=True), filter=writing)
     bind("escape", "m", act=actions.pick_model, filter=writing)
-    bind("escape", "n", act=partial(actions.run_local, "new"), filter=writing)
-    bind("escape", "u", act=partial(actions.run_local, "undo"), filter=writing)
+    for letter, name in (("n", "new"), ("r", "resume"), ("u", "undo")):
+        bind("escape", letter, act=partial(actions.run_local, name), filter=writing)
     bind("c-r", act=actions.search_history, filter=writing)
     bind("c-g", act=actions.edit_outside, filter=writing)
     bind("c-v", act=actions.paste_image, filter=writing)

@@ -22,7 +22,7 @@ HELP = """\
 - ↑ ↓ bring back earlier prompts, Ctrl-R searches them
 {working}
 - Ctrl-O shows what was folded, Ctrl-T hides thoughts, Shift-Tab changes the mode, Alt-M the model
-- Alt-N begins a new session, Alt-U takes back the last turn
+- Alt-N begins a new session, Alt-R goes on with a stored one, Alt-U takes back the last turn
 - Ctrl-V pastes an image, and so does the path of one
 - `@` completes files, `/` commands; `!command` runs a command and tells the agent, `!!command` does not tell it
 - Ctrl-C twice, or Ctrl-D, leaves
