@@ -216,6 +216,7 @@ def test_class_names_are_unique_in_the_workspace():
 HOOKS_OF_ONE = {
     "app_end": "closes what an extension shares between sessions, which it has opened when it was used",
     "must_ask": "makes another extension's question part of the one question about a call",
+    "question": "tells a person who looks elsewhere; only the core knows that a question waits",
 }
 """Hooks that one module uses, with the reason why each is a hook."""
 
