@@ -3,10 +3,10 @@
 Run with `uv run benchmarks/web.py`. One session has 2,000 messages. With Chromium and Playwright, it also measures how
 long the browser takes until a page can be used.
 
-Measured, in milliseconds of the processor, on a machine whose two cores had ten times as much to do: the list 29, a
-search 100 to 114, a session of 100 messages 32 (130 kB), one of 2,000 messages 167 (236 kB), its requests 126, charts
-45, permissions 4. The process held 63 MiB at the start, and 78 to 81 MiB after all pages. The browser could use the
-list after 0.5 s and the session of 2,000 messages after 1.2 s.
+Measured, in milliseconds of the processor, on a machine whose two cores had nine times as much to do: the list 30, a
+search 101 to 115, a session of 100 messages 33 (130 kB), one of 2,000 messages 179 (236 kB), its requests 127, charts
+45, permissions 4. The modules take 64 MiB when they are loaded; the process held 82 to 87 MiB after all pages. The
+browser could use the list after 0.6 s and the session of 2,000 messages after 1.7 s.
 """
 
 import argparse

@@ -5,7 +5,7 @@ const log = get("log"), box = get("text"), menu = get("menu"), images = get("ima
 const page = Math.random().toString(36).slice(2);
 const shown = new Map(); // the HTML of each block
 const outbox = new Map(); // the actions that have not arrived yet, by their numbers
-let socket, number = 0, boot = "", news = "", phase = "", completed = "", live = document.querySelector("[data-live]").dataset.live;
+let socket, number = 0, boot = "", news = "", looksForEnd = false, phase = "", completed = "", live = document.querySelector("[data-live]").dataset.live;
 
 // The server escapes and cleans all HTML that it sends. What was unfolded stays unfolded.
 const fill = (place, html) => {
@@ -56,7 +56,9 @@ const receive = (batch) => {
     if (id[0] !== "@") put(id, html);
     else if (id !== "@boot") values[id]?.(html);
   }
-  if (follows) scrollTo(0, document.documentElement.scrollHeight);
+  const says = Object.keys(batch).some((id) => /^b\d/.test(id));
+  if (follows || (looksForEnd && says)) scrollTo(0, document.documentElement.scrollHeight);
+  if (says) looksForEnd = false;
 };
 
 const say = (text) => { get("connection").textContent = text; };
@@ -98,6 +100,7 @@ document.addEventListener("submit", (event) => {
   if (!event.target.dataset.do) return;
   event.preventDefault();
   const action = read(event.target, event.submitter);
+  looksForEnd = action.do === "prompt" || action.do === "undo";
   if (event.target.id === "say") {
     action.images = [...images.querySelectorAll("img")].map((each) => each.src);
     if (!action.text.trim() && !action.images.length) return;
