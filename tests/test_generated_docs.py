@@ -37,7 +37,7 @@ def test_the_hooks_in_the_picture_of_a_prompt_exist(load_script: Callable[[str],
     steps = load_script("draw_docs").STEPS
     named = [words.partition(" ")[0] for _, _, words, kind in steps if kind == "hook"]
     assert {*named} <= {*Hooks.__annotations__}
-    order = (ROOT / "docs" / "extensions.md").read_text("utf-8").split("```text order")[1].split("```")[0]
+    order = (ROOT / "docs" / "hooks.md").read_text("utf-8").split("```text order")[1].split("```")[0]
     assert named == sorted(named, key=order.index)
 
 
