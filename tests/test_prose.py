@@ -46,7 +46,8 @@ HELD = [
         if file.name not in ("content.py", "errors.py", "printed.py", "schema.py", "schema_v2.py")
     ),
 ]
-"""Of crow-core, all but the generated files and three. Extend it file by file; `uv run scripts/check_prose.py FILE` shows what a file needs."""
+"""Of crow-core, all but the generated files and three. Extend it file by file; `uv run scripts/check_prose.py FILE`
+shows what a file needs."""
 
 
 @pytest.fixture
