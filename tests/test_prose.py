@@ -40,9 +40,14 @@ HELD = [
     *(f"crow-{name}/README.md" for name in ("permissions", "persistence", "skills", "system", "terminal", "testing")),
     *("docs/local-models.md", "docs/mcp-server-hosts.md", "docs/mcp-server-tools.md", "crow-mcp-server/README.md"),
     "crow-agent/src/crow_agent/settings/structs.py",
-    "crow-core/src/crow_core/session/session.py",
+    *(
+        str(file.relative_to(ROOT))
+        for file in sorted((ROOT / "crow-core" / "src" / "crow_core").rglob("*.py"))
+        if file.name not in ("content.py", "errors.py", "printed.py", "schema.py", "schema_v2.py")
+    ),
 ]
-"""Extend it file by file; `uv run scripts/check_prose.py FILE` shows what a file needs."""
+"""Of crow-core, all but the generated files and three. Extend it file by file; `uv run scripts/check_prose.py FILE`
+shows what a file needs."""
 
 
 @pytest.fixture

@@ -104,7 +104,7 @@ class ProgramClient(AcpClient):
 
     @property
     def takes_keys(self) -> bool:
-        """Whether the agent is crow in this process, which takes ids for sessions and keys for prompts."""
+        """True if the agent is crow in this process, which takes ids for sessions and keys for prompts."""
         match self.initialized.agent_capabilities.meta:
             case {"crow": {"keys": True}}:
                 return True

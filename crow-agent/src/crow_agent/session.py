@@ -89,7 +89,7 @@ class AgentSession:
         self._client = client
         client.sessions[id] = self
         self._counts = counts
-        """Whether the agent itself counts what it spends."""
+        """True if the agent itself counts what it spends."""
         self._turn = asyncio.Lock()
         """Held while a turn runs."""
         self._record = TurnRecord()
@@ -483,7 +483,7 @@ class PromptStream(Generic[T]):
         self._retries = retries
         self._timeout = timeout
         self._closes = closes
-        """Whether to close the session at the end."""
+        """True if to close the session at the end."""
         self._started = False
         self._reading: asyncio.Task[Result[T]] | None = None
         """Reads all updates, where nobody iterates over them."""

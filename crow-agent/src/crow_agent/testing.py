@@ -183,7 +183,7 @@ class MadeCall:
     """The text of the result; None if the call has not ended."""
     failed: bool = False
     denied: bool = False
-    """Whether a permission was denied."""
+    """True if a permission was denied."""
 
     def __repr__(self) -> str:
         end = " (denied)" if self.denied else " (failed)" if self.failed else ""

@@ -43,11 +43,11 @@ class FunctionOptions:
     description: str = ""
     """Its description for the model; empty for the function's docstring."""
     ask: bool = False
-    """Whether a call needs a permission."""
+    """True if a call needs a permission."""
     reads: bool = False
-    """Whether it only reads, so that it also runs in the mode `plan`, and again after a broken connection."""
+    """True if it only reads, so that it also runs in the mode `plan`, and again after a broken connection."""
     idempotent: bool = False
-    """Whether a second run with the same arguments changes nothing more."""
+    """True if a second run with the same arguments changes nothing more."""
     repeats: bool = False
     """True if the tool is meant to be called until its result changes, so that equal calls are not taken for a loop."""
     timeout: float | None = None

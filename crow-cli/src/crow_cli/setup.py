@@ -101,7 +101,7 @@ class Setup:
         self.store: Store | None = store
         self.no_test, self.yes, self.listing = no_test, yes, listing
         self.interactive = has_terminal()
-        """Whether the user can be asked."""
+        """True if the user can be asked."""
 
     def run(self) -> None:
         if self.listing:
@@ -374,7 +374,7 @@ def check_key(text: str) -> str:
 
 
 def has_key(home: Home, name: str) -> bool:
-    """Whether the model's table in `config.toml` has an `api_key` already, which then has to be replaced."""
+    """True if the model's table in `config.toml` has an `api_key` already, which then has to be replaced."""
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         data: Mapping[str, Any] = tomllib.loads((home.config / "config.toml").read_text("utf-8-sig"))
         return "api_key" in data["models"][name]

@@ -114,7 +114,7 @@ class WorkerHealth:
 
     @property
     def is_good(self) -> bool:
-        """Whether the worker can run workflows."""
+        """True if the worker can run workflows."""
         return self._engine.is_alive and monotonic() - self._looked < HEALTH_LIMIT
 
     def describe(self) -> dict[str, Any]:

@@ -25,7 +25,7 @@ class TokenEstimator:
     rate: float = 0.0
     """Tokens per character; 0 before the first reply."""
     with_tools: bool = True
-    """Whether the tools count. They do not where the chat template of a local model leaves them out of the prompt."""
+    """True if the tools count. They do not where the chat template of a local model leaves them out of the prompt."""
     tried: int = 0
     """Tokens of the request after the last compaction, or before the last one that failed; 0 for none."""
     refused: int = 0

@@ -70,7 +70,7 @@ class Crow(Hooks):
         self.methods: dict[str, Method] = {}
         """Methods beyond ACP that a client may call for a session, by name, such as `_crow/usage`."""
         self.takes_output_schema = False
-        """Whether an extension lets a turn end with a result that fits a JSON schema, which comes with the prompt."""
+        """True if an extension lets a turn end with a result that fits a JSON schema, which comes with the prompt."""
         self.takes_permission_answers = False
         """True if an extension reads what a client adds to its answer to a permission request: a reason, a command."""
         self.sessions: dict[str, Session] = {}
@@ -247,8 +247,8 @@ class Crow(Hooks):
         has ended.
 
         A message may have a key of the caller's, its note `key`. Its turn can be interrupted, also by the end of the
-        process: the same prompt with the same key goes on with it, and returns what it returned once it has ended.
-        Raises PromptError if the key belongs to another prompt of the session.
+        process. The same prompt with the same key continues the turn. Once it has ended, the prompt returns its
+        result. Raises PromptError if the key belongs to another prompt of the session.
         """
         turn = asyncio.ensure_future(self.run_turn(session, message))
         session.turns.tasks.append(turn)
@@ -388,8 +388,7 @@ class Crow(Hooks):
 
 
 async def fail_announced(session: Session, outcome: StopReason | Exception) -> None:
-    """Tell the client at the end of a turn that the calls that it was shown early, and that were not run, never will
-    be."""
+    """Tell the client at the end of a turn that announced calls without a run will not run."""
     await session.stream.fail_announced()
 
 

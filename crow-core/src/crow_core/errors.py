@@ -31,17 +31,17 @@ class ModelError(Exception):
     ) -> None:
         super().__init__(sentence)
         self.retry = retry
-        """Whether the same request may succeed later."""
+        """True if the same request may succeed later."""
         self.retry_after = retry_after
         """Seconds to wait before a retry, as the server asked; None if it did not."""
         self.patient = patient
-        """Whether the waits before retries grow to a minute, unless the server asked for another wait."""
+        """True if the waits before retries grow to a minute, unless the server asked for another wait."""
         self.too_long = too_long
-        """Whether the request exceeded the window: a shorter one may succeed."""
+        """True if the request exceeded the window: a shorter one may succeed."""
         self.unavailable = unavailable
-        """Whether the endpoint answers no request until the user acts: it is not running, or wants to be paid."""
+        """True if the endpoint answers no request until the user acts: it is not running, or wants to be paid."""
         self.unexplained = unexplained
-        """Whether the endpoint refused the request, and no rule knows which part of it."""
+        """True if the endpoint refused the request, and no rule knows which part of it."""
         self.said = said
         """The endpoint's own words; "" if it sent none."""
         self.images: Sequence[str] = ()
@@ -49,7 +49,7 @@ class ModelError(Exception):
 
     @property
     def may_pass(self) -> bool:
-        """Whether the same request may succeed later, in minutes or hours."""
+        """True if the same request may succeed later, in minutes or hours."""
         return self.retry or self.retry_after is not None
 
 

@@ -31,7 +31,7 @@ ORDINARY = re.compile(
     rf"[\W_]*(?:{WORD}(?:[\W_]+{WORD})*[\W_]*)?"  # words, numbers, and versions, hosts, dates made of them
     r"|(?:~|\.{1,2}|[A-Za-z]:)?[/\\][^\s+=]*"  # paths
 )
-"""Matches values that are no secrets."""
+"""Matches values that are not secrets."""
 PLACEHOLDERS = frozenset(
     {"anything", "changeme", "lm-studio", "llama.cpp", "localhost", "no-key-required", "not-needed", "password"}
     | {"placeholder", "postgres", "sk-no-key-required", "undefined"}

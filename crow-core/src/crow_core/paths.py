@@ -13,7 +13,7 @@ LONG_PREFIX = re.compile(r"//[?.]/(UNC/)?", re.IGNORECASE)
 
 
 def is_below(path: str, folder: str, *, windows: bool = system.WINDOWS, ignore_case: bool = False) -> bool:
-    """Whether an absolute path without links is a folder or leads into it."""
+    """True if an absolute path without links is a folder or leads into it."""
     path, folder = to_subject(path, windows=windows), to_subject(folder, windows=windows)
     if windows or ignore_case:
         path, folder = path.casefold(), folder.casefold()
@@ -33,8 +33,8 @@ def to_relative(path: str, folder: str, *, windows: bool = system.WINDOWS, ignor
 def to_subject(path: str, *, windows: bool = system.WINDOWS) -> str:
     """Spell an absolute path as rules do: with slashes.
 
-    On Windows also without what the system ignores in each name, so that no second spelling escapes a rule: dots and
-    spaces at its end, and a stream behind a colon.
+    On Windows, also without dots and spaces at the end of a name, and a stream after a colon. The
+    system ignores them, and no second spelling may escape a rule.
     """
     if not windows:
         return path

@@ -20,7 +20,7 @@ INVISIBLE = re.compile(
     "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u2800"
     "\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U000e0000-\U000e0fff]"
 )
-"""Finds characters that are not seen, or that change the order in which others are seen."""
+"""Finds invisible characters, and those that change the order of others on the screen."""
 REPLACEMENT = "\ufffd".encode()
 CONTROL_IN_JSON = re.compile(  # each alternative begins with a literal, which makes the search many times faster
     rb"""\\(?:[\\rbf] | u(?:00(?:0[0-8b-fB-F]|1[0-9a-fA-F]|7[fF]|[89][0-9a-fA-F]) | 20(?:2[89a-eA-E]|6[6-9])
@@ -100,7 +100,7 @@ def decode_json(text: str | bytes) -> Any:
 
 
 def is_deep(value: Any) -> bool:
-    """Whether a JSON value has more than MAX_DEPTH levels."""
+    """True if a JSON value has more than MAX_DEPTH levels."""
     level: list[Any] = [value]
     for _ in range(MAX_DEPTH + 1):
         level = [inner for outer in level for inner in list_inner(outer)]

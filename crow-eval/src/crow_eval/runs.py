@@ -48,7 +48,7 @@ class TaskFault:
     check: str
     sentence: str
     is_fatal: bool = True
-    """Whether the task is wrong: a single check may pass on the start if it guards what is right there."""
+    """True if the task is wrong: a single check may pass on the start if it guards what is right there."""
 
 
 async def find_model_names(models: Sequence[str], env: Mapping[str, str]) -> list[str]:

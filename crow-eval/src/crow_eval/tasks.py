@@ -174,13 +174,13 @@ class Task:
     answer: str = ""
     """The answer of the reference solution."""
     has_folder: bool = True
-    """Whether it has a folder of its own, with `files` and `solution`."""
+    """True if it has a folder of its own, with `files` and `solution`."""
     digest: str = ""
     """A hash of all that defines it."""
 
     @property
     def has_solution(self) -> bool:
-        """Whether it has a reference solution."""
+        """True if it has a reference solution."""
         return bool((self.has_folder and (self.folder / "solution").is_dir()) or self.solution or self.answer)
 
     @property

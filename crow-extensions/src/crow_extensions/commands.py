@@ -48,7 +48,7 @@ def commands(crow: Crow) -> None:
 
 
 def is_path(name: str) -> bool:
-    """Whether what follows a slash is a path rather than the name of a command."""
+    """True if what follows a slash is a path rather than the name of a command."""
     return not COMMAND_NAME.fullmatch(name) or os.path.lexists(f"/{name}")
 
 

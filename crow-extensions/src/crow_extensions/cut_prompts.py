@@ -70,5 +70,5 @@ def describe_cut(session: Session, counted: int, expected: int) -> str:
 
 
 def sends_reasoning(model_call: ModelCall) -> bool:
-    """Whether earlier reasoning is sent: chat templates drop it after the next user message, so a prompt may shrink."""
+    """True if earlier reasoning is sent: chat templates drop it after the next user message, so a prompt may shrink."""
     return isinstance(model_call.model, ChatModel) and model_call.model.quirks.echo != "never"

@@ -230,7 +230,7 @@ class OtherAgentTask:
         self.client = NestedClient(session, tool_call.id, f"The agent {self.name}")
         self.record = TurnRecord()
         self.is_ending = False
-        """Whether the turn was cancelled: questions are answered so without asking."""
+        """True if the turn was cancelled: questions are answered so without asking."""
         self.questions: set[asyncio.Task[Any]] = set()
         """What the user is asked, and what is judged."""
         self.counts = count(1)

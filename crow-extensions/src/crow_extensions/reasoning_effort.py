@@ -46,5 +46,5 @@ def get_level(session: Session) -> str:
 
 
 def takes_effort(model: ChatModel) -> bool:
-    """Whether the endpoint has a parameter for the effort, and has not refused it."""
+    """True if the endpoint has a parameter for the effort, and has not refused it."""
     return bool(model.quirks.effort) and model.quirks.effort.partition(".")[0] not in model.refused_parameters

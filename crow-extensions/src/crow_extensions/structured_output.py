@@ -77,7 +77,7 @@ class RequestedOutput:
 
     @property
     def is_over(self) -> bool:
-        """Whether there is a result, or no attempt is left."""
+        """True if there is a result, or no attempt is left."""
         return self.value is not UNSET or len(self.faults) > self.retries
 
 
@@ -227,7 +227,7 @@ def find_requested(session: Session, schemas: Sequence[dict[str, Any]]) -> Reque
 
 
 def can_constrain(session: Session, *, has_tools: bool) -> bool:
-    """Whether the structured output of the model's endpoint works."""
+    """True if the structured output of the model's endpoint works."""
     if not isinstance(session.model, ChatModel):
         return False
     match session.model.quirks.structured_output:

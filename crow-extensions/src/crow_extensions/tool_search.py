@@ -103,12 +103,12 @@ def refuse_proxy_call(session: Session, tool_call: ToolCall) -> ToolResult:
 
 
 def is_foreign(tool: Tool) -> bool:
-    """Whether a tool is one of an MCP server that is not built in."""
+    """True if a tool is one of an MCP server that is not built in."""
     return tool.server is not None and not tool.server.built_in
 
 
 def is_large(schemas: Sequence[dict[str, Any]], session: Session, share: float) -> bool:
-    """Whether schemas take more than this share of the model's window, at four characters a token."""
+    """True if schemas take more than this share of the model's window, at four characters a token."""
     window = session.model.window
     return bool(window) and len(msgspec.json.encode(schemas)) / 4 > share * (window or 0)
 

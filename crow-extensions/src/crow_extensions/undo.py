@@ -66,7 +66,7 @@ class ChangedFile:
     lines: tuple[int, int]
     """The number of lines that come back, and of those that go."""
     disturbed: bool
-    """Whether something else changed the file, too, between two edits of one turn."""
+    """True if something else changed the file, too, between two edits of one turn."""
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ class LastRequest:
     counted: dict[str, int] = field(default_factory=dict[str, int])
     """The tokens of the request, as `count_tokens` returns them."""
     estimated: bool = True
-    """Whether they are estimated, because the server did not count."""
+    """True if they are estimated, because the server did not count."""
 
     def measure(self) -> str:
         """Draw the meter for /usage: the share of the request that it began with like the one before, and the share

@@ -32,7 +32,7 @@ class CommandPatterns:
         return None
 
     def may_follow(self, words: Sequence[str]) -> bool:
-        """Whether a command that begins with these words, of which more is not known, may be one that is described."""
+        """True if a command that begins with these words, of which more is not known, may be one that is described."""
         return any(
             matches_words(pattern[: len(words)], words)
             for pattern, _ in (*self._literal.get(words[0], ()), *self._others)
@@ -40,12 +40,12 @@ class CommandPatterns:
 
 
 def matches_words(pattern: Sequence[str], words: Sequence[str]) -> bool:
-    """Whether a command begins with the words of a pattern."""
+    """True if a command begins with the words of a pattern."""
     if pattern[-1] == END:
         return len(words) == len(pattern) - 1 and matches_words(pattern[:-1], words)
     return len(words) >= len(pattern) and all(map(matches_word, words, pattern))
 
 
 def matches_word(word: str, pattern: str) -> bool:
-    """Whether a word is the one that a pattern describes."""
+    """True if a word is the one that a pattern describes."""
     return word == pattern or (not WILDCARDS.isdisjoint(pattern) and fnmatchcase(word, pattern))

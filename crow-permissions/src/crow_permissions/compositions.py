@@ -57,7 +57,7 @@ class SimpleCommand:
     quoted: list[bool] = field(default_factory=list[bool])
     """For each word, whether it was written in another way, with quotes."""
     has_input: bool = False
-    """Whether it reads the output of a command, or a file."""
+    """True if it reads the output of a command, or a file."""
     writes: list[str] = field(default_factory=list[str])
     """Files to which redirections write."""
     reads: list[str] = field(default_factory=list[str])

@@ -266,7 +266,7 @@ def find_unknown(line: CommandLine) -> str:
 
 
 def names_package(words: list[str]) -> bool:
-    """Whether one of these words names a package, rather than a file or a folder."""
+    """True if one of these words names a package, rather than a file or a folder."""
     previous = ""
     for word in words:
         if not word.startswith(("-", "./", "../", "/")) and word != "." and previous not in NAMES_FILE:
@@ -276,7 +276,7 @@ def names_package(words: list[str]) -> bool:
 
 
 def runs_inline_code(words: list[str]) -> bool:
-    """Whether an interpreter runs code that stands in the command line, or that it reads from its input."""
+    """True if an interpreter runs code that stands in the command line, or that it reads from its input."""
     for program, options in load_exits().interpreters.items():
         if not fnmatchcase(words[0].rpartition("/")[2], program):
             continue

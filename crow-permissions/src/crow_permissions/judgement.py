@@ -106,9 +106,9 @@ class SessionPermissions:
     protected: Sequence[str] = ()
     """Patterns of files whose changes are asked about, beside those of protected.toml."""
     has_edits: bool = False
-    """Whether the session has changed files."""
+    """True if the session has changed files."""
     runs_edits: bool = False
-    """Whether the user has allowed a command that runs the folder's code after such a change."""
+    """True if the user has allowed a command that runs the folder's code after such a change."""
     answers: list[KeptAnswer] = field(default_factory=list[KeptAnswer])
     """Answers for the rest of the session."""
     kept: KeptAnswers | None = None

@@ -145,7 +145,7 @@ def may_read(text: str) -> bool:
 
 
 def is_private_path(path: str) -> bool:
-    """Whether the table lists a path, or the name of a file."""
+    """True if the table lists a path, or the name of a file."""
     names, path = load_private_names(), path.lower().rstrip("/")
     if not names.paths.fullmatch(path):
         return False
@@ -195,7 +195,7 @@ def find_private_file(
 
 
 def reads_private(words: list[str]) -> bool:
-    """Whether the table lists a command, and it does not name only what is not private."""
+    """True if the table lists a command, and it does not name only what is not private."""
     if load_private_names().commands.find(words) is None:
         return False
     named = [word for word in words[1:] if not word.startswith("-")]
@@ -203,7 +203,7 @@ def reads_private(words: list[str]) -> bool:
 
 
 def is_private_variable(name: str) -> bool:
-    """Whether a variable of an environment holds a secret by its name."""
+    """True if a variable of an environment holds a secret by its name."""
     return load_private_names().variables.fullmatch(name) is not None
 
 
@@ -230,7 +230,7 @@ def is_shown(text: str) -> bool:
 
 
 def is_filter(words: list[str]) -> bool:
-    """Whether a command prints whole lines of its input."""
+    """True if a command prints whole lines of its input."""
     names = load_private_names()
     return bool(words) and words[0] in names.filters and not any(map(names.cutting.fullmatch, words))
 
@@ -305,7 +305,7 @@ def expand_braces(word: str) -> Iterator[str]:
 
 
 def is_quiet(command: str, words: Sequence[str] | dict[str, str]) -> bool:
-    """Whether the commands of a command line that name these words show nothing of the files.
+    """True if the commands of a command line that name these words show nothing of the files.
 
     Where the output of a command may name files for another, they do not count as quiet.
     """

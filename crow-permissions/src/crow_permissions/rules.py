@@ -53,7 +53,7 @@ class Rule:
     """None matches every call of the tool."""
 
     def covers(self, tool: str) -> bool:
-        """Whether it is about a tool."""
+        """True if it is about a tool."""
         return fnmatchcase(tool, self.tool)
 
     def matches(self, tool: str, subject: str) -> bool:

@@ -610,6 +610,6 @@ def unwrap(words: Sequence[str], wrapper: Wrapper) -> Iterator[Sequence[str]]:
 
 
 def is_assignment(word: str) -> bool:
-    """Whether a word sets a variable for the command behind it."""
+    """True if a word sets a variable for the command behind it."""
     name, equals, _ = word.partition("=")
     return bool(equals) and name.removesuffix("+").isidentifier()

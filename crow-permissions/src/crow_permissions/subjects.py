@@ -58,12 +58,12 @@ def find_subject(session: Session, tool_call: ToolCall) -> str:
 
 
 def is_for_terminal_session(tool_call: ToolCall) -> bool:
-    """Whether a call goes to a running terminal session, where functions and programs decide what the input means."""
+    """True if a call goes to a running terminal session, where functions and programs decide what the input means."""
     return bool(tool_call.arguments.get("session"))
 
 
 def only_polls_terminal(tool_call: ToolCall) -> bool:
-    """Whether a call only polls or kills a running terminal session."""
+    """True if a call only polls or kills a running terminal session."""
     arguments = tool_call.arguments
     given = {name for name, value in arguments.items() if value or (name == "input" and value is not None)}
     if arguments.get("keys") == "kill":
@@ -72,7 +72,7 @@ def only_polls_terminal(tool_call: ToolCall) -> bool:
 
 
 def has_posix_shell(tool_call: ToolCall) -> bool:
-    """Whether the tool's commands are read by a shell of the POSIX kind.
+    """True if the tool's commands are read by a shell of the POSIX kind.
 
     `terminal` uses bash or /bin/sh, also in an editor's terminals. Another tool says in the `_meta` of its definition
     which shell it uses: `"crow/shell": "pwsh"`.

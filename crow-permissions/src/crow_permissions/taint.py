@@ -101,7 +101,7 @@ class Reading:
     private: str = ""
     untrusted: str = ""
     in_folder: bool = False
-    """Whether `untrusted` is a folder that is not trusted. Most are, so it has a marker only beside private data."""
+    """True if `untrusted` is a folder that is not trusted. Most are, so it has a marker only beside private data."""
 
 
 @dataclass
@@ -110,7 +110,7 @@ class Taint:
 
     sources: dict[Kind, list[str]] = field(default_factory=lambda: {"private": [], "untrusted": []})
     has_run_code: bool = False
-    """Whether the user has allowed a command that runs the folder's code since the session has read both."""
+    """True if the user has allowed a command that runs the folder's code since the session has read both."""
     trusted: dict[tuple[str, ...], Sequence[str]] = field(default_factory=dict[tuple[str, ...], Sequence[str]])
     """The trusted roots among some roots."""
     readings: dict[str, dict[CallKey, Reading]] = field(default_factory=dict[str, dict[CallKey, Reading]])
@@ -158,7 +158,7 @@ def taint(
         return known
 
     def is_named(session: Session, path: str) -> bool:
-        """Whether an absolute path is private for the user: by a pattern, a rule, or as a file of crow's own."""
+        """True if an absolute path is private for the user: by a pattern, a rule, or as a file of crow's own."""
         normal, found = os.path.normpath(path), get_taint(session)
         if (normal + os.sep).startswith(own_folders):
             return True
@@ -440,12 +440,12 @@ def list_markers(log: Sequence[Message]) -> set[tuple[Kind, str]]:
 
 
 def names_files(rule: Rule) -> bool:
-    """Whether a rule that denies or asks names files: a pattern with more than wildcards, for a tool that reads."""
+    """True if a rule that denies or asks names files: a pattern with more than wildcards, for a tool that reads."""
     return bool(rule.pattern and rule.pattern.strip("*?/. ")) and any(map(rule.covers, ("file_editor", "grep")))
 
 
 def is_below(path: str, folder: str) -> bool:
-    """Whether an absolute path is a folder, or leads into it."""
+    """True if an absolute path is a folder, or leads into it."""
     return path == folder or path.startswith(folder.rstrip(os.sep) + os.sep)
 
 
@@ -456,7 +456,7 @@ def list_attached(texts: Sequence[str]) -> list[str]:
 
 
 def is_search(tool_call: ToolCall) -> bool:
-    """Whether a tool call may find lines of files that it does not name."""
+    """True if a tool call may find lines of files that it does not name."""
     if tool_call.kind == "search":
         return "pattern" in tool_call.arguments and tool_call.name != "glob"
     command = tool_call.arguments.get("command")

@@ -66,7 +66,7 @@ class GroupCommit:
         self._begun: set[str] = set()
         """Sessions of which the first message was written, or is about to be."""
         self._is_urgent = False
-        """Whether the next commit follows the one that runs at once."""
+        """True if the next commit follows the one that runs at once."""
 
     def open_soon(self) -> None:
         """Open the store in the background once this process has little else to do, so that a first prompt that a
@@ -88,7 +88,7 @@ class GroupCommit:
 
     @property
     def is_open(self) -> bool:
-        """Whether the store is open."""
+        """True if the store is open."""
         return self.store_future is not None and self.store_future.done()
 
     def add(self, session: Session) -> SessionWrite:

@@ -106,7 +106,7 @@ class Database:
         self._lock = Lock()
         self._engine: Engine | None = None
         self._is_read_only = False
-        """Whether the open file cannot be written."""
+        """True if the open file cannot be written."""
         self._copy: tempfile.TemporaryDirectory[str] | None = None
         """The folder of a copy that is open in place of a file that cannot be written."""
         self._file_identity: tuple[int, int] | None = None

@@ -28,13 +28,13 @@ class Progress:
     decisions: dict[str, AuditRow] = field(default_factory=dict[str, AuditRow])
     """The decisions on tool calls whose results are not stored yet, by tool call id."""
     is_archived: bool = False
-    """Whether lists leave the session out."""
+    """True if lists leave the session out."""
     engine: Engine | None = None
     """Engine of the database that holds these rows. None after a write failed: `writer.resync` must run first."""
     is_copy: bool = False
-    """Whether the session was stored before, in a database that is gone."""
+    """True if the session was stored before, in a database that is gone."""
     has_draft: bool = True
-    """Whether `drafts` may have a row of the session."""
+    """True if `drafts` may have a row of the session."""
     draft_ends: dict[str, str] | None = None
     """The last characters of each text of the draft, in which a secret may begin; None if they must be read first."""
     model_calls: list[ModelCall] = field(default_factory=list[ModelCall])

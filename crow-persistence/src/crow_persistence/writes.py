@@ -10,7 +10,7 @@ from crow_core.session.session import Session
 
 
 def is_stored(log: Sequence[Message]) -> bool:
-    """Whether a session with this log is stored: it has a message, or is new and its id was chosen."""
+    """True if a session with this log is stored: it has a message, or is new and its id was chosen."""
     return any("role" in entry or marker_kind(entry) == "opened" for entry in log)
 
 

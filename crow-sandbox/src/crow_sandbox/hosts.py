@@ -62,14 +62,14 @@ class HostRule:
     """True if the rule is for the hosts below `host`, and not for itself."""
 
     def matches(self, host: str, port: int) -> bool:
-        """Whether the rule allows a host and port."""
+        """True if the rule allows a host and port."""
         if port not in ((self.port,) if self.port else WEB_PORTS):
             return False
         return host.endswith(f".{self.host}") and not is_address(host) if self.below else host == self.host
 
 
 def is_address(host: str) -> bool:
-    """Whether a host, as `parse_host` returns it, is an IP address."""
+    """True if a host, as `parse_host` returns it, is an IP address."""
     return ":" in host or host.rpartition(".")[2].isdigit()
 
 
@@ -95,7 +95,7 @@ def parse_rule(pattern: str) -> HostRule:
 
 
 def names_host(patterns: Iterable[str], host: str, port: int) -> bool:
-    """Whether one of these shell patterns names a host, or a host with its port."""
+    """True if one of these shell patterns names a host, or a host with its port."""
     names = host, format_authority(host, port)
     return any(fnmatchcase(name, pattern) for pattern in patterns for name in names)
 
@@ -118,15 +118,15 @@ class HostRules:
         self._rules, self._denied = {pattern: parse_rule(pattern) for pattern in patterns}, denied
 
     def allow(self, host: str, port: int) -> bool:
-        """Whether a host may be asked for."""
+        """True if a host may be asked for."""
         found = any(rule.matches(host, port) for rule in self._rules.values())
         return found and not names_host(self._denied, host, port)
 
     def allow_address(self, address: str, port: int) -> bool:
-        """Whether an address of an allowed host may be connected to: it is public, or itself named by a rule."""
+        """True if an address of an allowed host may be connected to: it is public, or itself named by a rule."""
         return (is_public(address) and not names_host(self._denied, address, port)) or self.name_address(address, port)
 
     def name_address(self, address: str, port: int) -> bool:
-        """Whether a rule names this address itself, so that it need not be public."""
+        """True if a rule names this address itself, so that it need not be public."""
         named = [rule for rule in (*self._rules.values(), *self._addresses) if not rule.below]
         return any(rule.matches(address, port) for rule in named) and not names_host(self._denied, address, port)

@@ -20,17 +20,17 @@ else:
 CHOSEN = os.environ.get("CROW_TEST_SYSTEM", "").split(",")
 """What a test run asks for."""
 POLLS_PIPES = sys.platform != "win32" and "threads" not in CHOSEN
-"""Whether the event loop can wait for pipes and terminals; else threads read and write them."""
+"""True if the event loop can wait for pipes and terminals; else threads read and write them."""
 HAS_DESCRIPTORS = sys.platform != "win32" and "paths" not in CHOSEN
-"""Whether a folder can be opened, and files be named from there."""
+"""True if a folder can be opened, and files be named from there."""
 WINDOWS = sys.platform == "win32"
 HAS_CHANGE_TIMES = sys.platform != "win32"
-"""Whether `st_ctime` of a file is the time of its last change, which no program can set. On Windows, `st_ctime` is the
+"""True if `st_ctime` of a file is the time of its last change, which no program can set. On Windows, `st_ctime` is the
 time of its creation."""
 IGNORES_CASE = sys.platform in ("win32", "darwin")
-"""Whether two spellings of a path that differ in case usually name one file."""
+"""True if two spellings of a path that differ in case usually name one file."""
 HAS_PROC = sys.platform == "linux" and "psutil" not in CHOSEN
-"""Whether /proc tells about processes and their open files."""
+"""True if /proc tells about processes and their open files."""
 
 if sys.platform != "win32" and HAS_DESCRIPTORS:
     from crow_system.posix import Folder as Folder

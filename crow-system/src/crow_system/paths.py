@@ -79,7 +79,7 @@ Folder: TypeAlias = PathFolder
 
 
 def is_link(path: str) -> bool:
-    """Whether a path is a symbolic link or a junction."""
+    """True if a path is a symbolic link or a junction."""
     try:
         status = os.lstat(path)
     except FileNotFoundError:

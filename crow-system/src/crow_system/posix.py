@@ -38,14 +38,14 @@ END_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 KILL = signal.SIGKILL
 """The signal that no process survives."""
 HAS_TERMINALS = True
-"""Whether `open_pseudo_terminal` works."""
+"""True if `open_pseudo_terminal` works."""
 STOP_STATUS = 128 + signal.SIGTSTP
 """The exit status of a command that Ctrl-Z has stopped."""
 READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 LIST_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 PASS_FLAGS = os.O_DIRECTORY | getattr(os, "O_PATH", os.O_RDONLY)
 HAS_OPEN_PATHS = sys.platform == "linux" and os.path.isdir("/proc/self/fd")
-"""Whether an open folder has a path by its descriptor."""
+"""True if an open folder has a path by its descriptor."""
 
 
 def lock(descriptor: int, *, wait: bool) -> None:
@@ -155,7 +155,7 @@ def _signal_group(pid: int, number: signal.Signals) -> None:
 
 
 def has_group(group: int) -> bool:
-    """Whether a process group has processes that this user may signal."""
+    """True if a process group has processes that this user may signal."""
     try:
         os.killpg(group, 0)
     except (ProcessLookupError, PermissionError):
@@ -235,7 +235,7 @@ def open_pseudo_terminal(rows: int, columns: int) -> tuple[int, int, str]:
 
 
 def reads_lines(terminal: int) -> bool:
-    """Whether the program in a pseudo-terminal gets its input by the line."""
+    """True if the program in a pseudo-terminal gets its input by the line."""
     with suppress(termios.error):
         return bool(termios.tcgetattr(terminal)[3] & termios.ICANON)
     return False
@@ -290,7 +290,7 @@ class Folder:
         return os.stat(name, dir_fd=self._descriptor, follow_symlinks=False)
 
     def is_writable(self, name: str) -> bool:
-        """Whether this user may write a file."""
+        """True if this user may write a file."""
         return os.access(name, os.W_OK, dir_fd=self._descriptor)
 
     def replace(self, old: str, new: str) -> None:

@@ -113,12 +113,12 @@ def list_members(group: int, mark: str) -> list[int]:
 
 
 def has_mark(environment: dict[str, str], mark: str) -> bool:
-    """Whether an environment has a mark in one of its variables."""
+    """True if an environment has a mark in one of its variables."""
     return any(mark in value for value in environment.values())
 
 
 def is_in_group(pid: int, group: int) -> bool:
-    """Whether a process is in a process group, or in the session of the same id; on Windows there are none."""
+    """True if a process is in a process group, or in the session of the same id; on Windows there are none."""
     if sys.platform == "win32" or group <= 0:
         return False
     with suppress(OSError):

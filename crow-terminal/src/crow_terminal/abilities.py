@@ -9,17 +9,17 @@ class Abilities(Struct):
     name: str = ""
     """Its name."""
     lists: bool = False
-    """Whether it lists stored sessions."""
+    """True if it lists stored sessions."""
     loads: bool = False
-    """Whether it loads stored sessions."""
+    """True if it loads stored sessions."""
     undoes: bool = False
-    """Whether it takes back turns with the changes of their files."""
+    """True if it takes back turns with the changes of their files."""
     images: bool = False
     resumes: bool = False
-    """Whether it opens a stored session without sending what was said in it."""
+    """True if it opens a stored session without sending what was said in it."""
     answers: tuple[str, ...] = ()
     """The additions that it accepts in the answer to a permission question: `reason`, `command`."""
     steers: bool = False
-    """Whether it takes words for the running turn."""
+    """True if it takes words for the running turn."""
     completes: bool = False
     """True if it completes the arguments of its commands, and mentions of resources."""

@@ -48,7 +48,7 @@ class Call(Struct, frozen=True):
     call: ToolCall
     seconds: float = 0.0
     diffs_shown: bool = False
-    """Whether its diffs were printed before, with the question for permission."""
+    """True if its diffs were printed before, with the question for permission."""
     denied: bool = False
     not_run: bool = False
     """True if the tool did not run, because the turn ended before."""

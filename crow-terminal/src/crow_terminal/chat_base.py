@@ -34,19 +34,19 @@ class ChatBase:
         self._turn_ids: list[str] = []
         """The ids of the messages that `/rewind` offers, the newest first."""
         self._is_used = False
-        """Whether something was said in the session."""
+        """True if something was said in the session."""
         self._choose = settings.choose
         self._is_first: bool | None = None
-        """Whether the card of the first run is still to be shown; None until that was asked, before any prompt."""
+        """True if the card of the first run is still to be shown; None until that was asked, before any prompt."""
         self.pastes: dict[str, str] = {}
         """The long pastes, and the paths of images, by the words that stand for them in the editor."""
         self.images: dict[str, ImageBlock] = {}
         """The images from the clipboard by the words that stand for them, also in prompts that were sent."""
         self._image_count = 0
         self._completes = False
-        """Whether Tab waits for completions."""
+        """True if Tab waits for completions."""
         self._is_interrupting = False
-        """Whether the key that is being handled is Ctrl-C."""
+        """True if the key that is being handled is Ctrl-C."""
         self.shown: list[Block] = []
         """Every block, for the export."""
         self._tasks: set[asyncio.Task[None]] = set()

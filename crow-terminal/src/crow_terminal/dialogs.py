@@ -20,7 +20,7 @@ class Row(Struct, frozen=True):
     detail: str = ""
     value: Any = None
     current: bool = False
-    """Whether it is the value that holds now."""
+    """True if it is the value that holds now."""
     letter: str = ""
     """The letter, or digit, that chooses it in a question."""
 
@@ -36,7 +36,7 @@ class ListDialog(Struct):
     about: Sequence[str] = ()
     """Lines to read before the choice."""
     searchable: bool = False
-    """Whether typed letters choose among the rows."""
+    """True if typed letters choose among the rows."""
     search: str = ""
     selected: int = 0
     marked: set[int] | None = None

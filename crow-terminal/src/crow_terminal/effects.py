@@ -66,7 +66,7 @@ class Edit(Struct, frozen=True):
 
     text: str
     keep: bool = False
-    """Whether what is in the editor stays, below the text."""
+    """True if what is in the editor stays, below the text."""
 
 
 class SetOption(Struct, frozen=True):
@@ -81,7 +81,7 @@ class Open(Struct, frozen=True):
 
     session: str = ""
     again: bool = False
-    """Whether to open the current one once more, with what was said in it."""
+    """True if to open the current one once more, with what was said in it."""
 
 
 class ListSessions(Struct, frozen=True):
@@ -93,7 +93,7 @@ class Run(Struct, frozen=True):
 
     command: str
     shared: bool
-    """Whether the next prompt tells the agent."""
+    """True if the next prompt tells the agent."""
 
 
 class StopCommand(Struct, frozen=True):

@@ -14,19 +14,19 @@ class Actions(Protocol):
     """The actions of keys."""
 
     def is_choosing(self) -> bool:
-        """Whether a list is shown to choose from, in place of the editor."""
+        """True if a list is shown to choose from, in place of the editor."""
         ...
 
     def is_asking(self) -> bool:
-        """Whether a question for permission is shown, above the editor."""
+        """True if a question for permission is shown, above the editor."""
         ...
 
     def is_answering(self) -> bool:
-        """Whether the arrows belong to it: after a pause, while the editor is empty."""
+        """True if the arrows belong to it: after a pause, while the editor is empty."""
         ...
 
     def can_recall(self) -> bool:
-        """Whether the arrow up takes back a prompt of the queue, or words that wait for the running turn."""
+        """True if the arrow up takes back a prompt of the queue, or words that wait for the running turn."""
         ...
 
     def submit(self, *, later: bool = False) -> None: ...

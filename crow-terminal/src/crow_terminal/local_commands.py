@@ -44,9 +44,9 @@ class LocalCommand(Struct, frozen=True):
     """Called with the state and the words behind the name."""
     hint: str = ""
     works_in_turn: bool = True
-    """Whether it can be used while a turn runs."""
+    """True if it can be used while a turn runs."""
     yields: bool = False
-    """Whether the agent's command of the same name is used instead."""
+    """True if the agent's command of the same name is used instead."""
     group: str = "Session"
     """The heading in the list of commands."""
     words: str = ""

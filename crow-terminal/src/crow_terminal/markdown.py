@@ -34,9 +34,9 @@ class Prose(Struct, frozen=True):
     indent: int = 0
     """Columns to indent it by, as it belongs to a list item."""
     joined: bool = False
-    """Whether it follows the block before without an empty line."""
+    """True if it follows the block before without an empty line."""
     thought: bool = False
-    """Whether it is a thought of the model, not a part of its answer."""
+    """True if it is a thought of the model, not a part of its answer."""
 
 
 class CodeLines(Struct, frozen=True):
@@ -65,7 +65,7 @@ class MarkdownSplitter:
         """The kind of the open block: `text`, `code`, `item`, `quote`, `table`; empty if there is none."""
         self._indent = 0
         self._joined = False
-        """Whether no empty line precedes the open block, or else the next one."""
+        """True if no empty line precedes the open block, or else the next one."""
         self._items: list[int] = []
         """The columns at which the contents of the open list items begin, outermost first."""
         self._fence = ""
@@ -76,7 +76,7 @@ class MarkdownSplitter:
         """Lines of code that are not returned yet."""
         self._code_before: tuple[str, ...] = ()
         self._continues_table = False
-        """Whether the head of the open table was returned already, with its first rows."""
+        """True if the head of the open table was returned already, with its first rows."""
         self._done: list[Prose | CodeLines] = []
 
     def feed(self, text: str) -> list[Prose | CodeLines]:

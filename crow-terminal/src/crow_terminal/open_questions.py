@@ -57,11 +57,11 @@ class OpenQuestions:
     rung: float = NEVER
     """The time of the last bell."""
     cancelled: bool = False
-    """Whether the running turn was cancelled."""
+    """True if the running turn was cancelled."""
     dialog: Dialog | Question | None = None
     pause: TypingPause = field(default_factory=TypingPause)
     is_open: bool = False
-    """Whether a form of the agent takes keys: after a pause, until which they go to the prompt."""
+    """True if a form of the agent takes keys: after a pause, until which they go to the prompt."""
     waiting: list[tuple[int, RequestPermissionRequest | CreateElicitationRequest]] = field(
         default_factory=list[tuple[int, RequestPermissionRequest | CreateElicitationRequest]]
     )
@@ -80,12 +80,12 @@ class OpenQuestions:
 
     @property
     def writes_answer(self) -> bool:
-        """Whether the editor holds an answer that the user writes, and not the prompt."""
+        """True if the editor holds an answer that the user writes, and not the prompt."""
         return isinstance(self.dialog, TextDialog) and (not self.asked or self.is_open)
 
     @property
     def chooses(self) -> bool:
-        """Whether keys choose from a list, in place of the editor."""
+        """True if keys choose from a list, in place of the editor."""
         return isinstance(self.dialog, ListDialog) and (not self.asked or self.is_open)
 
     @property

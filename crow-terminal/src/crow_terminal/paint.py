@@ -47,9 +47,9 @@ class Painter:
     def __init__(self, theme: Theme) -> None:
         self.theme = theme
         self.fold_thoughts = False
-        """Whether thoughts are left out."""
+        """True if thoughts are left out."""
         self.whole = False
-        """Whether the output of tools is painted whole."""
+        """True if the output of tools is painted whole."""
         self._last: Block | None = None
         self._last_lines = 0
         self._renderer: Renderer | None = None

@@ -55,7 +55,7 @@ class State(OpenQuestions):
 
     branch: str = ""
     has_page: bool = False
-    """Whether a browser can show the session."""
+    """True if a browser can show the session."""
     turns: list[str] = field(default_factory=list[str])
     """The prompts to go back to that the user was offered last, newest first."""
     queue: PromptQueue = field(default_factory=PromptQueue)
@@ -75,20 +75,20 @@ class State(OpenQuestions):
     interrupted: float = NEVER
     """The time of the last Ctrl-C, if no other key followed it."""
     sandbox: str = ""
-    """Whether commands run in a sandbox, as the status line shows it; empty before the first one."""
+    """True if commands run in a sandbox, as the status line shows it; empty before the first one."""
     fold_output: bool = True
     loading: bool = False
-    """Whether a stored session is being shown."""
+    """True if a stored session is being shown."""
     muted: bool = False
-    """Whether updates are not shown, as they were before."""
+    """True if updates are not shown, as they were before."""
 
     @property
     def busy(self) -> bool:
-        """Whether something runs that Esc stops."""
+        """True if something runs that Esc stops."""
         return self.phase == "working" or bool(self.command)
 
     def is_moving(self, now: float) -> bool:
-        """Whether what is shown changes with time."""
+        """True if what is shown changes with time."""
         return (self.busy and not self.asked) or (bool(self.hint) and now < self.hint_until + 0.2)
 
     # The agent
@@ -221,7 +221,7 @@ class State(OpenQuestions):
         return []
 
     def _can_steer(self, text: str) -> bool:
-        """Whether words join the running turn; slash commands, and all while the user's command runs, do not."""
+        """True if words join the running turn; slash commands, and all while the user's command runs, do not."""
         runs = self.phase == "working" and not self.cancelled and not self.command
         return self.abilities.steers and runs and not text.startswith("/")
 

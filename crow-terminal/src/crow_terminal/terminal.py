@@ -68,9 +68,9 @@ class FrameOutput(Vt100_Output):
     """Writes each frame at once, between the marks of a synchronized update."""
 
     holding = False
-    """Whether what is written belongs to a frame that has not ended."""
+    """True if what is written belongs to a frame that has not ended."""
     hides_cursor = False
-    """Whether the cursor of the terminal is hidden, as it is elsewhere."""
+    """True if the cursor of the terminal is hidden, as it is elsewhere."""
 
     @contextmanager
     def hold(self) -> Generator[None]:

@@ -45,7 +45,7 @@ class FoundModels(NamedTuple):
     reason: str
     """The setting, variable or server that made the first one the default."""
     guessed: bool = False
-    """Whether no setting names the default model: a server's list decided."""
+    """True if no setting names the default model: a server's list decided."""
 
     def describe_guess(self) -> str:
         """Make the sentence that tells which model was chosen without a setting; "" if one was named."""

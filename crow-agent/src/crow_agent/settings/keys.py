@@ -40,7 +40,7 @@ def load(name: str, place: str) -> str:
 
 
 def has_keyring() -> bool:
-    """Whether this system has a keyring that works."""
+    """True if this system has a keyring that works."""
     import keyring  # see `load`
 
     return keyring.get_keyring().priority >= 1  # a placeholder has a lower priority

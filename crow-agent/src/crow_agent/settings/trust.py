@@ -88,7 +88,7 @@ class TrustedFolders:
 
     @property
     def is_broken(self) -> bool:
-        """Whether the list of trusted folders cannot be read, so that none is trusted."""
+        """True if the list of trusted folders cannot be read, so that none is trusted."""
         return os.path.lexists(self.file) and read_records(self.file) is None
 
     def read_contents(self, folder: Path) -> Mapping[str, Mapping[str, Any]]:

@@ -105,7 +105,7 @@ class Engine:
 
     @property
     def is_alive(self) -> bool:
-        """Whether workflows run here: it is not fenced off."""
+        """True if workflows run here: it is not fenced off."""
         return not self._is_fenced
 
     @property

@@ -94,7 +94,7 @@ class Executor:
         machine = re.sub(r"[^A-Za-z0-9.-]+", "-", name or socket.gethostname())[:80]
         self.id = f"{machine}-{os.getpid()}-{token_hex(4)}"
         self.is_alive = False
-        """Whether the lock is held, as far as this process knows."""
+        """True if the lock is held, as far as this process knows."""
         self._url = complete_url(url)
         self._work = work
         self._engine = sa.create_engine(

@@ -90,7 +90,7 @@ class ClientTerminals:
 
     def __init__(self, env: Mapping[str, str]) -> None:
         self.env = env
-        """The environment of the commands, beside the variables that the agent names."""
+        """The environment of the commands, in addition to the variables that the agent names."""
         self.opened: dict[str, ClientTerminal] = {}
         """The terminals that are not released, by id."""
         self._ids = count(1)

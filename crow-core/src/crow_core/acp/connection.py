@@ -169,7 +169,7 @@ class Connection:
         self._closing: asyncio.Task[None] | None = None
         """Closes the connection after the other side has stopped to read."""
         self.is_closing = False
-        """Whether the connection has ended or is about to: the other side has closed it, or `close` was called."""
+        """True if the connection has ended or is about to: the other side has closed it, or `close` was called."""
 
     def speak(
         self, methods: Mapping[str, Method], peer_methods: Mapping[str, Method], handlers: Mapping[str, Handler]

@@ -17,7 +17,7 @@ from crow_core.acp.schema import (
 
 @dataclass
 class TurnRecord:
-    """What an agent has sent for the running turn of a session."""
+    """The updates by an agent in the running turn of a session."""
 
     messages: list[list[str]] = field(default_factory=list[list[str]])
     """The pieces of each message of the agent."""

@@ -258,13 +258,13 @@ def make_block(language: str, text: str) -> schema.BlockContent:
 
 
 def describe_change(change: schema_v2.DiffChange) -> str:
-    """Describe a change of a file that has no patch."""
+    """Describe a change to a file without a patch."""
     old = f"{change.old_path} → " if change.old_path else ""
     return f"{change.operation} {old}{change.path or ''}"
 
 
 def decode_base64(data: str) -> bytes:
-    """Decode the bytes of a terminal; nothing for what is no base64."""
+    """Decode the bytes of a terminal; nothing for invalid base64."""
     try:
         return b64decode(data)
     except ValueError:

@@ -1,6 +1,6 @@
 """Convert the messages of an agent from ACP version 1 to version 2.
 
-What both versions write in the same way stays as it is: chunks of messages, usage, titles, notices.
+Chunks of messages, usage, titles and notices stay as they are, since both versions write them alike.
 """
 
 from base64 import b64encode

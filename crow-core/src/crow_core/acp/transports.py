@@ -47,7 +47,7 @@ class Transport(Protocol):
         ...
 
     async def close(self) -> None:
-        """Send what is buffered, if the other side reads it, then close both directions. May be called again."""
+        """Send the buffered data, if the other side reads it, then close both directions. May be called again."""
         ...
 
 

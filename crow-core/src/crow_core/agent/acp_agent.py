@@ -120,11 +120,12 @@ class AcpAgent:
         self.probe: Callable[[], Awaitable[bool]] | None = getattr(transport, "probe", None)
         """Tells whether the client still answers, for a transport that can ask (`WebSocketTransport`)."""
         self.unstable = unstable
-        """Whether to use parts of ACP that may still change: tokens of a turn, the client's system prompts and
-        endpoints, archived sessions, titles that the client sets, and the states of sessions and of the login."""
+        """True to use parts of ACP that may still change. These are tokens of a turn, the client's system
+        prompts and endpoints, archived sessions, titles by the client, and the states of sessions and
+        of the login."""
         self.capabilities = ClientCapabilities()
         self.logged_out = False
-        """Whether the client has called `logout`, and not `authenticate` since."""
+        """True if the client has called `logout`, and not `authenticate` since."""
         self.sessions: dict[str, Session] = {}
         self.providers = ClientProviders()
         storing = {
@@ -356,7 +357,7 @@ class AcpAgent:
             await self.connection.close()
 
     def is_used_elsewhere(self, session: Session) -> bool:
-        """Whether an open session belongs to another client that is still connected."""
+        """True if an open session belongs to another client that is still connected."""
         client = session.client
         return client is not self and not (isinstance(client, AcpAgent) and client.connection.is_closing)
 

@@ -18,14 +18,14 @@ class Announced:
     methods: Sequence[str] = ()
     """The methods beyond ACP that it answers."""
     audio: bool = False
-    """Whether one of its models takes audio."""
+    """True if one of its models takes audio."""
     output_schema: bool = False
-    """Whether a turn can end with a result that fits a JSON schema."""
+    """True if a turn can end with a result that fits a JSON schema."""
     login: Sequence[str] = ()
-    """The command line that logs the user in on a terminal; its last item is what the client has to add to the command
-    line with which it starts the agent. Empty for none."""
+    """The command line that logs the user in on a terminal; the client adds its last item to its own command line for
+    the agent. Empty for none."""
     permission_answers: bool = False
-    """Whether an answer to a permission question may hold a reason, or another command."""
+    """True if an answer to a permission question may hold a reason, or another command."""
 
 
 class AppSource(Protocol):

@@ -107,7 +107,7 @@ class ClientWorkspace:
         """Run a shell command in a terminal of the client and show the terminal; `terminals` releases it later.
 
         A command that the client does not start may run on this machine if the user has allowed it, or if the client
-        does not know the method. Where only a rule or the mode allows it, the refusal may be the user's own.
+        does not know the method. If only a rule or the mode allows it, the refusal may be the user's own.
         """
         session, client = self.session.id, self.session.client
         program, *args = system.make_terminal_command(system.find_shell(), command, script)

@@ -41,7 +41,7 @@ class FormAnswer:
 
 
 def can_ask(capabilities: ClientCapabilities, mode: Literal["form", "url"]) -> bool:
-    """Whether the client supports forms, or pages."""
+    """True if the client supports forms, or pages."""
     can = capabilities.elicitation
     return bool(can and (can.form if mode == "form" else can.url))
 
@@ -79,7 +79,7 @@ def check_values(content: dict[str, Any], form: ElicitationSchema) -> dict[str, 
 
 
 def fits(value: Any, schema: ElicitationPropertySchema) -> bool:
-    """Whether the schema of a field allows a value."""
+    """True if the schema of a field allows a value."""
     match schema:
         case BooleanPropertySchema():
             return isinstance(value, bool)
@@ -111,13 +111,13 @@ def list_allowed_values(schema: StringPropertySchema) -> Collection[str] | None:
 
 
 def is_within(value: float, least: Any, most: Any) -> bool:
-    """Whether a number is between two bounds; a bound that is not a number is ignored."""
+    """True if a number is between two bounds; a bound that is not a number is ignored."""
     above = not isinstance(least, int | float) or value >= least
     return above and (not isinstance(most, int | float) or value <= most)
 
 
 def is_formatted(text: str, format: str) -> bool:
-    """Whether a text has a format of the protocol; an unknown format fits every text."""
+    """True if a text has a format of the protocol; an unknown format fits every text."""
     try:
         match format:
             case "email":

@@ -1,7 +1,7 @@
 """Transports for MCP servers behind a URL, with crow's own limits to the size and time of an answer.
 
-The SDK accepts events of up to 1 MB, which is less than a screenshot, and bodies of any size, and it gives up a stream
-that is silent for five minutes. Importing this module imports FastMCP.
+The SDK accepts events of up to 1 MB, which is less than a screenshot, and bodies of any size.
+It gives up a stream that is silent for five minutes. Importing this module imports FastMCP.
 """
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable

@@ -32,7 +32,7 @@ def limit_blocks(content: list[Any]) -> list[Any]:
 
 
 def is_text_block(block: Any) -> bool:
-    """Whether a content block, valid or not, is a text."""
+    """True if a content block, valid or not, is a text."""
     match block:
         case {"type": "text", "text": str()}:
             return True

@@ -83,7 +83,7 @@ class RunningCall:
     title: str = ""
     """The title that the client shows."""
     may_repeat: bool = False
-    """Whether to send the call again if the connection breaks: the tool only reads, or is idempotent."""
+    """True if to send the call again if the connection breaks: the tool only reads, or is idempotent."""
     last_activity: float = field(default_factory=monotonic)
     """The time at which the server last reported progress or got an answer, in seconds of the monotonic clock."""
     deadline: float = field(default_factory=lambda: monotonic() + CALL_LIMIT)
@@ -116,7 +116,7 @@ class RunningCall:
 RUNNING_CALL: ContextVar[RunningCall | None] = ContextVar("running_call", default=None)
 """The tool call that the current task works for."""
 ASKING: WeakKeyDictionary[asyncio.AbstractEventLoop, set[Hashable]] = WeakKeyDictionary()
-"""The definitions of servers of which one has asked without saying for which call: they are not shared any more."""
+"""The definitions of servers that have asked without naming the call: they are not shared any more."""
 
 
 @dataclass(eq=False)
@@ -128,7 +128,7 @@ class RunningCalls:
     definition: Hashable = None
     """The definition under which sessions share the server; None if they do not."""
     asks: bool = False
-    """Whether the server has asked its user or the model something without saying for which call, while several
+    """True if the server has asked its user or the model something without saying for which call, while several
     sessions used it. Then the calls of different sessions take turns, and no further session joins."""
     _running: set[RunningCall] = field(default_factory=set[RunningCall])
     _unclear: int = 0

@@ -18,7 +18,7 @@ ENDLESS = re.compile(rb'"(pattern|\$(?!(ref|defs|schema|comment)"))')
 
 
 def is_small(schema: Any) -> bool:
-    """Whether a schema keeps to the limits, also after each reference is replaced by its target."""
+    """True if a schema keeps to the limits, also after each reference is replaced by its target."""
     try:
         return len(msgspec.json.encode(schema)) <= SIZE_LIMIT and count_left(schema, schema, NODES_LIMIT, (), 0) > 0
     except RecursionError:
@@ -26,7 +26,7 @@ def is_small(schema: Any) -> bool:
 
 
 def is_checkable(schema: Any) -> bool:
-    """Whether checking a value against a schema is certain to end."""
+    """True if checking a value against a schema is certain to end."""
     return is_small(schema) and ENDLESS.search(msgspec.json.encode(schema)) is None
 
 

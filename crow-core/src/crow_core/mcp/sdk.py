@@ -155,7 +155,7 @@ class FilteringDispatcher(JSONRPCDispatcher[TransportContext]):
 
     @property
     def has_ended(self) -> bool:
-        """Whether the server has closed the connection. The SDK has no public sign of it."""
+        """True if the server has closed the connection. The SDK has no public sign of it."""
         return self._closed
 
 
@@ -195,7 +195,7 @@ class CheckedClient(Client[Any]):
 
     @property
     def has_ended(self) -> bool:
-        """Whether the client is disconnected, or the server has closed the connection."""
+        """True if the client is disconnected, or the server has closed the connection."""
         return not self.is_connected() or (
             isinstance(self.session, CheckedSession) and self.session.dispatcher.has_ended
         )

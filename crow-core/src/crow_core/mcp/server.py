@@ -86,11 +86,11 @@ class Server:
     handlers: dict[str, Handler] = field(default_factory=dict[str, Handler], repr=False)
     """The functions that run the tools in this process, by the tools' names. An exception of one ends the turn."""
     built_in: bool = False
-    """Whether it is part of the agent: its tools keep their bare names, and the metadata of its results is used."""
+    """True if it is part of the agent: its tools keep their bare names, and the metadata of its results is used."""
     shared: bool = False
-    """Whether it serves several sessions and is not closed with any of them."""
+    """True if it serves several sessions and is not closed with any of them."""
     trust: bool = False
-    """Whether the user's configuration trusts it: its read-only tools run without a permission."""
+    """True if the user's configuration trusts it: its read-only tools run without a permission."""
     allow: Sequence[str] = ("*",)
     """Shell patterns of the names of the tools that are offered."""
     deny: Sequence[str] = ()
@@ -115,7 +115,7 @@ class Server:
     calls: RunningCalls = field(default_factory=RunningCalls, repr=False)
     """Its calls in progress, and the hosts of the sessions that use it."""
     closed: bool = False
-    """Whether its last session has left it: no further session joins. It would still be connected when needed."""
+    """True if its last session has left it: no further session joins. It would still be connected when needed."""
     changes: Counter[str] = field(default_factory=Counter[str], repr=False)
     """The number of times that its list of `tools`, `prompts` or `resources` may have changed, or the resource of a
     URI."""
@@ -218,7 +218,7 @@ class Server:
         return client
 
     def _filter_answer(self, method: str, answer: dict[str, Any], version: str) -> dict[str, Any]:
-        """Return what is used of the answer to a request, and warn of items that are left out."""
+        """Return the usable part of the answer to a request, and warn of left-out items."""
         answer, faults = filter_answer(method, answer, version)
         if faults:
             what, reasons = LIST_FIELDS[method], mask(faults, self.secrets)[:1000]
@@ -236,7 +236,7 @@ class Server:
 
     @property
     def connected(self) -> bool:
-        """Whether it is connected, as far as is known."""
+        """True if it is connected, as far as is known."""
         return self._connection is not None and self._connection.done() and not is_dead(self._connection)
 
     async def list(self) -> list[dict[str, Any]]:
@@ -269,7 +269,7 @@ class Server:
         return []
 
     def offers(self, tool: str) -> bool:
-        """Whether `allow` and `deny` let a tool of this name through."""
+        """True if `allow` and `deny` let a tool of this name through."""
         return any(fnmatchcase(tool, each) for each in self.allow) and not any(
             fnmatchcase(tool, each) for each in self.deny
         )
@@ -457,7 +457,7 @@ class Server:
 
     @property
     def names_calls(self) -> bool:
-        """Whether its requests are known to come with the call that they belong to, as they do in MCP since 2026."""
+        """True if its requests are known to come with the call that they belong to, as they do in MCP since 2026."""
         if self._connection is None or not self.connected:
             return False
         from mcp_types.version import MODERN_PROTOCOL_VERSIONS  # imported already

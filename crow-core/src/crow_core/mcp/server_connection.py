@@ -59,21 +59,21 @@ def stderr_tail(client: "CheckedClient", secrets: Collection[str]) -> str:
 
 
 def is_dead(connection: "asyncio.Task[CheckedClient]") -> bool:
-    """Whether a connection has failed or ended; False while it is being made."""
+    """True if a connection has failed or ended; False while it is being made."""
     if not connection.done():
         return False
     return bool(connection.cancelled() or connection.exception() or connection.result().has_ended)
 
 
 def is_broken(connection: "asyncio.Task[CheckedClient]", error: Exception) -> bool:
-    """Whether a tool call failed with `error` because its connection ended."""
+    """True if a tool call failed with `error` because its connection ended."""
     from mcp_types import CONNECTION_CLOSED  # imported with FastMCP
 
     return is_dead(connection) or getattr(error, "code", None) == CONNECTION_CLOSED
 
 
 async def follow_changes(client: "CheckedClient") -> None:
-    """Subscribe to the list changes of a server of 2026, until the connection ends. Older servers always send them."""
+    """Subscribe to changed lists of a server of 2026, until the connection ends. Older servers always send them."""
     from mcp.client import subscriptions  # imported with FastMCP
     from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 

@@ -14,7 +14,7 @@ SHARED: WeakKeyDictionary[asyncio.AbstractEventLoop, WeakValueDictionary[Hashabl
 def share_server(definition: Hashable, make: Callable[[], Server], *, must_name_calls: bool = False) -> Server:
     """Return the server with this definition that other sessions of the event loop use, or make it.
 
-    `must_name_calls` refuses one of which it is not known that its questions reach the session that they are for.
+    `must_name_calls` refuses a server whose questions may reach the wrong session.
     """
     loop = asyncio.get_running_loop()
     if definition in ASKING.get(loop, ()):

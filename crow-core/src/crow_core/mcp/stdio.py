@@ -1,7 +1,8 @@
 """Transport for an MCP server that is a command, also one that prints junk, answers with 100 MB, or does not end.
 
-It replaces FastMCP's own transport, which takes minutes for such an answer, copies it several times, and waits for a
-dead server as long as a process that it started is alive. Importing this module imports FastMCP.
+It replaces FastMCP's own transport, which takes minutes for such an answer and copies it
+several times. That transport also waits for a dead server as long as a process of it is alive. Importing this module
+imports FastMCP.
 """
 
 import asyncio
@@ -37,7 +38,7 @@ FILE_LIMIT = 64 * 1024 * 1024
 EDGE_LIMIT = 2_000
 """Bytes of the beginning, and of the end, that replace a long message."""
 OUTPUT_LIMIT = 4096
-"""Bytes of the output beside the protocol that are kept."""
+"""Bytes of the output outside of the protocol that are kept."""
 GRACE = 0.5
 """Seconds a server may take to end after the end of its input, and again after SIGTERM; also the seconds for which the
 output of a dead server is read."""
@@ -76,7 +77,7 @@ class CommandTransport(ClientTransport):
         self.limit = limit
         """Runs it in a sandbox; None runs it as it is."""
         self.recent_output = b""
-        """The end of its standard error and of the lines on its standard output that are no messages."""
+        """The end of its standard error and of the lines on its standard output that are not messages."""
         self._calls: set[int | str] = set()
         """The ids of the tool calls that are not answered yet."""
 
@@ -277,7 +278,7 @@ class IncomingLine:
         """Return the message that replaces a line that is too long or invalid.
 
         That is a short result for an answer to one of `calls`, an error for an answer to another request, and None for
-        a line that is no answer.
+        any other line.
         """
         if (id := self.find_request_id()) is not None and id in calls and self.is_too_long:
             calls.discard(id)
@@ -289,7 +290,7 @@ class IncomingLine:
         return JSONRPCError(jsonrpc="2.0", id=id, error=ErrorData(code=INTERNAL_ERROR, message=what))
 
     def find_request_id(self) -> int | str | None:
-        """Return the id of the request that the line answers, or None if it is no answer."""
+        """Return the id of the request that the line answers, or None if it is not an answer."""
         match = ANSWER_START.match(self.start)
         if match and not match["id"]:
             match = ANSWER_END.search(self._end or self.start)

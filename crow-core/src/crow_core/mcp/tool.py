@@ -89,7 +89,7 @@ class Tool:
 
     @cached_property
     def destroys(self) -> bool:
-        """Whether a server that is not ours says that the tool may destroy something."""
+        """True if a server that is not ours says that the tool may destroy something."""
         return self.hints.get("destructiveHint") is True and not (self.server and self.server.built_in)
 
     def kind(self, arguments: dict[str, Any]) -> ToolKind:
@@ -119,7 +119,7 @@ class Tool:
         return fit_arguments(arguments, self.schema["function"]["parameters"], table)
 
     def replaces(self, name: str) -> bool:
-        """Whether another agent has a tool of this name that does what this one does."""
+        """True if another agent has a tool of this name that does what this one does."""
         return to_key(name) in self.own_meta.get("crow/replaces", ())
 
     @property
@@ -132,7 +132,7 @@ class Tool:
         return isinstance(meta, dict) and cast("dict[str, Any]", meta).get("crow/repeats") is True
 
     def may_repeat(self, arguments: dict[str, Any]) -> bool:
-        """Whether a call may run a second time after its connection broke.
+        """True if a call may run a second time after its connection broke.
 
         Any server is believed here: one that lies harms only itself.
         """
@@ -152,7 +152,7 @@ class ToolCall:
     arguments: dict[str, Any]
     """As its tool takes them (`Tool.fit`), for hooks and the tool alike; empty where they are not a JSON object."""
     is_valid: bool = True
-    """Whether the text of the arguments is a JSON object."""
+    """True if the text of the arguments is a JSON object."""
     kind: ToolKind = "other"
     tool_title: str = ""
     """The title that the tool's server gives it; empty if it has none."""

@@ -23,7 +23,7 @@ from crow_core.messages.tool_names import to_legal_name
 from crow_core.text import decode_json
 
 NAMES_LIMIT = 100
-"""Tool names that are listed to a model that called a tool that does not exist."""
+"""The number of tool names to list when the model calls an unknown tool."""
 CHANGES_WAIT = 5.0
 """Seconds a turn waits for the new tool lists of servers that have announced a change."""
 
@@ -63,7 +63,7 @@ class Toolbox:
     """The tool list of the session's requests. It changes only with a marker, between turns or when the view of the log
     changes anyway; None before the first."""
     own_secrets: Collection[str] = ()
-    """Secrets of the session beside those of its servers: of the configuration, and of its models."""
+    """Secrets of the session in addition to those of its servers: of the configuration and its models."""
     allowed: Sequence[str] = ()
     """Patterns of the names of the tools that may be called; empty for all."""
     _labels: dict[Server, str] = field(default_factory=dict[Server, str])
@@ -250,7 +250,7 @@ class Toolbox:
         return {use["id"]: renamed["function"]["name"] for use, renamed in named if renamed is not use}
 
     def is_allowed(self, name: str) -> bool:
-        """Whether the tool of this name may be called."""
+        """True if the tool of this name may be called."""
         return not self.allowed or any(fnmatchcase(name, pattern) for pattern in self.allowed)
 
     def reject(self, tool_call: ToolCall) -> ToolResult | None:

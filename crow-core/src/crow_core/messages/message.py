@@ -210,12 +210,12 @@ def find_markers_of_call(log: Sequence[Message], id: str) -> list[Notes]:
 
 
 def is_reply(message: Message) -> bool:
-    """Whether it is a reply with content or tool calls, not only reasoning."""
+    """True if it is a reply with content or tool calls, not only reasoning."""
     return message.get("role") == "assistant" and (bool(message.get("tool_calls")) or not is_blank(message))
 
 
 def is_blank(message: Message) -> bool:
-    """Whether the content of a message is empty or white space."""
+    """True if the content of a message is empty or white space."""
     content = message.get("content") or ""
     if isinstance(content, str):
         return not content.strip()

@@ -1,7 +1,7 @@
 """The format of what crow notes in the log, and so in the database: `crow` of a message, and of each kind of marker.
 
 A marker is an entry that has only the key `crow`; its note `kind` says which of MARKERS describes the others. All keys
-may be missing, as in a session of an older version. What is in the database is not checked against these types.
+may be missing, as in a session of an older version. Entries of the database are not checked against these types.
 """
 
 from typing import Any, NotRequired, TypedDict
@@ -49,7 +49,7 @@ class ShellNotes(TypedDict, total=False):
 
 
 class ShownCall(TypedDict, total=False):
-    """What a client was shown of a tool call, as far as the call and its answer do not say it."""
+    """The part of a tool call's display that the call and its answer do not hold."""
 
     kind: ToolKind
     """The kind of the call (ACP)."""
@@ -122,13 +122,13 @@ class AnswerNotes(TypedDict, total=False):
     """Notes of a tool message."""
 
     shown: ShownCall
-    """What a client was shown of the call."""
+    """The display of the call in a client."""
     failed: bool
     """True if the result is an error."""
     changes: list[EditNotes]
-    """What the call changed."""
+    """The changes by the call."""
     stays: list[str]
-    """What it changed that cannot be undone; missing if that is not known."""
+    """Its changes that cannot be undone; missing if they are not known."""
     shell: ShellNotes
     """The state in which a command left the shell."""
     plan: list[dict[str, Any]]
@@ -223,7 +223,7 @@ class RenderNotes(TypedDict, total=False):
     """A prompt was rendered."""
 
     purpose: str
-    """What it was rendered for; `system` is the system prompt."""
+    """The purpose of the rendering; `system` is the system prompt."""
     prompt: str
     """The name of the prompt."""
     version: str
@@ -271,7 +271,7 @@ class EndedNotes(TypedDict, total=False):
     prompt: str
     """A digest of the prompt that began the turn."""
     text: str
-    """What the user was told at the end."""
+    """The words for the user at the end."""
     usage: dict[str, int]
     """Tokens and model calls of the turn."""
     notes: dict[str, Any]
@@ -307,7 +307,7 @@ class StaysNotes(TypedDict, total=False):
 
 
 class BudgetNotes(TypedDict, total=False):
-    """What the session has used by the end of a turn."""
+    """The usage of the session by the end of a turn."""
 
     spent: dict[str, float]
     """The amount of each limited thing: requests, tokens, money, minutes."""
@@ -382,7 +382,7 @@ class ImportedNotes(TypedDict, total=False):
     last: str
     """The id of the last message of this import."""
     left_out: dict[str, int]
-    """How many entries of each kind were left out."""
+    """The number of left-out entries of each kind."""
 
 
 class WorktreeNotes(TypedDict, total=False):

@@ -1,4 +1,4 @@
-"""The passes that derive the messages of a request from the log: those that select entries, and those that shape them.
+"""The passes that derive the messages of a request from the log: some select entries, others shape them.
 
 `view` applies all of them. `View` (view.py) does the same for a log that grows, and reads each entry once.
 """
@@ -162,7 +162,7 @@ def locate_markers(
 
 
 def drop_unsent(messages: list[Message]) -> list[Message]:
-    """Drop the entries that are not messages, and replies that hold only reasoning, which most servers refuse."""
+    """Drop markers, and replies with only reasoning, which most servers refuse."""
     return [m for m in messages if "role" in m and (m["role"] != "assistant" or is_reply(m))]
 
 

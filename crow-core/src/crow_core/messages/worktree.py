@@ -19,7 +19,7 @@ class ChangedPath(Struct, omit_defaults=True):
     """Relative to the top folder, with slashes."""
     text: str | None = None
     base64: str | None = None
-    """The bytes of a file that is no UTF-8."""
+    """The bytes of a file that is not UTF-8."""
     link: str | None = None
     digest: str = ""
     """SHA-256 of the file's bytes."""

@@ -167,7 +167,7 @@ ANY_OBJECT: dict[str, Any] = {"type": "object", "properties": {}}
 
 
 class SchemaSimplifier:
-    """Rewrites a schema without references and choices. What exceeds the limits becomes any object."""
+    """Rewrites a schema without references and choices. A part that exceeds the limits becomes any object."""
 
     MAX_DEPTH = 12
     """The most levels of references inside references."""

@@ -132,7 +132,7 @@ class StepReader:
     def __init__(self, request: Mapping[str, Any]) -> None:
         self._tools = get_schemas(request)
         self._other = PrintedCallReader(request)
-        """Reads a reply that is no JSON object after all."""
+        """Reads a reply that is not a JSON object after all."""
         self._is_other = False
         self._text = ""
         self._shown = 0
@@ -184,7 +184,7 @@ class StepReader:
 
 
 def parse_step(text: str) -> Any:
-    """Parse a reply; None if it is no JSON, or too deep."""
+    """Parse a reply; None if it is not JSON, or too deep."""
     try:
         value = decode_json(text)
     except ValueError:

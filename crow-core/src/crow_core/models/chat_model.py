@@ -130,7 +130,7 @@ class ChatModel:
         """Yield the reply in deltas. Raises ModelError.
 
         A failed request is sent again only if no part of the answer has come yet: otherwise the user would see the same
-        text twice. Changes of the quirks after a refusal last only if a later attempt is answered.
+        text twice. Changes to the quirks after a refusal last only if a later attempt is answered.
         """
         has_begun, learning = False, LearnedInCall(self)
         try:
@@ -371,7 +371,7 @@ class InstructiveRefusal(ModelError):
 
 
 class LearnedInCall:
-    """The changes of a model's quirks in one call, to be undone if no request is answered after them."""
+    """The changes to a model's quirks in one call, to be undone if no request is answered after them."""
 
     def __init__(self, model: ChatModel) -> None:
         self.model = model

@@ -22,7 +22,7 @@ from crow_core.errors import ModelError
 from crow_core.text import is_deep
 
 MAX_PAGE_BYTES = 1024 * 1024
-"""The most bytes that are read of a response that is no event stream, such as an error page."""
+"""The most bytes that are read of a response that is not an event stream, such as an error page."""
 
 MAX_MESSAGE_LENGTH = 300
 """The most characters of an endpoint's words that are shown."""
@@ -200,7 +200,7 @@ def to_snake_case(code: str) -> str:
 def find_error(chunk: Any) -> Any:
     """Return the error in a parsed event of a stream, or in a response with status 200; None if there is none.
 
-    The whole object is returned where codes may be beside the message.
+    The whole object is returned if codes may be next to the message.
     """
     match chunk:
         case [{} as first, *_]:  # Google sends errors in a list

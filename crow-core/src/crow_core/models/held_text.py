@@ -54,7 +54,7 @@ class PrintedCallReader:
             yield rest
 
     def take_text(self) -> str:
-        """Return the new text that is no part of a call."""
+        """Return the new text outside of a call."""
         line = self._text.rfind("\n", 0, self._shown) + 1
         start = find_start(self._text, line)
         if start is None:

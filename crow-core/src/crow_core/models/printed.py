@@ -101,7 +101,7 @@ class PrintedCalls(Struct):
     """The calls in a text; if `fault` is set, none of them runs."""
 
     start: int
-    """Where the calls begin; the text before is prose."""
+    """The start of the calls; the text before is prose."""
     calls: list[tuple[str, dict[str, Any]]]
     """The name and the arguments of each."""
     fault: str = ""
@@ -169,7 +169,7 @@ def begins_with_mark(text: str) -> bool:
 
 
 def is_explanation(prose: str) -> bool:
-    """Return whether prose beside a call is about calls, or more than a remark."""
+    """Return whether prose next to a call is about calls, or more than a remark."""
     return len(prose.strip()) > MAX_BEFORE or bool(ABOUT_CALLS.search(prose) or STRUCTURE.search(prose))
 
 
@@ -207,7 +207,7 @@ class CallReader:
         return found
 
     def read_call(self) -> bool:
-        """Read what stands here; return False if it is no call. Raises NotCalls."""
+        """Read what stands here; return False if it is not a call. Raises NotCalls."""
         if found := XML_NAME.match(self.text, self.at):
             self._is_marked = True
             self.at = found.end()

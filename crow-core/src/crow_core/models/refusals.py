@@ -101,7 +101,7 @@ def extract_message(text: str) -> str:
 
 
 def refuses_structured_output(message: str, body: Body) -> bool:
-    """Whether a message refuses the JSON schema of a reply, or one together with tools."""
+    """True if a message refuses the JSON schema of a reply, or one together with tools."""
     if "response_format" not in body:
         return False
     about = r"response_?format|json[ _-]?(schema|mode|object)|response mime ?type|structured output|guided"

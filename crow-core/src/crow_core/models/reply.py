@@ -79,7 +79,7 @@ class ReplyBuilder:
 
 
 def read_from(text: StringIO, start: int) -> str:
-    """Return the text from a character on; what is written next follows its end."""
+    """Return the text from a character on; later writes follow its end."""
     text.seek(start)
     return text.read()
 
@@ -97,7 +97,7 @@ class PartialCall:
         self._end = ObjectEnd()
         self._scanned = 0
         self._is_valid: bool | None = None
-        """Whether the complete arguments are valid; None as long as that was not tested."""
+        """True if the complete arguments are valid; None as long as that was not tested."""
 
     def add(self, fragment: dict[str, Any]) -> int:
         """Add a fragment; return the number of characters that it added."""
@@ -137,9 +137,9 @@ class ObjectEnd:
 
     def __init__(self) -> None:
         self.is_reached = False
-        """Whether every bracket and every string is closed; the text may still be no JSON."""
+        """True if every bracket and every string is closed; the text may still be invalid JSON."""
         self.is_passed = False
-        """Whether anything but white space follows the end."""
+        """True if anything but white space follows the end."""
         self._depth = 0
         self._in_string = self._is_escaped = False
 

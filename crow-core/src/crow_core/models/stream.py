@@ -51,7 +51,7 @@ SURROGATE = re.compile("[\ud800-\udfff]")
 CUT_CHARACTER = re.compile("(?:[\ud800-\udbff]|[\udc80-\udcff]{1,3})\\Z")
 """Matches the beginning of a character at the end of a text: half a surrogate pair, or bytes as of `ESCAPED_BYTES`."""
 ESCAPED_BYTES = re.compile("[\udc80-\udcff]+")
-"""Matches bytes that were no UTF-8, in the form that "surrogateescape" gives them."""
+"""Matches bytes that were not UTF-8, in the form that "surrogateescape" gives them."""
 
 MAX_EVENT_BYTES = 16 * 1024 * 1024
 """The most bytes of one event."""
@@ -68,14 +68,14 @@ class EventStreamReader:
         self.redact = redact
         """Removes the secrets from a text for an error message."""
         self.is_error_event = False
-        """Whether the current event is an error by its name."""
+        """True if the current event is an error by its name."""
         self.unknown_event: dict[str, Any] = {}
         """The last event that is neither a part of an answer nor an error."""
         self.incomplete_line = bytearray()
         self.ends_in_cr = False
-        """Whether the last bytes end in CR: a line feed that follows belongs to it."""
+        """True if the last bytes end in CR: a line feed that follows belongs to it."""
         self.other_lines = bytearray()
-        """The lines that are no event stream: an error page, or an answer that is not streamed."""
+        """The lines outside of an event stream: an error page, or an answer that is not streamed."""
         self.incomplete_json = bytearray()
         """The content of `data:` lines whose JSON continues in the next one."""
         self.json_end = ObjectEnd()
@@ -85,14 +85,14 @@ class EventStreamReader:
         self.splitter = ThinkTagSplitter()
         self.splitter.is_over = self.splitter.has_text = not think_tags  # then all content is text
         self.is_done = False
-        """Whether `[DONE]` has come; nothing behind it is read."""
+        """True if `[DONE]` has come; nothing behind it is read."""
         self.has_finish_reason = False
         self.failure = ""
         """The finish reason, if it says that the answer failed."""
         self.unknown_reason = ""
         """The finish reason, if it means nothing known."""
         self.has_answer = False
-        """Whether text, reasoning or a tool call has come."""
+        """True if text, reasoning or a tool call has come."""
         self.has_tool_calls = False
 
     def feed(self, data: bytes) -> Iterator[Delta]:
@@ -315,7 +315,7 @@ class EventStreamReader:
         return to_model_error(self.endpoint, error, redact=self.redact)
 
     def read_other_lines(self, deltas: list[Delta]) -> None:
-        """Read an answer that is no event stream: a whole completion, an error object, or a web page."""
+        """Read an answer that is not an event stream: a whole completion, an error object, or a web page."""
         content = parse_text(bytes(self.other_lines))
         if (error := find_error(content)) is not None:
             raise self.to_reported_error(error)
@@ -339,7 +339,7 @@ def parse_object(text: bytes) -> dict[str, Any] | None:
 def parse_event(text: bytes) -> dict[str, Any] | None:
     """Parse a JSON object; return an empty one for other JSON, None for other text and for a very deep object.
 
-    Half a surrogate pair, and bytes that are no UTF-8, become lone surrogates: the rest may be in the next event.
+    Half a surrogate pair, and bytes that are not UTF-8, become lone surrogates: the rest may be in the next event.
     """
     try:
         parsed = decode_json(text)
@@ -375,7 +375,7 @@ def join_surrogates(text: str) -> str:
 
 
 def replace_halves(text: str) -> str:
-    """Join the bytes of characters in a text, and replace what is no whole character."""
+    """Join the bytes of characters in a text, and replace incomplete characters."""
     text = ESCAPED_BYTES.sub(lambda match: match[0].encode("utf-8", "surrogateescape").decode("utf-8", "replace"), text)
     return SURROGATE.sub("\ufffd", text)
 
@@ -418,11 +418,11 @@ class ThinkTagSplitter:
         self.blanks: list[str] = []
         """The white space before the first other text."""
         self.is_inside = False
-        """Whether a tag is open."""
+        """True if a tag is open."""
         self.has_text = False
-        """Whether content other than white space has come."""
+        """True if content other than white space has come."""
         self.is_over = False
-        """Whether a tag is text from now on, because reasoning has ended or came in another field."""
+        """True if a tag is text from now on, because reasoning has ended or came in another field."""
 
     def feed(self, text: str, delta: Delta) -> None:
         """Add the next piece of content to a delta, as content or as reasoning."""
@@ -466,7 +466,7 @@ class ThinkTagSplitter:
             delta[key] = delta.get(key, "") + text
 
     def finish(self, delta: Delta) -> None:
-        """Add the text that was held back: it is no tag."""
+        """Add the text that was held back: it is not a tag."""
         text, self.pending, self.blanks = "".join([*self.blanks, self.pending]), "", []
         self.add("reasoning_content" if self.is_inside else "content", text, delta)
 

@@ -30,7 +30,7 @@ class TokenTotals:
     used: int = 0
     """Tokens of the context after the last model call."""
     estimated: bool = False
-    """Whether `used` is an estimate, because the server did not count."""
+    """True if `used` is an estimate, because the server did not count."""
     cost: float = 0.0
     currency: str = ""
     """The currency of `cost`; empty if no prices are configured."""

@@ -26,7 +26,7 @@ class Choice:
     name: str
     description: str = ""
     fleeting: bool = False
-    """Whether a stored session forgets it, so that it has to be chosen anew."""
+    """True if a stored session forgets it, so that it has to be chosen anew."""
 
 
 ON_OFF = (Choice("on", "On"), Choice("off", "Off"))
@@ -46,11 +46,11 @@ class Option:
     set: Callable[[str], None]
     description: str = ""
     is_switch: bool = False
-    """Whether the choices are ON_OFF; a client that supports boolean options is shown one."""
+    """True if the choices are ON_OFF; a client that supports boolean options is shown one."""
 
 
 class SessionOptions:
-    """The options of one session. Which there are may depend on what is chosen, so they are collected after each."""
+    """The options of one session. Choosing one may change the list, so they are collected after each choice."""
 
     def __init__(self, collect: Callable[[], Awaitable[list[Option]]], log: SessionLog) -> None:
         self._collect = collect

@@ -16,7 +16,7 @@ from crow_core.mcp.schemas import DEPTH_LIMIT, SIZE_LIMIT, is_small, resolve_ref
 from crow_core.text import decode_json, list_inner
 
 TURN_NOTES: ContextVar[dict[str, Any] | None] = ContextVar("turn_notes", default=None)
-"""What extensions add to the answer to the running prompt, under `_meta.crow`; the caller of the prompt sets it."""
+"""Notes of extensions in the answer to the running prompt, under `_meta.crow`; the caller of the prompt sets it."""
 
 STOPPED = "stopped"
 """The key in TURN_NOTES that says why a turn was ended without an answer: an object with `by` and `reason`."""
@@ -49,7 +49,7 @@ class OutputSchema:
 
     @property
     def is_wrapped(self) -> bool:
-        """Whether models are shown the schema inside of an object, as its property `result`."""
+        """True if models are shown the schema inside of an object, as its property `result`."""
         return self.root.get("type") != "object" or any(key in self.root for key in CHOICES)
 
     @cached_property
@@ -216,7 +216,7 @@ def iterate_objects(schema: Any) -> Iterator[dict[str, Any]]:
 
 
 def is_strict(schema: Any) -> bool:
-    """Whether each object in a schema has exactly its properties, as providers demand for `strict`."""
+    """True if each object in a schema has exactly its properties, as providers demand for `strict`."""
     return all(
         place.get("additionalProperties") is False
         and set(place.get("required", ())) == set(place.get("properties", ()))

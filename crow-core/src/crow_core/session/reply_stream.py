@@ -1,4 +1,4 @@
-"""How the replies of a session's model are shown and stored."""
+"""The replies of a session's model: shown to the client, and stored."""
 
 from collections.abc import Mapping, Sequence, Set
 from typing import Any

@@ -14,7 +14,7 @@ from crow_core.session.session import Session
 from crow_core.session_state import SessionState
 
 ArchiveFilter = Literal["exclude", "include", "only"]
-"""Whether archived sessions are left out of a list, or are in it, or alone in it."""
+"""Place of archived sessions in a list: left out, included, or alone."""
 
 
 @dataclass
@@ -48,12 +48,12 @@ class Summary:
     created: int
     updated: int
     archived: bool = False
-    """Whether lists leave it out unless they are asked for it."""
+    """True if lists leave it out unless they are asked for it."""
 
 
 @dataclass(frozen=True)
 class SessionChange:
-    """A change of a stored session that is not an entry of its log; None leaves things as they are."""
+    """A change to a stored session that is not an entry of its log; None leaves things as they are."""
 
     title: str | None = None
     archived: bool | None = None

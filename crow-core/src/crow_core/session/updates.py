@@ -1,4 +1,4 @@
-"""What a session tells its client: updates, in order with its log, messages and notices."""
+"""Updates of a session to its client, in order with its log, messages and notices."""
 
 from typing import Literal
 

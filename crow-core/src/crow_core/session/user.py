@@ -80,7 +80,7 @@ class PermissionAnswer:
     reason: str
     """The person or the rule that decided, in words that complete "denied: …"."""
     lasts: bool = False
-    """Whether it holds for longer than this question."""
+    """True if it holds for longer than this question."""
     choice: PermissionChoice = PermissionChoice("")
 
 

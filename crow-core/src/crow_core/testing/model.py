@@ -28,7 +28,7 @@ class ScriptedModel:
         self.window = window
         """Tokens that fit into one request and its reply; None if unknown."""
         self.requests: list[dict[str, Any]] = []
-        """Copies of the requests, oldest first, so that later changes of their messages do not show."""
+        """Copies of the requests, oldest first, so that later changes to their messages do not show."""
         self._script = script if callable(script) else play_in_order(script)
 
     async def stream(self, request: dict[str, Any]) -> AsyncIterator[Any]:

@@ -33,7 +33,7 @@ class Reply:
     pace: float = 0.0
     """Seconds between fragments."""
     hang: bool = False
-    """Whether to wait after the last fragment, without finishing, until cancelled."""
+    """True if to wait after the last fragment, without finishing, until cancelled."""
     error: Exception | None = None
     """An error after the last fragment: a `ScriptedModel` raises it, a `ScriptedServer` cuts the connection."""
 
@@ -57,9 +57,9 @@ class Raw:
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
     """Headers in addition to `content-type: text/event-stream`."""
     abort: bool = False
-    """Whether to close the connection after the last chunk without ending the response."""
+    """True if to close the connection after the last chunk without ending the response."""
     hang: bool = False
-    """Whether to wait after the last chunk, without ending the response, until cancelled."""
+    """True if to wait after the last chunk, without ending the response, until cancelled."""
 
 
 Script = Callable[[dict[str, Any]], Reply | Failure | Raw | Awaitable[Reply | Failure | Raw]]

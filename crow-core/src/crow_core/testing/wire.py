@@ -40,7 +40,7 @@ INVALID_LINES = [
     b'{"jsonrpc": "2.0", "method": "session/cancel", "params": {"x": ' + b"[" * 5000 + b"]" * 5000 + b"}}",
     b" \t ",
 ]
-"""Lines that are no valid request. None of them has an effect."""
+"""Lines that are not valid requests. None of them has an effect."""
 
 
 class RawClient:
