@@ -21,8 +21,8 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from time import monotonic
 
-from crow_core.acp.transports import Transport, spawn
 from crow_core.acp.remote import connect
+from crow_core.acp.transports import Transport, spawn
 
 STAMP = re.compile(rb'"text":"<(\d+\.\d+)>')
 CHUNK = '{{"choices":[{{"index":0,"delta":{{"content":"<{:.6f}> word"}}}}]}}'
