@@ -17,7 +17,7 @@ from time import process_time
 from typing import Any
 
 from crow_core.acp.access_token import AccessPolicy
-from crow_core.acp.remote import connect
+from crow_core.acp.remote_agent import connect
 from crow_core.acp.websocket import WebSocketServer
 from crow_core.agent.acp_agent import AcpAgent
 from crow_core.app import Crow
@@ -88,7 +88,7 @@ async def main(chunks: int, pace: float) -> None:
                 assert await client.stdout.readline() == b"done\n"
                 costs[scheme].append((process_time() - started) / chunks * 1e6)
         for client in clients.values():
-            await client.communicate()
+            await client.communicate(b"")
         await server.close()
     await crow.shut_down()
     websocket, http = (times[1:] for times in costs.values())  # the first round is a warm-up

@@ -168,9 +168,7 @@ def text(updates: list[dict[str, Any]], kind: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("program", "scheme"), [("remote.mjs", "ws"), ("remote_http.mjs", "http")])
-async def test_typescript_client_does_the_same_with_subprotocols_and_over_http(
-    node: "Node", program: str, scheme: str
-):
+async def test_typescript_client_does_the_same_with_subprotocols_and_over_http(node: "Node", program: str, scheme: str):
     async with ScriptedServer(REPLIES) as model, serving(model, node.env) as (url, token):
         done = await node.run(model.url, program, url.replace("ws", scheme, 1), token)
 

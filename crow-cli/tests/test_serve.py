@@ -18,6 +18,7 @@ import crow_system as system
 import pytest
 from crow_agent import Agent, AgentLost
 from crow_core.acp.connection import ConnectionClosed, RpcError
+from crow_core.acp.remote_agent import connect
 from crow_core.acp.schema import (
     INVALID_REQUEST,
     ClientCapabilities,
@@ -25,7 +26,6 @@ from crow_core.acp.schema import (
     LoadSessionResponse,
     UserMessageChunk,
 )
-from crow_core.acp.remote import connect
 from crow_core.testing import Editor, Reply, ScriptedCall, ScriptedServer
 from websockets.asyncio.client import connect as dial
 from websockets.exceptions import InvalidStatus

@@ -128,7 +128,9 @@ def serve(**options: Any) -> None:
 @MODEL
 @click.option("--cwd", type=click.Path(exists=True, file_okay=False), default=".", help="The folder to work in.")
 @click.option("--agent", metavar="COMMAND", default="", help="Another ACP agent, such as 'opencode acp'.")
-@click.option("--connect", "url", metavar="URL", default="", help="An agent at a ws://, wss://, http:// or https:// address.")
+@click.option(
+    "--connect", "url", metavar="URL", default="", help="An agent at a ws://, wss://, http:// or https:// address."
+)
 @click.option("--token", default="", envvar="CROW_TOKEN", help="The token for --connect; $CROW_TOKEN by default.")
 @click.option("-c", "--continue", "go_on", is_flag=True, help="Continue the last session of this folder.")
 @click.option(

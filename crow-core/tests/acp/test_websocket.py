@@ -14,7 +14,7 @@ from anyio import wait_all_tasks_blocked
 from crow_core.acp import websocket
 from crow_core.acp.access_token import AccessPolicy
 from crow_core.acp.connection import Connection, ConnectionClosed, RpcError
-from crow_core.acp.remote import connect
+from crow_core.acp.remote_agent import connect
 from crow_core.acp.schema import (
     AGENT_METHODS,
     CLIENT_METHODS,
