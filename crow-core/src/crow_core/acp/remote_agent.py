@@ -49,7 +49,8 @@ class ServerRefusal(Exception):
 async def connect(url: str, token: str = "") -> Transport:
     """Connect to an agent at an address of one of SCHEMES.
 
-    Raises OSError if nothing listens there, ServerRefusal or `websockets.exceptions.InvalidHandshake` if the server refuses.
+    Raises OSError if nothing listens there, and ServerRefusal or `websockets.exceptions.InvalidHandshake` if the server
+    refuses.
     """
     if not url.startswith(("http://", "https://")):
         return await connect_websocket(url, token)
