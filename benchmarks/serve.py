@@ -21,7 +21,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from time import monotonic
 
-from crow_core.acp.remote import connect
+from crow_core.acp.remote_agent import connect
 from crow_core.acp.transports import Transport, spawn
 
 STAMP = re.compile(rb'"text":"<(\d+\.\d+)>')

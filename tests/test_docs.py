@@ -133,7 +133,7 @@ def test_the_settings_in_the_pages_on_mcp_are_valid(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("name", "words"),
-    [("permissions", 1100), ("models", 800), ("sessions", 700), ("editors", 500), ("serve", 350), ("systems", 250)],
+    [("permissions", 1100), ("models", 800), ("sessions", 700), ("editors", 500), ("serve", 470), ("systems", 250)],
 )
 def test_pages_of_the_manual_stay_short(name: str, words: int):
     assert len((ROOT / "docs" / f"{name}.md").read_text("utf-8").split()) <= words

@@ -167,9 +167,10 @@ def text(updates: list[dict[str, Any]], kind: str) -> str:
 
 
 @pytest.mark.slow
-async def test_typescript_client_does_the_same_with_subprotocols(node: "Node"):
+@pytest.mark.parametrize(("program", "scheme"), [("remote.mjs", "ws"), ("remote_http.mjs", "http")])
+async def test_typescript_client_does_the_same_with_subprotocols_and_over_http(node: "Node", program: str, scheme: str):
     async with ScriptedServer(REPLIES) as model, serving(model, node.env) as (url, token):
-        done = await node.run(model.url, "remote.mjs", url, token)
+        done = await node.run(model.url, program, url.replace("ws", scheme, 1), token)
 
     assert (done.code, done.err) == (0, "")
     output = json.loads(done.out)

@@ -18,7 +18,7 @@ import crow_system as system
 import pytest
 from crow_agent import Agent, AgentLost
 from crow_core.acp.connection import ConnectionClosed, RpcError
-from crow_core.acp.remote import connect
+from crow_core.acp.remote_agent import connect
 from crow_core.acp.schema import (
     INVALID_REQUEST,
     ClientCapabilities,

@@ -107,15 +107,15 @@ async def connect_address(
     url: str, token: str, workspace: Mapping[str, str] | None = None
 ) -> AsyncGenerator[AgentConnection]:
     """Connect to an agent at an address (`ws`, `wss`, `http` or `https`). Raises AgentLost."""
-    from crow_core.acp.remote import Refused, connect  # imported here because it loads uvicorn
+    from crow_core.acp.remote_agent import ServerRefusal, connect  # imported here because it loads uvicorn
     from websockets.exceptions import InvalidStatus, WebSocketException
 
     try:
         transport = await connect(url, token)
-    except Refused as error:
+    except ServerRefusal as error:
         raise AgentLost(f"{url} {error}", agent=url) from error
     except InvalidStatus as error:
-        raise AgentLost(f"{url} {Refused(error.response.status_code)}", agent=url) from error
+        raise AgentLost(f"{url} {ServerRefusal(error.response.status_code)}", agent=url) from error
     except (OSError, WebSocketException) as error:
         raise AgentLost(f"{url} cannot be reached: {error or type(error).__name__}.", agent=url) from error
     try:

@@ -215,4 +215,4 @@ def to_refusal(path: str, error: Exception) -> RpcError:
     if isinstance(error, UnicodeError):
         return RpcError(REFUSED, "Not a text file", details=f"{path} is not UTF-8 text.")
     reason = getattr(error, "strerror", None)
-    return RpcError(REFUSED, "Refused", details=f"{path}: {reason}." if reason else str(error))
+    return RpcError(REFUSED, "ServerRefusal", details=f"{path}: {reason}." if reason else str(error))

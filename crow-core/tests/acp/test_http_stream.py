@@ -12,7 +12,7 @@ import pytest
 from crow_core.acp import http_stream
 from crow_core.acp.access_token import AccessPolicy
 from crow_core.acp.connection import ConnectionClosed, RpcError
-from crow_core.acp.remote import Refused, connect
+from crow_core.acp.remote_agent import ServerRefusal, connect
 from crow_core.acp.schema import ClientCapabilities, LoadSessionRequest, UserMessageChunk
 from crow_core.acp.websocket import WebSocketServer
 from crow_core.agent.acp_agent import AcpAgent
@@ -200,7 +200,7 @@ async def test_each_request_needs_the_token_and_an_allowed_origin():
             strange = {**BEARER, "origin": "https://evil.example"}
             assert (await client.request(method, url, headers=strange)).status_code == 403
             assert (await client.request(method, url, headers={**BEARER, "host": "evil.example"})).status_code == 403
-        with pytest.raises(Refused, match="Check the token"):
+        with pytest.raises(ServerRefusal, match="Check the token"):
             await connect(url, "another-token-of-32-characters")
     with pytest.raises(OSError, match=r"."):
         await connect(url, TOKEN)

@@ -14,7 +14,7 @@ from anyio import wait_all_tasks_blocked
 from crow_core.acp import websocket
 from crow_core.acp.access_token import AccessPolicy
 from crow_core.acp.connection import Connection, ConnectionClosed, RpcError
-from crow_core.acp.remote import connect
+from crow_core.acp.remote_agent import connect
 from crow_core.acp.schema import (
     AGENT_METHODS,
     CLIENT_METHODS,
@@ -213,7 +213,7 @@ async def test_token_in_the_url_is_ignored():
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:80", "127.0.0.1", "127.0.0.1:1", "[::1]", "[::1]:65535"])
 async def test_host_header_with_an_allowed_name_is_accepted(host: str):
     async with serving(echo) as url:
-        assert (await http(url, f"GET /acp HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {TOKEN}\r\n"))[0] == 426
+        assert (await http(url, f"GET /acp HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {TOKEN}\r\n"))[0] == 400
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ async def test_request_without_a_host_header_is_refused():
 async def test_server_on_all_addresses_accepts_any_address_but_no_other_name():
     policy = AccessPolicy(TOKEN, {"localhost", "my-machine"}, accepts_any_address=True)
     async with serving(echo, policy=policy) as url:
-        for host, code in {"192.168.0.1": 426, "[fe80::1]:80": 426, "my-machine:80": 426, "evil.example": 403}.items():
+        for host, code in {"192.168.0.1": 400, "[fe80::1]:80": 400, "my-machine:80": 400, "evil.example": 403}.items():
             request = f"GET /acp HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {TOKEN}\r\n"
             assert (await http(url, request))[0] == code
 
@@ -266,8 +266,10 @@ async def http(url: str, head: str, body: bytes = b"") -> tuple[int, str]:
 @pytest.mark.parametrize(
     ("request_line", "code"),
     [
-        *((f"{method} /acp", 405) for method in ("POST", "DELETE", "PUT", "OPTIONS", "HEAD", "PROPFIND")),
-        ("GET /acp", 426),
+        *((f"{method} /acp", 405) for method in ("PUT", "OPTIONS", "HEAD", "PROPFIND")),
+        ("GET /acp", 400),
+        ("DELETE /acp", 400),
+        ("POST /acp", 415),
         *((f"{method} /", 404) for method in ("GET", "POST")),
         *((f"GET {path}", 404) for path in ("/acp/", "/ACP", "//acp", "/acp/../x", "/.env", "/%2e%2e/etc/passwd")),
     ],

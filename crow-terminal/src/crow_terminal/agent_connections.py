@@ -60,7 +60,7 @@ async def connect_command(agent: AgentAddress, cwd: str) -> AgentLink:
 
 
 async def connect_address(agent: AgentAddress) -> AgentLink:
-    from crow_core.acp.remote import Refused, connect  # imported here because few connect to an address
+    from crow_core.acp.remote_agent import ServerRefusal, connect  # imported here because few connect to an address
     from websockets.exceptions import InvalidStatus, WebSocketException
 
     async def describe_end() -> str:
@@ -68,9 +68,9 @@ async def connect_address(agent: AgentAddress) -> AgentLink:
 
     try:
         return AgentLink(await connect(agent.url, agent.token), describe_end)
-    except Refused as error:
+    except ServerRefusal as error:
         raise NoAgent(f"{agent.url} {error}") from error
     except InvalidStatus as error:
-        raise NoAgent(f"{agent.url} {Refused(error.response.status_code)}") from error
+        raise NoAgent(f"{agent.url} {ServerRefusal(error.response.status_code)}") from error
     except (OSError, WebSocketException, ValueError) as error:
         raise NoAgent(f"{agent.url} cannot be reached: {error or type(error).__name__}.") from error

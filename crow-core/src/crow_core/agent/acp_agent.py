@@ -184,7 +184,6 @@ class AcpAgent:
         return await (self.second or self.connection).request(method, params)
 
     async def notify(self, method: str, params: Struct) -> None:
-        """Send a notification. `initialize` replaces this by the function of version 2, so that chunks cost no more."""
         try:
             await self.connection.notify(method, params)
         except ConnectionClosed:
@@ -219,11 +218,10 @@ class AcpAgent:
             self.second, request = None, parse_params(params, InitializeRequest)
             self.capabilities = request.client_capabilities or ClientCapabilities()
             self.connection.speak(METHODS, CLIENT_METHODS, self.handlers)
-        self.notify = self.second.notify if self.second else partial(AcpAgent.notify, self)
+        self.notify = self.second.notify if self.second else partial(AcpAgent.notify, self)  # one call a chunk
         async with self._making:
             await self.source.prepare()
-        announced = self.source.announced
-        own = self.list_own_abilities(announced)
+        own = self.list_own_abilities(announced := self.source.announced)
         response = make_initialize_response(announced, self.capabilities, own, unstable=self.unstable)
         return self.second.convert_initialized(response) if self.second else response
 

@@ -154,7 +154,7 @@ class Editor(AcpClient):
                 if method in self.waits:
                     await self.waits[method].wait()
                 if method in self.refuses:
-                    raise RpcError(INTERNAL_ERROR, "Refused", details=f"{method} is in `refuses`.")
+                    raise RpcError(INTERNAL_ERROR, "ServerRefusal", details=f"{method} is in `refuses`.")
                 return await answer(params)
             except asyncio.CancelledError:
                 self.cancelled.append(method)

@@ -38,7 +38,7 @@ class ClientSocket:
             raise BrokenPipeError(str(error)) from error
 
 
-class Refused(Exception):
+class ServerRefusal(Exception):
     """A server that refuses the client."""
 
     def __init__(self, status: int) -> None:
@@ -49,7 +49,8 @@ class Refused(Exception):
 async def connect(url: str, token: str = "") -> Transport:
     """Connect to an agent at an address of one of SCHEMES.
 
-    Raises OSError if nothing listens there, Refused or `websockets.exceptions.InvalidHandshake` if the server refuses.
+    Raises OSError if nothing listens there, and ServerRefusal or `websockets.exceptions.InvalidHandshake` if the server
+    refuses.
     """
     if not url.startswith(("http://", "https://")):
         return await connect_websocket(url, token)
@@ -61,7 +62,7 @@ async def connect(url: str, token: str = "") -> Transport:
         raise OSError(str(error) or type(error).__name__) from error
     if status in (401, 403):
         await transport.close()
-        raise Refused(status)
+        raise ServerRefusal(status)
     return transport
 
 
