@@ -153,8 +153,8 @@ def is_same(raw: Any, value: Any) -> bool:
             table = cast(dict[str, Any], raw)
             return table.keys() == value.keys() and all(is_same(table[key], value[key]) for key in table)
         case list(), list():
-            items = cast(list[Any], raw)
-            return len(items) == len(value) and all(map(is_same, items, value))
+            items, given = cast(list[Any], raw), cast(list[Any], value)
+            return len(items) == len(given) and all(map(is_same, items, given))
         case str(), str():
             return raw == value
         case str(), bool() | int() | float() | None:
