@@ -114,7 +114,7 @@ async def test_other_contents_of_the_file_are_kept_also_behind_a_link(machine: "
         (["add", "a b", "x"], "is not a name for a server"),
         (["add", "old", "x"], "has a server 'old' already. Remove it first: crow mcp remove old"),
         (["add", "set", "x"], "config.toml has a server 'set' already. Change it there."),
-        (["add", "new"], "Missing argument"),
+        (["add", "new"], "crow mcp add NAME URL, or crow mcp add NAME -- COMMAND"),
         (["remove", "set"], "config.toml: remove it there."),
         (["add", "new", "--transport", "http", "--", "x"], "--transport http takes one http or https address."),
         (["add", "new", "--transport", "stdio", "https://x"], "--transport stdio takes a command."),

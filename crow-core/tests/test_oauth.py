@@ -25,6 +25,7 @@ from keyring.backends import fail
 from mcp.shared.auth import OAuthClientInformationFull
 from pydantic import AnyUrl
 from starlette.applications import Starlette
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
@@ -63,6 +64,35 @@ async def guarded(listening: Any) -> AsyncIterator[Guarded]:
 
     async with listening(app) as url:
         yield Guarded(f"{url}/mcp", doors[0])
+
+
+DOCUMENT = "https://crow.example/client.json"
+
+
+class DocumentProvider(InMemoryOAuthProvider):
+    """Says in its metadata that it knows a client by the URL of the document that describes it."""
+
+    def get_routes(self, mcp_path: str | None = None) -> list[Route]:
+        return [
+            Route(route.path, self.describe) if "oauth-authorization-server" in route.path else route
+            for route in super().get_routes(mcp_path)
+        ]
+
+    async def describe(self, request: Request) -> Response:
+        """Answer with the metadata of the authorization server."""
+        base = str(self.base_url).rstrip("/")
+        return JSONResponse(
+            {
+                "issuer": str(self.base_url),
+                "authorization_endpoint": f"{base}/authorize",
+                "token_endpoint": f"{base}/token",
+                "registration_endpoint": f"{base}/register",
+                "response_types_supported": ["code"],
+                "code_challenge_methods_supported": ["S256"],
+                "token_endpoint_auth_methods_supported": ["none"],
+                "client_id_metadata_document_supported": True,
+            }
+        )
 
 
 class User:
@@ -139,6 +169,34 @@ async def test_expired_token_is_refreshed_without_the_user(guarded: Guarded, tmp
     await open_token_store(tmp_path).put(value={"expires_at": 1.0}, **at)
     guarded.provider.access_tokens.clear()
     assert await tools(guarded.url, tmp_path, nobody) == (["open"], "")
+
+
+async def test_client_with_a_document_does_not_register(tmp_path: Path, listening: Any):
+    reserved = socket.socket()  # as below
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind(("127.0.0.1", 0))
+    providers: list[DocumentProvider] = []
+
+    def app(url: str) -> Any:
+        providers.append(
+            DocumentProvider(base_url=url, client_registration_options=ClientRegistrationOptions(enabled=True))
+        )
+        providers[0].clients[DOCUMENT] = OAuthClientInformationFull(  # as the document says
+            client_id=DOCUMENT,
+            redirect_uris=[AnyUrl(f"http://127.0.0.1:{reserved.getsockname()[1]}/callback")],
+            token_endpoint_auth_method="none",
+        )
+        server = FastMCP("vault", auth=providers[0])
+        server.tool(lambda: "x", name="open")
+        return server.http_app()
+
+    user = User()
+    settings = OAuthSettings(client_id=DOCUMENT, callback_port=reserved.getsockname()[1])
+    with reserved:
+        async with listening(app) as url:
+            assert await tools(f"{url}/mcp", tmp_path, user.visit, settings) == (["open"], "")
+    assert [*providers[0].clients] == [DOCUMENT]
+    assert "client_id=https%3A%2F%2Fcrow.example%2Fclient.json" in user.visited[0]
 
 
 async def test_configured_client_does_not_register(guarded: Guarded, tmp_path: Path):

@@ -31,6 +31,7 @@ from crow_core.text import escape_controls
 from crow_system.files import make_private_folder
 
 from crow_cli.console import AS_JSON, escape_line, print_json, print_note, print_table, shorten_path
+from crow_cli.mcp_discovery import discover, search
 from crow_cli.process import fail, run_to_end
 
 if TYPE_CHECKING:
@@ -75,6 +76,9 @@ def mcp() -> None:
     """Manage the MCP servers, which add tools, resources and prompts."""
 
 
+mcp.add_command(search)
+
+
 @mcp.command("list")
 @click.option("--check", is_flag=True, help="Start each server and show its state. Exit code 1 if one does not start.")
 @AS_JSON
@@ -114,7 +118,7 @@ def list_(check: bool, as_json: bool) -> None:
 
 @mcp.command()
 @NAME
-@click.argument("target", nargs=-1, required=True, metavar="(URL | -- COMMAND [ARG]...)", type=click.UNPROCESSED)
+@click.argument("target", nargs=-1, metavar="(URL | -- COMMAND [ARG]...)", type=click.UNPROCESSED)
 @click.option(
     "--env",
     multiple=True,
@@ -139,7 +143,17 @@ def add(
     """Add a server to mcp.json.
 
     Example: crow mcp add time -- uvx mcp-server-time
+
+    With an https address alone (crow mcp add https://example.com), the card that the host publishes says the rest.
     """
+    if not target and re.match(r"https?://", name):
+        if env or header or transport or auth:
+            fail("With an address alone, there are no options: the card of the host says the rest. Give a name, too.")
+        name, server = discover(name)
+        add_server(name, server)
+        return
+    if not target:
+        fail(f"What is the server {escape_controls(name)!r}? crow mcp add NAME URL, or crow mcp add NAME -- COMMAND")
     if not re.fullmatch(r"[\w.-]+", name):
         fail(f"{escape_controls(name)!r} is not a name for a server. Use letters, digits, '-', '_' and '.'.")
     remote = len(target) == 1 and re.match(r"https?://", target[0])
@@ -159,6 +173,11 @@ def add(
         server = {"command": target[0], "args": [*target[1:]]}
         if env:
             server["env"] = dict(parse_variable(each) for each in env)
+    add_server(name, server)
+
+
+def add_server(name: str, server: dict[str, Any]) -> None:
+    """Add a server to mcp.json. Exit with code 2 if there is one of its name."""
     file = Home.find(os.environ).config / "mcp.json"
     with lock_folder(file.parent), edit_servers(file) as servers:
         if known := [
@@ -169,7 +188,8 @@ def add(
             how = f"Remove it first: crow mcp remove {name}" if known[0].file == file else "Change it there"
             fail(escape_controls(f"{known[0].file} has a server {name!r} already. {how}."))
         servers[name] = server
-    print_note(f"Added {name} to {escape_controls(str(file))}. Try it: crow mcp {'login' if auth else 'test'} {name}")
+    then = "login" if server.get("auth") else "test"
+    print_note(f"Added {name} to {escape_controls(str(file))}. Try it: crow mcp {then} {name}")
 
 
 @mcp.command()
