@@ -123,6 +123,7 @@ async def test_file_is_shown_in_place_of_its_first_change(tmp_path: Path, projec
     first, second = [m["content"] for m in server.requests[-1]["messages"] if m["role"] == "tool"]
     assert first.startswith("Nothing was changed yet")
     assert "print(price - tax)" in first
+    assert "[The task: The total is wrong. Fix it.\n" in first
     assert first.endswith("new_text is that line as it shall be.]")
     assert second.startswith("Edited report.py")
     assert (project / "report.py").read_text().endswith("print(price + tax)\n")

@@ -50,10 +50,10 @@ LOOKED = "[If this is enough, answer the user now. Call another tool only if the
 CHANGED = "[If this is all that the user asked for, answer the user now in one sentence. If it is wrong, correct it.]"
 FIRST_LOOK = "Nothing was changed yet: look at the file first."
 CHANGE_NOW = {
-    "replace": "[The task: {}\nNow call replace. Copy old_text from the file, a whole line; new_text is that line as it "
-    "shall be.]",
-    "write": "[The task: {}\nThe file has this text. Now call append to add lines at its end, replace to change a line, "
-    "or write with all of its new text.]",
+    "replace": "[The task: {}\nNow call replace. Copy old_text from the file, a whole line; new_text is that line as "
+    "it shall be.]",
+    "write": "[The task: {}\nThe file has this text. Now call append to add lines at its end, replace to change a "
+    "line, or write with all of its new text.]",
 }
 """The next step for the model after it was shown a file in place of its first change, by the tool of that change."""
 NEXT: dict[str, str] = {
