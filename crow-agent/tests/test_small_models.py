@@ -123,6 +123,7 @@ async def test_file_is_shown_in_place_of_its_first_change(tmp_path: Path, projec
     first, second = [m["content"] for m in server.requests[-1]["messages"] if m["role"] == "tool"]
     assert first.startswith("Nothing was changed yet")
     assert "print(price - tax)" in first
+    assert "[The task: The total is wrong. Fix it.\n" in first
     assert first.endswith("new_text is that line as it shall be.]")
     assert second.startswith("Edited report.py")
     assert (project / "report.py").read_text().endswith("print(price + tax)\n")
@@ -216,7 +217,7 @@ async def test_lines_are_appended_to_a_file_that_was_not_read_and_to_a_new_one(t
     ]
 
 
-async def test_line_that_is_replaced_by_itself_is_there_already_and_no_line_break_is_added_behind_a_line(
+async def test_line_that_is_replaced_by_itself_is_not_changed_and_no_line_break_is_added_behind_a_line(
     tmp_path: Path, project: Path
 ):
     changes = [
@@ -224,8 +225,20 @@ async def test_line_that_is_replaced_by_itself_is_there_already_and_no_line_brea
         use("replace", path="report.py", old_text="print(price - tax)", new_text="print(price + tax)\n"),
     ]
     results = get_results(await run_script(tmp_path, project, [use("read", path="report.py"), *changes]))
-    assert results[1].startswith("Nothing was changed: the file has this line already.")
+    assert results[1].startswith("Nothing was changed: new_text is the same as old_text.")
     assert (project / "report.py").read_text() == "price, tax = 100, 10\nprint(price + tax)\n"
+
+
+async def test_model_that_claims_a_change_which_it_did_not_make_is_asked_once(tmp_path: Path, project: Path):
+    claim = Reply("The line with the tax has been removed from report.py.")
+    requests = await run_script(tmp_path, project, [use("read", path="report.py"), claim, claim])
+    assert len(requests) == 3
+    assert requests[-1]["messages"][-1]["content"].startswith("But no file was changed.")
+
+
+async def test_model_that_has_made_the_change_may_say_so(tmp_path: Path, project: Path):
+    work = [use("write", path="new.txt", content="1"), Reply("The file new.txt has been created.")]
+    assert len(await run_script(tmp_path, project, work)) == 2
 
 
 async def test_search_ignores_case_and_counts_the_lines_and_shows_the_file_in_which_it_finds_nothing(

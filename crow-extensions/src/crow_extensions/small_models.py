@@ -7,18 +7,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from crow_core.acp.schema import StopReason
 from crow_core.app import Crow
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Handler, Server
 from crow_core.mcp.tool import ToolCall
-from crow_core.messages.message import Function
+from crow_core.messages.message import Function, Message, to_parts
 from crow_core.models.call_forms import make_step_format
 from crow_core.models.chat_model import ChatModel
-from crow_core.models.model_call import ModelRequest
+from crow_core.models.model_call import ModelCall, ModelRequest
 from crow_core.session.prompts import Prompt
 from crow_core.session.session import Session
 from crow_core.session_state import StateKey
+from crow_system.shortening import leave_out
 from msgspec.json import encode
+
+from crow_extensions.simple_tools import DEFINITIONS, REQUIRED, find_name, limit_lines, suggest_call
 
 SMALL = StateKey("small_models", bool)
 """True if the session has the tools for small models."""
@@ -28,6 +32,12 @@ SHOWN = StateKey("small_models_shown", set[str])
 """The calls that were answered with the file that they would have changed."""
 FILE_LINES = StateKey("small_models_lines", dict[str, list[str]])
 """The lines of the short files among them, by path, each line once."""
+WORKED = StateKey("small_models_worked", bool)
+"""True if a call of the turn has changed a file, or run a command."""
+CLAIMS = StateKey("small_models_claims", bool)
+"""True if the last reply says that something was changed."""
+TASK = StateKey("small_models_task", str)
+"""The beginning of the last prompt."""
 FRAGMENTS = StateKey("small_models_fragments", set[tuple[str, str]])
 """The files and the parts of lines for which the model was asked for whole lines."""
 NOTICE = (
@@ -36,68 +46,14 @@ NOTICE = (
 )
 
 
-def make_definition(
-    name: str, description: str, tool: str, arguments: dict[str, Any], types: dict[str, str], required: list[str]
-) -> dict[str, Any]:
-    """Make the definition of a tool that stands for another one with some of its arguments."""
-    properties = {key: {"type": kind} for key, kind in types.items()}
-    return {
-        "name": name,
-        "description": description,
-        "inputSchema": {"type": "object", "properties": properties, "required": required},
-        "_meta": {"crow/stands_for": {"tool": tool, "arguments": arguments}},
-    }
-
-
-LINES = {"path": "string", "start_line": "integer", "end_line": "integer"}
-DEFINITIONS: list[dict[str, Any]] = [
-    make_definition("read", "Read a file.", "file_editor", {"command": "view"}, LINES, ["path"]),
-    make_definition(
-        "write",
-        "Create a file with this content.",
-        "file_editor",
-        {"command": "create"},
-        {"path": "string", "content": "string"},
-        ["path", "content"],
-    ),
-    make_definition(
-        "replace",
-        "Change a file: put new_text in the place of old_text, a whole line or several.",
-        "file_editor",
-        {"command": "str_replace"},
-        {"path": "string", "old_text": "string", "new_text": "string"},
-        ["path", "old_text", "new_text"],
-    ),
-    make_definition(
-        "append",
-        "Add lines at the end of a file.",
-        "file_editor",
-        {"command": "insert"},
-        {"path": "string", "text": "string"},
-        ["path", "text"],
-    ),
-    make_definition("list", "List the names of the files in a folder.", "tree", {}, {"path": "string"}, []),
-    make_definition(
-        "search",
-        "Search for text inside files.",
-        "grep",
-        {"ignore_case": True},
-        {"pattern": "string", "path": "string"},
-        ["pattern"],
-    ),
-    make_definition("run", "Run a shell command.", "terminal", {}, {"command": "string"}, ["command"]),
-]
-REQUIRED: dict[str, list[str]] = {d["name"]: d["inputSchema"]["required"] for d in DEFINITIONS}
-"""The arguments that each tool must have, by its name."""
-MAX_SHOWN = 200
-"""Characters of the longest argument that is repeated in an error."""
 LOOKED = "[If this is enough, answer the user now. Call another tool only if the task needs it.]"
 CHANGED = "[If this is all that the user asked for, answer the user now in one sentence. If it is wrong, correct it.]"
 FIRST_LOOK = "Nothing was changed yet: look at the file first."
 CHANGE_NOW = {
-    "replace": "[Now call replace. Copy old_text from the file, a whole line; new_text is that line as it shall be.]",
-    "write": "[The file has this text. Now call append to add lines at its end, replace to change a line, or write "
-    "with all of its new text.]",
+    "replace": "[The task: {}\nNow call replace. Copy old_text from the file, a whole line; new_text is that line as "
+    "it shall be.]",
+    "write": "[The task: {}\nThe file has this text. Now call append to add lines at its end, replace to change a "
+    "line, or write with all of its new text.]",
 }
 """The next step for the model after it was shown a file in place of its first change, by the tool of that change."""
 NEXT: dict[str, str] = {
@@ -105,9 +61,20 @@ NEXT: dict[str, str] = {
     **dict.fromkeys(("write", "replace", "append"), CHANGED),
 }
 """What to do after a call."""
-SAME = "Nothing was changed: the file has this line already."
+SAME = (
+    "Nothing was changed: new_text is the same as old_text.",
+    "[The task: {}\nNow call replace with the line as it shall be as new_text. Answer the user if the file is right.]",
+)
 PART_OF_A_LINE = "Nothing was changed: old_text has to be a whole line of the file. It is a part of:"
 WHOLE_LINE = "[Now call replace with such a line as old_text. new_text is the same line, changed.]"
+CLAIM = re.compile(
+    r"\b(?:been|was|were|have|I|is now) (?:successfully |now )?(?:added|changed|corrected|created|deleted|fixed"
+    r"|inserted|removed|renamed|replaced|set|updated|written)\b"
+)
+"""Matches an answer that says that something was changed."""
+DOUBT = "But no file was changed. If the task needs a change, make it now. Otherwise answer without saying that."
+MAX_TASK = 300
+"""Characters of the prompt that a result repeats."""
 MAX_LINES = 20
 """Lines that the model is shown of those that have its old_text."""
 MAX_CHOICES = 200
@@ -143,6 +110,10 @@ def small_models(crow: Crow) -> None:
             session.prompts.templates["system"] = Prompt.from_package("small")
         session.options.remarks.append(NOTICE.format(session.model.name))
 
+    @crow.before_prompt
+    def note_task(message: Message, session: Session) -> None:
+        session.state[TASK] = leave_out(join_text(to_parts(message.get("content"))), MAX_TASK)
+
     @crow.tools
     def choose(schemas: list[dict[str, Any]], session: Session) -> list[dict[str, Any]] | None:
         if not session.state[SMALL]:
@@ -169,6 +140,8 @@ def small_models(crow: Crow) -> None:
             await note_lines(session, tool_call)
         if tool_call.id in session.state[SHOWN]:
             return None
+        if not result.is_error and name in ("write", "replace", "append", "run"):
+            session.state[WORKED] = True
         hint = f"A correct call: {suggest_call(name, tool_call.original)}" if result.is_error else NEXT[name]
         content = [adapt_part(part, session.cwd) for part in result.content]
         text = join_text(content)
@@ -180,6 +153,23 @@ def small_models(crow: Crow) -> None:
             content.append({"type": "text", "text": f"[{len(HIT.findall(text))} lines match.]"})
         return ToolResult([*content, {"type": "text", "text": hint}], result.is_error, result.meta)
 
+    @crow.after_model
+    async def note_claim(session: Session, model_call: ModelCall) -> None:
+        session.state[CLAIMS] = CLAIM.search(str(model_call.reply.get("content"))) is not None
+
+    @crow.before_end
+    def doubt(session: Session, stop_reason: StopReason) -> Message | None:
+        """Ask a model once that says that it has changed something, and has not."""
+        is_true = session.state[WORKED] or not session.state[CLAIMS]
+        if not session.state[SMALL] or stop_reason != "end_turn" or is_true:
+            return None
+        session.state[WORKED] = True  # it is asked once
+        return {"role": "user", "content": DOUBT, "crow": {"hidden": True}}
+
+    @crow.turn_end
+    def forget(session: Session, outcome: StopReason | Exception) -> None:
+        session.state.pop(WORKED)
+
     @crow.before_tool
     async def show_first(session: Session, tool_call: ToolCall) -> ToolResult | None:
         """Show a file in place of the first change of it: small models write what they expect there.
@@ -187,13 +177,23 @@ def small_models(crow: Crow) -> None:
         A file that does not exist cannot be read, and is written at once.
         """
         name = find_name(tool_call)
-        if not session.state[SMALL] or name not in CHANGE_NOW or get_path(tool_call) in session.state[SEEN]:
+        if (
+            not session.state[SMALL]
+            or name not in CHANGE_NOW
+            or str(tool_call.arguments.get("path")) in session.state[SEEN]
+        ):
             return None
         if not (shown := await note_lines(session, tool_call)):
             return None
         session.state[SHOWN].add(tool_call.id)
         content = [adapt_part(part, session.cwd) for part in shown]
-        return ToolResult([{"type": "text", "text": FIRST_LOOK}, *content, {"type": "text", "text": CHANGE_NOW[name]}])
+        return ToolResult(
+            [
+                {"type": "text", "text": FIRST_LOOK},
+                *content,
+                {"type": "text", "text": CHANGE_NOW[name].format(session.state[TASK])},
+            ]
+        )
 
     @crow.before_model
     def offer_lines(request: ModelRequest, session: Session) -> ModelRequest | None:
@@ -223,7 +223,7 @@ def small_models(crow: Crow) -> None:
         if wanted in map(str.strip, lines):
             if wanted == new.strip():
                 session.state[SHOWN].add(tool_call.id)
-                return ToolResult([{"type": "text", "text": text} for text in (SAME, CHANGED)])
+                return ToolResult([{"type": "text", "text": text.format(session.state[TASK])} for text in SAME])
             if new.strip():
                 ends_too_early = new.endswith("\n") and not old.endswith("\n")
                 return tool_call.change_arguments(new_str=new.rstrip("\n")) if ends_too_early else None
@@ -242,7 +242,9 @@ def small_models(crow: Crow) -> None:
         """Read all of a short file where a model wants some of its lines: it would take them for the whole."""
         if not session.state[SMALL] or find_name(tool_call) != "read" or "view_range" not in tool_call.arguments:
             return None
-        lines = NUMBERED.findall(join_text(await use_tool(session, tool_call, "read", get_path(tool_call))))
+        lines = NUMBERED.findall(
+            join_text(await use_tool(session, tool_call, "read", str(tool_call.arguments.get("path"))))
+        )
         rest = {key: value for key, value in tool_call.arguments.items() if key != "view_range"}
         return replace(tool_call, arguments=rest, is_changed=True) if 0 < len(lines) <= SHORT_FILE else None
 
@@ -251,7 +253,7 @@ def small_models(crow: Crow) -> None:
         """Append behind the last line of a file; create one that does not exist."""
         if not session.state[SMALL] or find_name(tool_call) != "append" or "insert_line" in tool_call.arguments:
             return None
-        shown = join_text(await use_tool(session, tool_call, "read", get_path(tool_call)))
+        shown = join_text(await use_tool(session, tool_call, "read", str(tool_call.arguments.get("path"))))
         if not shown:
             return tool_call.change_arguments(command="create")
         found = LINE_COUNT.search(shown.partition("\n")[0])
@@ -268,7 +270,7 @@ def small_models(crow: Crow) -> None:
 
 async def note_lines(session: Session, tool_call: ToolCall) -> list[dict[str, Any]]:
     """Note the lines that the file of a call has now, and return the file as the model reads it."""
-    path = get_path(tool_call)
+    path = str(tool_call.arguments.get("path"))
     session.state[SEEN].add(path)
     shown = await use_tool(session, tool_call, "read", path)
     lines = [line for line in dict.fromkeys(NUMBERED.findall(join_text(shown))) if line.strip()]
@@ -277,29 +279,6 @@ async def note_lines(session: Session, tool_call: ToolCall) -> list[dict[str, An
     else:
         session.state[FILE_LINES].pop(path, None)
     return shown
-
-
-def get_path(tool_call: ToolCall) -> str:
-    return str(tool_call.arguments.get("path"))
-
-
-def limit_lines(tool: dict[str, Any], files: dict[str, list[str]]) -> list[dict[str, Any]]:
-    """Return the definition of `replace` once for each file, with the lines that it can replace."""
-    function = tool["function"]
-    return [
-        {
-            **function,
-            "parameters": {
-                **function["parameters"],
-                "properties": {
-                    **function["parameters"]["properties"],
-                    "path": {"enum": [path]},
-                    "old_text": {"enum": lines},
-                },
-            },
-        }
-        for path, lines in files.items()
-    ]
 
 
 async def use_tool(session: Session, cause: ToolCall, name: str, path: str) -> list[dict[str, Any]]:
@@ -313,7 +292,6 @@ async def use_tool(session: Session, cause: ToolCall, name: str, path: str) -> l
 
 
 def join_text(content: Sequence[dict[str, Any]]) -> str:
-    """Join the texts of a result's parts."""
     return "\n".join(str(part["text"]) for part in content if part.get("type") == "text")
 
 
@@ -336,28 +314,6 @@ def replace_folder(found: re.Match[str]) -> str:
     """Return what stands for the folder: nothing before the rest of a path, else a point."""
     is_before_path = found[0][-1] in "/\\" and found.string[found.end() : found.end() + 1].strip()
     return "" if is_before_path else "."
-
-
-def suggest_call(name: str, given: dict[str, Any]) -> str:
-    """Return the call to make after one that failed: with what was given, since small models copy what they read."""
-    if name == "replace" and "path" in given:
-        name = "read"
-    elif name == "read" and "path" in given:
-        return encode({"name": "list", "arguments": {}}).decode()
-    short = {key: value for key, value in given.items() if len(str(value)) <= MAX_SHOWN}
-    arguments = {key: short.get(key, f"<{key}>") for key in REQUIRED[name]}
-    return encode({"name": name, "arguments": arguments}).decode()
-
-
-def find_name(tool_call: ToolCall) -> str | None:
-    """Return the name of the simple tool that a call is one of; None if it is another call."""
-    for definition in DEFINITIONS:
-        meant = definition["_meta"]["crow/stands_for"]
-        if tool_call.name == definition["name"]:
-            return tool_call.name
-        if tool_call.name == meant["tool"] and meant["arguments"].items() <= tool_call.arguments.items():
-            return definition["name"]
-    return None
 
 
 def refuse(session: Session, tool_call: ToolCall) -> ToolResult:
