@@ -126,8 +126,13 @@ def test_steps_are_listed_with_the_numbers_that_fork_takes(crow: Crow) -> None:
                 id = f"kept-{after}"
                 await asyncio.to_thread(crow, "workflows", "fork", "w6", "--id", id, *forked)
                 assert await type(handle)(id, handle._url).result() == "yes fine"
+            for unknown in ("99", "7", "0", "-3"):
+                refused = await asyncio.to_thread(crow, "workflows", "fork", "w6", "--step", unknown)
+                assert refused.exit_code == 2
+                assert f"Workflow w6 has no step {unknown}: its last is 1. `crow workflows show w6`" in refused.output
             await asyncio.to_thread(crow, "workflows", "fork", "w6", "--id", "again", "--step", str(step["number"]))
             await until_waiting(crow)
+            assert (await asyncio.to_thread(crow, "workflows", "fork", "again", "--step", "6")).exit_code == 2
 
     asyncio.run(main())
 

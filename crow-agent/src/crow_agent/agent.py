@@ -32,6 +32,7 @@ from crow_agent.tools import (
     to_given_servers,
 )
 from crow_agent.typed_results import OutputType
+from crow_agent.unclosed import close, close_when_dropped
 
 if TYPE_CHECKING:
     from crow_core.app import Crow
@@ -305,6 +306,7 @@ class Agent:
             await stack.enter_async_context(client.serving())
             await client.start(self._version)
             self._stack = stack.pop_all()
+            close_when_dropped(self, self._stack)
             return client
         raise AssertionError  # unreachable: the block returns or raises
 
@@ -316,7 +318,7 @@ class Agent:
         if client is not None:
             client.closed = True
         if stack is not None:
-            await stack.aclose()
+            await close(stack)
 
     async def session(self, id: str = "", *, create: bool = False, cwd: str | Path = "") -> "AgentSession":
         """Open a new session, or the stored one with this id. Raises SessionNotFound.

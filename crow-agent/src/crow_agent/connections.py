@@ -60,6 +60,7 @@ async def connect_app(make: "Callable[[], Awaitable[Crow]]") -> AsyncGenerator[A
         crow = await make()
     except (ConfigError, ModelError, StoreError) as error:
         raise AgentError(str(error)) from error
+    del make  # it refers to the agent, which could not be dropped
     ours, theirs = memory_pair()
     agent = InProcessAgent(theirs, crow, unstable=True)
     serving = asyncio.ensure_future(agent.serve())

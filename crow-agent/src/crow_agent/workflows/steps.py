@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from crow_agent.workflows.errors import WorkflowError
 from crow_agent.workflows.location import find_url
 from crow_agent.workflows.values import to_time
 
@@ -63,14 +64,29 @@ def find_approvals(stored: Mapping[int, Mapping[str, Any]]) -> list[int]:
     return found
 
 
-def find_first_to_fork(rows: Sequence[Mapping[str, Any]], step: int) -> int:
-    """Return the number at which a fork begins: a number within an approval means what follows its answer, or the
-    approval itself while it has none."""
+def find_first_to_fork(workflow_id: str, rows: Sequence[Mapping[str, Any]], step: int | None) -> int:
+    """Return the number at which a fork begins, for None the one after the last step.
+
+    A number within an approval means what follows its answer, or the approval itself while it has none. Raises
+    WorkflowError for a number that is less than 1, or greater than that after the last step.
+    """
     stored = {int(row["function_id"]): row for row in rows}
-    for first in find_approvals(stored):
-        if first < step < first + APPROVAL:
-            return first + APPROVAL if first + ANSWER in stored else first
-    return step
+    last = max((each.number for each in to_steps(rows)), default=0)
+
+    def find(number: int) -> int:
+        for first in find_approvals(stored):
+            if first < number < first + APPROVAL:
+                return first + APPROVAL if first + ANSWER in stored else first
+        return number
+
+    end = find(last + 1)
+    found = end if step is None else find(step)
+    if not 1 <= found <= end:
+        raise WorkflowError(
+            f"Workflow {workflow_id} has no step {step}{f': its last is {last}' if last else ''}. "
+            f"`crow workflows show {workflow_id}` lists its steps."
+        )
+    return found
 
 
 def split_number(number: int) -> tuple[int, int]:

@@ -20,7 +20,7 @@ from crow_agent.workflows.errors import (
 )
 from crow_agent.workflows.location import find_url
 from crow_agent.workflows.queues import WorkflowQueue
-from crow_agent.workflows.steps import find_first_to_fork, to_steps
+from crow_agent.workflows.steps import find_first_to_fork
 from crow_agent.workflows.values import bind, from_plain, get_hints, to_plain, to_seconds, to_time, unbind
 
 if TYPE_CHECKING:
@@ -250,7 +250,7 @@ async def fork(
 
     It waits in the same queue. `step`: the number of the first step that is done again, as in `list_steps`; by default
     the one after the last. `version`: that of the workflow in the programs that shall do it, by default the same.
-    Raises WorkflowNotFound.
+    Raises WorkflowNotFound, and WorkflowError for a step that the run does not have.
     """
     refuse_below_crow(env)
     from crow_agent.workflows import stored_runs
@@ -259,10 +259,8 @@ async def fork(
     async with stored_runs.open_store(url) as store:
         await stored_runs.find_run(store, workflow_id)
         stored = await store.list_workflow_steps_async(workflow_id)
-    if step is None:
-        step = max((each.number for each in to_steps(stored)), default=0) + 1
-    step = find_first_to_fork(stored, step)
-    return WorkflowHandle[Any](await stored_runs.fork(url, workflow_id, step, id, version), url)
+    first = find_first_to_fork(workflow_id, stored, step)
+    return WorkflowHandle[Any](await stored_runs.fork(url, workflow_id, first, id, version), url)
 
 
 @overload
