@@ -92,6 +92,7 @@ CLASSES = {
     "sessions fork": STORED,
     "sessions list": READS,
     "sessions search": READS,
+    "sessions share": READS,
     "sessions show": READS,
     "sessions to-task": READS,
     "setup": SETTINGS,
