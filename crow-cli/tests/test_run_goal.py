@@ -26,16 +26,18 @@ async def test_run_goes_on_until_the_command_succeeds(machine: "Machine"):
     assert "The goal is reached: test -e done succeeded." in done.err
 
 
-async def test_judge_decides_without_a_command(machine: "Machine"):
-    async with ScriptedServer(
-        [Reply("Made."), Reply("NO: it was not run."), Reply("Run."), Reply("YES: it ran.")]
-    ) as server:
+async def test_judge_decides_without_a_command_and_its_verdicts_are_stored(machine: "Machine"):
+    replies = [Reply("Made."), Reply("NO: it was not run."), Reply("Run."), Reply("YES: it ran.")]
+    async with ScriptedServer(replies) as server:
         machine.ask(server.url)
         done = await machine.crow("run", "--goal", "Make it run")
-        shown = await machine.crow("sessions", "list", "--json")
     assert done.code == 0, done.err
     assert "The judge says no: it was not run." in done.err
-    assert shown.code == 0
+    (session,) = json.loads((await machine.crow("sessions", "list", "--json")).out)
+    stored = (await machine.crow("sessions", "show", session["id"])).out
+    assert "Goal open: The judge says no: it was not run." in stored
+    assert "Goal reached: the judge says: it ran." in stored
+    assert "goal" in (await machine.crow("prompts", "list")).out
 
 
 async def test_goal_that_never_holds_ends_with_exit_code_4_and_one_sentence(machine: "Machine"):
