@@ -178,4 +178,4 @@ def test_the_table_of_hooks_is_up_to_date():
 
 
 def test_what_the_guide_sets_of_crows_own_exists():
-    assert {"titles", "truncate", "loop_guard", "budgets", "until_done", "subagents"} <= BUILT_IN.keys()
+    assert {"titles", "truncate", "loop_guard", "budgets", "goal", "subagents"} <= BUILT_IN.keys()

@@ -216,7 +216,6 @@ def test_class_names_are_unique_in_the_workspace():
 HOOKS_OF_ONE = {
     "question": "tells the user's own commands that crow waits, wherever the question is shown",
     "must_ask": "makes another extension's question part of the one question about a call",
-    "question": "tells a person who looks elsewhere; only the core knows that a question waits",
 }
 """Hooks that one module uses, with the reason why each is a hook."""
 

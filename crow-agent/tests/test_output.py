@@ -413,9 +413,9 @@ def test_extension_that_is_off_is_not_announced(make_agent: Make, home: Path) ->
     asyncio.run(main())
 
 
-def test_until_done_looks_at_the_work_before_the_result_counts(make_agent: Make, home: Path, tmp_path: Path) -> None:
+def test_goal_looks_at_the_work_before_the_result_counts(make_agent: Make, home: Path, tmp_path: Path) -> None:
     (home / "crow").mkdir()
-    (home / "crow" / "config.toml").write_text('[extensions.until_done]\ncheck = "test -e done"\n')
+    (home / "crow" / "config.toml").write_text('[extensions.goal]\nevery_turn = true\nuntil = "test -e done"\n')
 
     def answer(request: Any) -> Reply:
         if len([m for m in request["messages"] if m["role"] == "assistant"]) == 1:

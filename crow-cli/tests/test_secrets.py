@@ -175,8 +175,9 @@ async def test_children_get_no_keys(machine: "Machine", tmp_path: Path):
             args = ["{server_file}"]
             [[hooks.before_tool]]
             command = "env > hook.env"
-            [extensions.until_done]
-            check = "env > check.env"
+            [extensions.goal]
+            every_turn = true
+            until = "env > check.env"
             """
         )
         machine.env |= {**keys, "PAINTER": "canary-but-no-key"}

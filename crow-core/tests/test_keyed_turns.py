@@ -23,8 +23,8 @@ from crow_core.session.session import Session
 from crow_core.session.store import Record
 from crow_core.testing import MemoryStore, Reply, ScriptedCall, ScriptedModel, connect
 from crow_extensions.budgets import budgets
+from crow_extensions.goal import goal
 from crow_extensions.loop_guard import REMARK, loop_guard
-from crow_extensions.until_done import QUESTION, until_done
 from fastmcp import FastMCP
 
 pytestmark = pytest.mark.anyio
@@ -152,10 +152,12 @@ async def test_loop_guard_counts_the_calls_before_the_interruption():
     assert "this very call 4 times" in find_texts(session, "tool")[3]
 
 
-async def test_until_done_counts_the_rounds_before_the_interruption():
-    log = await interrupt(app(LOOK, Reply("Well."), Reply("So."), DOWN).use(until_done, times=2))
-    _, session = await go_on(app(Reply("Hm.")).use(until_done, times=2), log)
-    assert [text == QUESTION for text in find_texts(session, "user")] == [False, True, True]
+async def test_goal_counts_the_requests_before_the_interruption():
+    options: dict[str, Any] = {"until": "false", "every_turn": True, "requests": 3}
+    log = await interrupt(app(LOOK, Reply("Well."), Reply("So."), DOWN).use(goal, **options))
+    stop_reason, session = await go_on(app(Reply("Hm.")).use(goal, **options), log)
+    assert stop_reason == "max_turn_requests"
+    assert ["`false` failed" in text for text in find_texts(session, "user")] == [False, True, True]
 
 
 async def test_budget_counts_the_requests_before_the_interruption():

@@ -22,10 +22,10 @@ from crow_core.session.session import Session
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
 from crow_core.testing.script import ScriptedCall as Use
 from crow_extensions.commands import commands
+from crow_extensions.goal import goal
 from crow_extensions.mask_secrets import mask_secrets
 from crow_extensions.steering import STEERING, steering
 from crow_extensions.undo import undo
-from crow_extensions.until_done import until_done
 from crow_permissions.extension import permissions
 from fastmcp import FastMCP
 
@@ -130,7 +130,7 @@ async def test_a_turn_whose_last_answer_streams_goes_on_with_the_words():
         return Reply("In blue.")
 
     model = ScriptedModel(answer)
-    crow = Crow(model).use(steering).use(until_done)
+    crow = Crow(model).use(steering).use(goal, every_turn=True)
     async with connect(crow) as editor:
         id = await open_session(editor)
         turn = start(editor.prompt(id, "go"))

@@ -38,6 +38,7 @@ from crow_extensions.context_window import context_window
 from crow_extensions.cut_prompts import cut_prompts
 from crow_extensions.empty_replies import empty_replies
 from crow_extensions.fallback import fallback
+from crow_extensions.goal import goal
 from crow_extensions.loop_guard import loop_guard
 from crow_extensions.mask_secrets import mask_secrets
 from crow_extensions.mcp import mcp
@@ -60,7 +61,6 @@ from crow_extensions.titles import titles
 from crow_extensions.tool_search import tool_search
 from crow_extensions.truncate import truncate
 from crow_extensions.undo import undo
-from crow_extensions.until_done import until_done
 from crow_extensions.usage import usage
 from crow_extensions.warm_up import warm_up
 from crow_extensions.work_trees import work_trees
@@ -112,11 +112,11 @@ FIRST_EXTENSIONS: tuple[Extension, ...] = (
     *(commands, mcp, mcp_apps, resources, completions, tool_search, reasoning_effort, context_window),
     *(cut_prompts, usage),
     *(printed_calls, broken_replies, empty_replies, refused_images, refused_prompts),
-    *(loop_guard, truncate, titles, undo, plan),
+    *(loop_guard, truncate, titles, undo, plan, goal),
     *(mentions, agents, skills, work_trees, small_models, warm_up),
 )
 """Used by default, in this order. `NAME = false` in `[extensions]` leaves one out."""
-OPTIONAL_EXTENSIONS: tuple[Extension, ...] = (budgets, until_done, subagents)
+OPTIONAL_EXTENSIONS: tuple[Extension, ...] = (budgets, subagents)
 """Used only when `[extensions]` names them, in the order of the file, as are the user's own."""
 LAST_EXTENSIONS: tuple[Extension, ...] = (compact, structured_output)
 """Used by default, after all others: they read what the others add to a session."""
@@ -278,7 +278,7 @@ def named_extensions(
     preset: dict[str, dict[str, Any]] = {
         "command_files": {"user": get_user_folders(home.config, user, "commands"), "trusted": trust.is_trusted},
         "agents": {"user": [home.config]},
-        "until_done": {"hidden": hidden},
+        "goal": {"hidden": hidden},
         "skills": {"user": get_user_folders(home.config, user, "skills"), "trusted": trust.is_trusted},
     }
     first, last = ([one.__name__ for one in group] for group in (FIRST_EXTENSIONS, LAST_EXTENSIONS))

@@ -25,6 +25,7 @@ from crow_cli.run_command import read_schema, run, told_as
 from crow_cli.sandbox_commands import sandbox
 from crow_cli.sessions_commands import sessions
 from crow_cli.settings_commands import completion, config, setup, status
+from crow_cli.share_command import share
 from crow_cli.skills_commands import skills
 from crow_cli.trust_command import trust
 from crow_cli.undo_command import undo
@@ -55,6 +56,7 @@ def cli(context: click.Context) -> None:
 
 
 cli.add_command(sessions)
+sessions.add_command(share)
 cli.add_command(prompts)
 cli.add_command(calls)
 cli.add_command(audit)

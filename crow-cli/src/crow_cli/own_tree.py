@@ -92,6 +92,7 @@ CLASSES = {
     "sessions fork": STORED,
     "sessions list": READS,
     "sessions search": READS,
+    "sessions share": READS,
     "sessions show": READS,
     "sessions to-task": READS,
     "setup": SETTINGS,
@@ -114,7 +115,7 @@ CLASSES = {
 }
 """The class of each command that does something by itself."""
 
-LOOSENING = ("yolo", "allow", "mcp_config", "roots", "agent", "save", "origins", "allow_remote")
+LOOSENING = ("yolo", "allow", "mcp_config", "roots", "agent", "save", "origins", "allow_remote", "until")
 """Parameters of the class WORKS that loosen the settings."""
 LOOSE_MODES = ("accept-edits", "yolo")
 

@@ -108,6 +108,8 @@ def tell(style: str, sentence: str, code: int) -> None:
     metavar="FILE",
     help="Print only a result that fits a JSON schema: of a file, of standard input for -, or of the argument itself.",
 )
+@click.option("--goal", is_flag=True, help="Go on until the prompt's goal is reached, as a judge says; see --until.")
+@click.option("--until", metavar="COMMAND", help="Go on until this shell command succeeds; implies --goal.")
 @click.option("--max-requests", type=click.IntRange(min=1), help="How many requests to the model the prompt may take.")
 @click.option(
     "--max-tokens", type=click.IntRange(min=1), help="How many tokens it may take, input and output together."
@@ -148,6 +150,8 @@ def run(prompt: str | None, output_format: Any, **given: Any) -> None:
         given["cwd"] = find_folder("--cwd", given["cwd"])
         given["roots"] = [find_folder("--add-dir", root) for root in given["roots"]]
         text = read_prompt(prompt)
+        if given["goal"] or given["until"]:
+            text = f"/goal {text}" + (f" until = {given['until']}" if given["until"] else "")
         sys.exit(run_to_end(send_prompt(text, output_format, given)))
 
 
@@ -195,6 +199,10 @@ async def build_app(given: Mapping[str, Any]) -> "tuple[Crow, Budget | None]":
         allow=check_rules("--allow", given["allow"]),
         deny=check_rules("--deny", given["deny"]),
     )
+    if given["until"]:
+        from crow_extensions.goal import allow_command
+
+        crow.use(allow_command, command=given["until"].strip())
     if not given["max_tokens"] and not given["max_cost"]:
         return crow, None
     from crow_agent.budget import Budget, limit_spending

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.anyio
 FILES = sorted(Path(__file__).parent.glob("*.toml"))
 QUICK = {
     *("budget", "cancel_command", "compact_command", "editor_files", "failing_test", "hooks", "killed_in_a_reply"),
-    *("many_calls_at_once", "permission_denied", "rename_across_files", "skill", "subagents", "undo", "until_done"),
+    *("many_calls_at_once", "permission_denied", "rename_across_files", "skill", "subagents", "undo", "goal"),
 }
 """One session of each kind: played also without `--slow`, and in processes of their own in `.ci/run`."""
 SURVIVORS = [file for file in FILES if "\nrestarts = false" not in file.read_text()]

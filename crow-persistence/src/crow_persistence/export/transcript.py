@@ -194,6 +194,8 @@ def describe_marker(marker: Message) -> str:
             return f"Started a sub-agent: session {session}"
         case {"kind": "parent", "session": str(session)}:
             return f"A sub-agent of session {session}"
+        case {"kind": "goal", "state": str(state), "why": str(why)} if why:
+            return f"Goal {state}: {why}"
         case {"kind": "pin"}:
             return "Pinned a message"
         case {"kind": "imported", "agent": str(agent)}:
