@@ -141,15 +141,10 @@ class SessionLog(Sequence[Message]):
                     self._writing = None
 
     async def finish(self) -> None:
-        """Like `written`, but ignore a failure that has been reported already. Later writes start a new chain.
-
-        A draft that was not written yet is dropped: its reply is in the log, or the session is about to be closed.
-        """
+        """Like `written`, but drop an unwritten draft and ignore a reported failure. Later writes start a new chain."""
         self.cancel_draft()
         self._flush()
         writing, self._writing = self._writing, None
         if writing is not None:
-            writing.add_done_callback(
-                lambda done: done.cancelled() or done.exception()
-            )  # also if this wait is cancelled
+            writing.add_done_callback(lambda done: done.cancelled() or done.exception())  # also if this is cancelled
             await asyncio.wait([writing])

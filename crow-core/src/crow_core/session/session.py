@@ -404,8 +404,7 @@ class Hooks:
         Called when the user is asked something, with the question in a line. An answer cancels what still runs.
 
             @crow.question
-            async def tell(session: Session, text: str) -> None:
-                print("crow waits for you:", text)
+            async def tell(session: Session, text: str) -> None: ...
         """)
 
     before_end: First[[Session, StopReason], Message] = First("""
