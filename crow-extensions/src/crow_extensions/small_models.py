@@ -150,7 +150,8 @@ def small_models(crow: Crow) -> None:
             shown = await use_tool(session, tool_call, "list", path) or await use_tool(session, tool_call, "read", path)
             content += [adapt_part(part, session.cwd) for part in shown]
         elif name == "search" and "shows more]" not in text:
-            content.append({"type": "text", "text": f"[{len(HIT.findall(text))} lines match.]"})
+            count = len(HIT.findall(text))
+            content.append({"type": "text", "text": f"[{count} line{' matches' if count == 1 else 's match'}.]"})
         return ToolResult([*content, {"type": "text", "text": hint}], result.is_error, result.meta)
 
     @crow.after_model
