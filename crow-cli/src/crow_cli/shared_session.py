@@ -18,6 +18,7 @@ from crow_core.messages.passes import drop_rewound
 from crow_core.redaction import BASE64, IMAGE, MASK, VARIABLE, holds_secret, parse_object, redact_data
 from crow_permissions.private_data import find_private_file, is_private_path
 from crow_persistence.export.transcript import Transcript
+from crow_system.shortening import leave_out
 
 PRIVATE, PROJECT, PATH, NAME, ADDRESS = "[private data]", "[project]", "[path]", "[name]", "[address]"
 PLACEHOLDERS = {
@@ -183,7 +184,7 @@ def shorten_results(transcript: Transcript, limit: int) -> Transcript:
         text = "\n\n".join(list_texts(entry))
         if entry.get("role") != "tool" or len(text) <= limit:
             return entry
-        return cast(Message, {**entry, "content": f"{text[:limit]}\n… {len(text) - limit:,} characters left out"})
+        return cast(Message, {**entry, "content": leave_out(text, limit)})
 
     return replace(transcript, record=replace(transcript.record, log=list(map(shorten, transcript.record.log))))
 
