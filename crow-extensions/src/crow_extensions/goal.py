@@ -7,7 +7,7 @@ tools were called is a goal of that turn.
 import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, TypedDict, cast
 
 from crow_core.acp.schema import StopReason
 from crow_core.app import Crow
@@ -17,7 +17,7 @@ from crow_core.masking import mask
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.tool import ToolCall
 from crow_core.messages.message import Message, marker_kind
-from crow_core.messages.notes import GoalTerms
+from crow_core.messages.notes import Notes
 from crow_core.models.model_call import ModelCall, ModelRequest
 from crow_core.session.prompts import Prompt
 from crow_core.session.session import Command, Session
@@ -41,6 +41,27 @@ WHY_LENGTH = 300
 """Characters of a verdict that are shown and stored."""
 
 AboveZero = Annotated[float, Meta(gt=0)]
+
+
+class GoalTerms(TypedDict, total=False):
+    """The terms of a goal."""
+
+    words: str
+    until: str
+    """The shell command that succeeds when the goal is reached; empty if a judge decides."""
+    limits: dict[str, float]
+    """The most requests, money and minutes."""
+    of_turn: bool
+    """True if it ends with the turn that began it."""
+
+
+class GoalNotes(Notes, total=False):
+    """A goal began, was checked, or ended. `why` is the verdict, `spent` the amounts that the goal has used."""
+
+    goal: GoalTerms
+    """The goal, if it begins with this entry: the user's message, or a marker."""
+    state: str
+    """`open`, `reached`, `given up` at a limit, or `ended` by the user."""
 
 
 @dataclass
@@ -125,7 +146,8 @@ def goal(
         command = terms.get("until", "")
         if command and command != until and not await may_run(session, command):
             return f"The goal is not set: you did not allow `{command}` to run after each answer."
-        return {"role": "user", "content": terms.get("words", ""), "crow": {"goal": terms}}
+        notes: GoalNotes = {"goal": terms}
+        return {"role": "user", "content": terms.get("words", ""), "crow": notes}
 
     def make_goal(terms: GoalTerms) -> Goal:
         limits = {**defaults, **terms.get("limits", {})}
@@ -144,7 +166,7 @@ def goal(
         """Read the open goal from a log."""
         found: Goal | None = None
         for entry in entries:
-            notes = entry.get("crow", {})
+            notes = to_notes(entry)
             if terms := notes.get("goal"):
                 found = make_goal(terms)
             elif found and marker_kind(entry) == "goal":
@@ -157,7 +179,8 @@ def goal(
     def note(session: Session, found: Goal, state: str, why: str) -> None:
         found.spending.find_reached()  # counts the time
         spent = {what: found.spending.spent.get(what, 0) for what in found.spending.limits}
-        session.log.append({"crow": {"kind": "goal", "state": state, "why": why, "spent": spent}})
+        notes: GoalNotes = {"kind": "goal", "state": state, "why": why, "spent": spent}
+        session.log.append({"crow": notes})
 
     def end(session: Session, found: Goal, state: str, why: str) -> None:
         note(session, found, state, why)
@@ -181,7 +204,7 @@ def goal(
         session.state[WORKED] = False
         if (left := find_goal(session)) and left.terms.get("of_turn"):  # its turn failed
             end(session, left, "ended", "Another turn began.")
-        if terms := message.get("crow", {}).get("goal"):
+        if terms := to_notes(message).get("goal"):
             session.state[GOAL] = make_goal(terms)
         if found := find_goal(session):
             found.spending.start()
@@ -239,7 +262,8 @@ def goal(
         await session.log.written()  # the judge's call is counted
         found.why = why
         if is_new:
-            session.log.append({"crow": {"kind": "goal", "state": "open", "goal": found.terms}})
+            notes: GoalNotes = {"kind": "goal", "state": "open", "goal": found.terms}
+            session.log.append({"crow": notes})
             session.state[GOAL] = found
             found.spending.start()
         note(session, found, "open", why)
@@ -271,6 +295,11 @@ def goal(
             end(session, found, "ended", "Its turn ended.")
         elif outcome != "end_turn":
             note(session, found, "open", "")
+
+
+def to_notes(entry: Message) -> GoalNotes:
+    """Return the notes of an entry of the log, which may be about a goal."""
+    return cast(GoalNotes, entry.get("crow", {}))
 
 
 async def ask_judge(session: Session, found: Goal) -> tuple[str, str]:

@@ -45,7 +45,7 @@ from crow_core.session.session import Session
 from crow_core.trace import TRACE, extract_trace
 
 SAME = (schema.UserMessageChunk, schema.UsageUpdate)
-"""Updates that both versions write in the same way, beside chunks of the agent's messages."""
+"""Updates that both versions write in the same way, in addition to chunks of the agent's messages."""
 
 
 @dataclass(eq=False)

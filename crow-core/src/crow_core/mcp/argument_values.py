@@ -33,7 +33,7 @@ async def complete_value(
     value: str,
     known: Mapping[str, str],
 ) -> list[str]:
-    """Return the values that a server offers for an argument, of which `value` is typed; `known` are the others.
+    """Return the values that a server offers for an argument. `value` is the typed part, `known` the other arguments.
 
     The list is empty if the server is not connected, completes nothing, or fails; a failure is in the log.
     """

@@ -93,7 +93,7 @@ async def list_several(servers: Iterable[Server]) -> list[Resource]:
 
 
 async def read_blocks(server: Server, uri: str) -> list[dict[str, Any]]:
-    """Read a resource as MCP content blocks. Raises ConnectionError, also if a file of a skill is not what is listed.
+    """Read a resource as MCP content blocks. Raises ConnectionError, also for a file of a skill with a wrong digest.
 
     If it is not, the entry of the skill is requested again, once: the server may have changed both.
     """

@@ -67,7 +67,7 @@ class ServedSkill:
 
 
 def serves_skills(client: "CheckedClient") -> bool:
-    """Whether the server of a client has the extension."""
+    """Return True if the server of a client has the extension."""
     extensions = client.server_capabilities and client.server_capabilities.extensions
     return SKILLS_EXTENSION in (extensions or {})
 

@@ -345,14 +345,14 @@ class Server:
                 self.keep_task(call)
 
     async def follow_resource(self, uri: str) -> None:
-        """Subscribe to the changes of a resource, which `changes` counts. Raises ConnectionError."""
+        """Subscribe to a resource; `changes` counts its updates. Raises ConnectionError."""
         client = await self.client()
         if uri not in self.followed:
             self.followed.add(uri)
             self._follow(client)
 
     def _follow(self, client: "CheckedClient") -> None:
-        """Subscribe to the changes of the resources in `followed`."""
+        """Subscribe to the resources in `followed`."""
         if self.followed:
             following = follow_resources(client, sorted(self.followed), self._following)
             self._following = asyncio.ensure_future(following)

@@ -20,7 +20,7 @@ LIST_FIELDS = {
 }
 """The field of the answer that holds the items, for each request that lists something."""
 BLOCK_FIELDS = {"tools/call": "content", "resources/read": "contents", "prompts/get": "messages"}
-"""The field of the answer that holds content, of which there may be too much, for each request."""
+"""The field of the answer that may hold too much content, for each request."""
 SKILLS_EXTENSION = "io.modelcontextprotocol/skills"
 """The extension of MCP by which servers list skills (SEP-2640)."""
 METHOD_NOT_FOUND = -32601

@@ -93,7 +93,7 @@ async def follow_changes(client: "CheckedClient") -> None:
 
 
 async def follow_resources(client: "CheckedClient", uris: Sequence[str], before: "asyncio.Task[None] | None") -> None:
-    """Subscribe to the changes of resources, until the connection ends. Then cancel the task that did so before."""
+    """Subscribe to resources until the connection ends. Then cancel the task that did so before."""
     from mcp.client import subscriptions  # imported with FastMCP
     from mcp_types import EmptyResult, SubscribeRequest, SubscribeRequestParams
     from mcp_types.version import MODERN_PROTOCOL_VERSIONS

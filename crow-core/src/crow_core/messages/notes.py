@@ -76,23 +76,8 @@ class OutputNotes(TypedDict):
     """The attempts after the first."""
 
 
-class GoalTerms(TypedDict, total=False):
-    """A goal that turns go on to."""
-
-    words: str
-    until: str
-    """The shell command that succeeds when the goal is reached; empty if a judge decides."""
-    limits: dict[str, float]
-    """The most requests, money and minutes."""
-    of_turn: bool
-    """True if it ends with the turn that began it."""
-
-
 class PromptNotes(TypedDict, total=False):
     """Notes of a user message."""
-
-    goal: GoalTerms
-    """The goal that it begins."""
 
     blocks: list[dict[str, Any]]
     """The content blocks (ACP) that the user sent, without their data, if there was more than text."""
@@ -328,19 +313,6 @@ class BudgetNotes(TypedDict, total=False):
     """The amount of each limited thing: requests, tokens, money, minutes."""
 
 
-class GoalNotes(TypedDict, total=False):
-    """A goal of the session began, was checked, or ended."""
-
-    goal: GoalTerms
-    """The goal, if it begins."""
-    state: str
-    """`open`, `reached`, `given up` at a limit, or `ended` by the user."""
-    why: str
-    """What the command or the judge said."""
-    spent: dict[str, float]
-    """What the goal has used so far: requests, money, minutes."""
-
-
 class SourceNotes(TypedDict, total=False):
     """The session has read `private` data or `untrusted` content."""
 
@@ -439,7 +411,6 @@ class Notes(
     DecisionNotes,
     EndedNotes,
     ExitNotes,
-    GoalNotes,
     ImagesNotes,
     ImportedNotes,
     InnerNotes,
@@ -475,7 +446,6 @@ MARKERS: dict[str, type] = {
     "decision": DecisionNotes,
     "ended": EndedNotes,
     "exit": ExitNotes,
-    "goal": GoalNotes,
     "images": ImagesNotes,
     "imported": ImportedNotes,
     "inner": InnerNotes,

@@ -94,7 +94,7 @@ class User:
         log: SessionLog,
         announce: Callable[[str], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
-        """`announce` is called with each question, beside the client."""
+        """`announce` is called with each question, in addition to the client."""
         self._client, self._announce = client, announce
         self._session_id = session_id
         self._log = log
