@@ -411,5 +411,4 @@ async def wait_for_end(turn: "asyncio.Task[StopReason]") -> None:
     while not turn.done():
         with suppress(asyncio.CancelledError):
             await asyncio.wait([turn])
-    if not turn.cancelled():
-        turn.exception()  # marks it as retrieved: no one waits for it any more
+    _ = turn.cancelled() or turn.exception()  # marks it as retrieved: no one waits for it any more
