@@ -58,7 +58,7 @@ async def test_size_that_the_server_tells_chooses_the_profile_before_the_first_r
 
 
 async def test_server_that_was_too_slow_to_tell_when_the_session_opened_is_asked_once_more(tmp_path: Path):
-    answers = iter([{}])
+    answers = iter([dict[str, Any]()])
     pages = {**LLAMA_CPP, "/props": lambda: next(answers, LLAMA_CPP["/props"])}
     async with ScriptedServer([Reply("."), Reply("Hello.")], pages=pages) as server:
         crow = await make_crow(tmp_path, server.url)
