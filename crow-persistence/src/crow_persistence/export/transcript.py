@@ -7,7 +7,7 @@ from base64 import b64decode
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from crow_core.mcp.tool import make_title
 from crow_core.messages.message import Message, RawToolCall, list_edits, parse_arguments, to_parts
@@ -176,7 +176,8 @@ def model_call_to_dict(row: Row[Any]) -> dict[str, Any]:
 
 def describe_marker(marker: Message) -> str:
     """Return a line about a marker; "" for one that is shown elsewhere."""
-    match marker.get("crow"):
+    notes = cast("Mapping[str, Any]", marker.get("crow", {}))  # also the notes of extensions
+    match notes:
         case {"kind": "render", "prompt": str(prompt), "purpose": str(purpose)}:
             return "System prompt" if purpose == "system" else f"Prompt {prompt}, for: {purpose}"
         case {"kind": "tools", "schemas": [*schemas]}:
