@@ -69,6 +69,7 @@ CLASSES = {
     "mcp login": SETTINGS,
     "mcp logout": SETTINGS,
     "mcp remove": SETTINGS,
+    "mcp search": READS,
     "mcp test": READS,
     "perms explain": READS,
     "perms list": READS,
