@@ -116,7 +116,7 @@ acp.add_command(click.Command("setup", callback=setup.callback, params=setup.par
 @click.option("--max-connections", type=click.IntRange(min=1), default=32, show_default=True, help="Clients at a time.")
 @click.option("--allow-remote", is_flag=True, help="Allow a --host that other machines can reach.")
 def serve(**options: Any) -> None:
-    """Speak ACP over WebSocket, with many clients at once.
+    """Speak ACP over WebSocket and HTTP, with many clients at once.
 
     Prints the address and the header to send. Without --token and --token-file, the header holds a new token.
     """
