@@ -44,7 +44,9 @@ PARSED = {
     r"crow batch": "crow-cli/tests/test_batch.py",
     r"crow db (restore|repair)": "crow-cli/tests/test_db.py",
     r"crow trust (\.|revoke)": "crow-cli/tests/test_trust.py",
+    r"crow mcp (add https|search)": "crow-cli/tests/test_mcp_discovery.py",
     r"crow run .*--output-schema": "crow-cli/tests/test_run.py",
+    r"crow run .*--(goal|until)": "crow-cli/tests/test_run_goal.py",
 }
 """Commands that are only parsed here, and the file that runs them."""
 CROW = re.compile(r"(^|\| )crow( |$)")

@@ -51,7 +51,7 @@ FAULTS: dict[str, set[str]] = {
     "leaves after an error": {"JSONRPC-005"},
     "refuses initialize": {"INIT-001"},
     "gives invalid capabilities": {"INIT-001", "SCHEMA-001"},
-    "speaks version 2": {"INIT-002"},
+    "speaks version 2": {"INIT-001", "INIT-002"},  # its answer is valid in neither version
     "agrees to every version": {"INIT-003"},
     "refuses other versions": {"INIT-003"},
     "is nobody": {"INIT-004"},

@@ -110,7 +110,7 @@ async def test_other_wrong_arguments(make_agent: Make) -> None:
     with pytest.raises(ValueError, match="The limit of money is -1"):
         Budget(money=-1)
     with pytest.raises(ValueError, match=r"not the address of an agent. Give one with ws://"):
-        Agent.connect("http://localhost:8000")
+        Agent.connect("ftp://localhost:8000")
     async with make_agent() as agent:
         with pytest.raises(TypeError, match="map takes a list of prompts"):
             await agent.map("abc")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import crow_system as system
 import pytest
+from crow_cli.acp import METHODS
 from crow_core.acp.connection import ConnectionClosed, RpcError
 from crow_core.acp.schema import (
     AUTH_REQUIRED,
@@ -417,8 +418,7 @@ async def test_crows_own_methods_are_announced_and_answered(machine: "Machine"):
             told = await editor.initialize("editor", ClientCapabilities())
             session = await editor.new_session(str(machine.project))
             assert told.agent_capabilities.meta
-            methods = ["_crow/search", "_session/steering", "_crow/usage", "_session/rewind_points", "_session/rewind"]
-            assert told.agent_capabilities.meta["crow"]["methods"] == [*methods, "_crow/app"]
+            assert told.agent_capabilities.meta["crow"]["methods"] == [*METHODS]
             assert told.meta == {
                 "steering": {"supported": True},
                 "rewindSession": {"modes": ["files", "conversation", "both"]},

@@ -702,7 +702,7 @@ def test_seconds_belong_to_what_runs_now_and_not_to_the_turn():
 async def test_file_with_blanks_in_its_name_is_completed_in_quotes(tmp_path: Path, typed: str, taken: str):
     for name in ("my notes.txt", "it's.txt", "other.txt"):
         (tmp_path / name).write_text("x")
-    completer, document = ChatCompleter(State(folder=str(tmp_path))), Document(typed)
+    completer, document = ChatCompleter(State(folder=str(tmp_path)), list, ask_nobody), Document(typed)
     found = [one async for one in completer.get_completions_async(document, CompleteEvent())]
     assert typed[: len(typed) + found[0].start_position] + found[0].text == taken
     content = make_prompt(taken, (), str(tmp_path), Abilities())
@@ -710,8 +710,13 @@ async def test_file_with_blanks_in_its_name_is_completed_in_quotes(tmp_path: Pat
     assert [link.name for link in links] == [found[0].display_text[1:]]
 
 
+async def ask_nobody(text: str) -> list[Any]:
+    """Answer as an agent that completes nothing."""
+    return []
+
+
 def offered(state: State, typed: str, *past: str) -> list[str]:
-    completer = ChatCompleter(state, lambda: past)
+    completer = ChatCompleter(state, lambda: past, ask_nobody)
     return [one.text.strip() for one in completer.complete_command(typed)]
 
 

@@ -134,6 +134,8 @@ class Agent:
         """
         agent = cls.__new__(cls)
         is_address = isinstance(target, str) and target.startswith(("ws://", "wss://", "http://", "https://"))
+        if isinstance(target, str) and "://" in target.split(" ")[0] and not is_address:
+            raise ValueError(f"{target!r} is not the address of an agent. Give one with ws://, wss:// or https://.")
         offered = (env or {}) if (not is_address if workspace is None else workspace) else None
         if isinstance(target, str) and is_address:
             agent._set_up(permissions, elicit, budget, cwd, env, lambda: connect_address(target, token, offered))

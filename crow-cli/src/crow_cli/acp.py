@@ -24,15 +24,8 @@ from crow_core.models.model_call import Model
 from crow_cli.process import find_command, hide_memory, log_to_stderr, run_to_end
 
 METHODS = (
-    *(
-        "_crow/search",
-        STEERING_METHOD,
-        COMPLETE_METHOD,
-        "_crow/usage",
-        REWIND_POINTS_METHOD,
-        REWIND_METHOD,
-        "_crow/app",
-    ),
+    *("_crow/search", STEERING_METHOD, "_crow/app", COMPLETE_METHOD, "_crow/usage"),
+    *(REWIND_POINTS_METHOD, REWIND_METHOD),
 )
 """The methods beyond ACP of crow's own extensions."""
 

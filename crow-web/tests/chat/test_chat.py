@@ -142,12 +142,12 @@ async def test_the_last_turn_is_undone_after_a_question(start: Any):
             await tab.say(f"Say {word}")
             await tab.until(lambda tab, word=word: f"The {word}." in tab.text and tab.values["@phase"] == "ready")
         await tab.say("/undo")
-        await tab.until(lambda tab: "changes no file" in tab.html)
+        await tab.until(lambda tab: "No file changes." in tab.html)
         await tab.act("undone", send="decline")
-        await tab.until(lambda tab: "changes no file" not in tab.html)
+        await tab.until(lambda tab: "No file changes." not in tab.html)
         assert "Undo this turn" in tab.blocks["state"]
         await tab.act("undo")
-        await tab.until(lambda tab: "changes no file" in tab.html)
+        await tab.until(lambda tab: "No file changes." in tab.html)
         await tab.act("undone", send="accept")
         await tab.until(lambda tab: "The last turn was undone." in tab.text)
         assert "The first." in tab.text

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from crow_core.acp.schema_v2 import UNSUPPORTED_VERSION
-
 from crow_acp_tools.check import scenarios
 from crow_acp_tools.check.conversation import CheckOptions, CheckRequest, Conversation, Flaw, WireLine
 from crow_acp_tools.check.requirement import CheckVerdict, NotPassed, Requirement, Unanswered
@@ -121,8 +119,7 @@ def choose_versions(greetings: dict[ProtocolVersion, Conversation]) -> list[Prot
     if second is None or answers_in_version(second.requests[0].result) != VERSION_2.number:
         return [VERSION_1]
     first = greetings[VERSION_1].requests[0]
-    is_refused = first.error is not None and first.error.get("code") == UNSUPPORTED_VERSION
-    is_refused = is_refused or answers_in_version(first.result) == VERSION_2.number
+    is_refused = first.error is not None or answers_in_version(first.result) == VERSION_2.number
     return [VERSION_2] if is_refused else [VERSION_1, VERSION_2]
 
 

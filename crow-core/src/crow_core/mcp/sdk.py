@@ -87,6 +87,10 @@ from fastmcp.client.transports import SSETransport as SSETransport
 from fastmcp.client.transports import StreamableHttpTransport as StreamableHttpTransport
 from fastmcp.client.transports.base import SessionKwargs as SessionKwargs
 from fastmcp.client.transports.base import TransportOptions as TransportOptions
+from fastmcp.skills.models import GetSkillParams as GetSkillParams
+from fastmcp.skills.models import GetSkillRequest as GetSkillRequest
+from fastmcp.skills.models import ListSkillsParams as ListSkillsParams
+from fastmcp.skills.models import ListSkillsRequest as ListSkillsRequest
 
 RELIED_ON: tuple[tuple[type, str], ...] = (
     (Client, "_transport_options"),

@@ -101,7 +101,7 @@ async def list_served_skills(server: Server) -> list[ServedSkill] | None:
 
 async def request_entries(client: "CheckedClient") -> list[Any]:
     """Request all pages of the list of skills, and return the entries as they were sent."""
-    from fastmcp.skills.models import ListSkillsParams, ListSkillsRequest  # imported with FastMCP
+    from crow_core.mcp.sdk import ListSkillsParams, ListSkillsRequest  # here because FastMCP takes most of a second
 
     entries: list[Any] = []
     cursor: str | None = None
@@ -117,7 +117,7 @@ async def request_entries(client: "CheckedClient") -> list[Any]:
 
 async def refresh_skill(server: Server, uri: str) -> None:
     """Request the entry of one skill again, whose files may have changed. Raises ConnectionError."""
-    from fastmcp.skills.models import GetSkillParams, GetSkillRequest  # imported with FastMCP
+    from crow_core.mcp.sdk import GetSkillParams, GetSkillRequest  # as above
 
     try:
         client = await server.client()
