@@ -139,13 +139,13 @@ class ChatModel:
                 yield {"sent": body}
                 try:
                     printed = self.read_calls(request)
-                    repetition = RepetitionGuard()
+                    repetition = RepetitionGuard() if self.is_small else None
                     async with aclosing(self.stream_once(body)) as deltas:
                         async for arriving in deltas:
                             for delta in printed.feed(arriving):
                                 has_begun = has_begun or bool(ANSWER_KEYS & delta.keys())
                                 yield delta
-                            if self.is_small and repetition.feed(arriving):
+                            if repetition and repetition.feed(arriving):
                                 yield {"finish_reason": REPETITION}
                                 return
                     for delta in printed.finish():

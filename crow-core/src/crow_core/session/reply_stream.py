@@ -57,7 +57,7 @@ class ReplyStream:
         """Record that a request was sent, and show a notice about it; for any model call."""
         if "sent" in delta:
             self._updates.log.record(model_call)
-        if model_call.id != self._told and (sentence := describe_progress(delta.get("progress", {}))):
+        if "progress" in delta and model_call.id != self._told and (sentence := describe_progress(delta["progress"])):
             self._told = model_call.id
             await self._updates.notice(sentence)
         if text := delta.get("notice"):
