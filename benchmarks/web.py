@@ -3,10 +3,9 @@
 Run with `uv run benchmarks/web.py`. One session has 2,000 messages. With Chromium and Playwright, it also measures how
 long the browser takes until a page can be used.
 
-Measured, in milliseconds of the processor, on a machine whose two cores had nine times as much to do: the list 30, a
-search 101 to 115, a session of 100 messages 33 (130 kB), one of 2,000 messages 179 (236 kB), its requests 127, charts
-45, permissions 4. The modules take 64 MiB when they are loaded; the process held 82 to 87 MiB after all pages. The
-browser could use the list after 0.6 s and the session of 2,000 messages after 1.7 s.
+Measured on an idle machine with two cores: the list took 68 ms (26 of the processor), a search 126 to 140, a session of
+100 messages 26 (130 kB), one of 2,000 messages 117 (236 kB), its requests 89, charts 43. The browser could use the list
+after 0.2 s and the session of 2,000 messages after 0.3 s. The process held 84 MiB after all pages.
 """
 
 import argparse
