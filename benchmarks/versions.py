@@ -38,7 +38,7 @@ class Talker:
 
     async def stream(self, request: Any) -> AsyncIterator[Delta]:
         for _ in range(CHUNKS):
-            yield {self._kind: " word"}  # type: ignore[misc]
+            yield {self._kind: " word"}
         yield {"content": "."}
         yield {"finish_reason": "stop"}
 

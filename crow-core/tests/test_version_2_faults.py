@@ -39,7 +39,7 @@ REQUESTS = (
     + encode("session/resume", {"sessionId": "kept", "cwd": "/", "replayFrom": {"type": "start"}}, 2)
     + encode("session/prompt", {"sessionId": "kept", "prompt": TEXT}, 3)
 )
-"""What a client sends that resumes a session and prompts."""
+"""The lines of a client that resumes a session and prompts."""
 CAPABILITIES: dict[str, Any] = {"info": {"name": "x", "version": "1"}, "capabilities": {"session": {}}}
 ANSWERS = (
     answer(1, {"protocolVersion": 2, **CAPABILITIES})
@@ -50,7 +50,7 @@ ANSWERS = (
     + update("agent_message_chunk", messageId="a", content={"type": "text", "text": "Hé"})
     + update("state_update", state="idle", stopReason="end_turn")
 )
-"""What an agent sends in a conversation of one turn."""
+"""The lines of an agent in a conversation of one turn."""
 
 
 def put(transport: MemoryTransport, data: bytes) -> None:
@@ -78,7 +78,7 @@ async def test_a_clients_stream_may_be_cut_at_every_byte_and_no_entry_is_lost():
 
 
 def read_all(transport: MemoryTransport) -> list[bytes]:
-    queue: LineQueue = transport.readline.__self__  # type: ignore[attr-defined]
+    queue: LineQueue = transport.readline.__self__
     return [*queue.lines]
 
 

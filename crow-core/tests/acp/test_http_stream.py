@@ -123,7 +123,7 @@ async def test_an_editor_prompts_and_loads_over_http(version: int):
         async with editing(url, version) as editor:
             params = LoadSessionRequest(session_id=session, cwd="/", mcp_servers=[])
             await editor.request("session/load", params)
-            assert [each.content.text for each in editor.of(UserMessageChunk)] == ["go"]  # type: ignore[union-attr]
+            assert [each.content.text for each in editor.of(UserMessageChunk)] == ["go"]
             assert editor.text == "Hello."
             await editor.prompt(session, "again")
             assert editor.text == "Hello.Again."

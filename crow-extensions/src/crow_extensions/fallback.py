@@ -38,7 +38,8 @@ def fallback(crow: Crow, *, chains: Mapping[str, Sequence[str]], wait: float = W
     """The time, of the monotonic clock, at which each model that failed is asked again."""
 
     def get_name(session: Session) -> str:
-        return next((name for name, model in session.models.items() if model is session.model), "")
+        option = session.options.find("model")
+        return option.get() if option else ""
 
     def is_down(name: str) -> bool:
         return down.get(name, 0.0) > monotonic()

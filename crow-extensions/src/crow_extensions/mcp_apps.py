@@ -5,6 +5,7 @@ from typing import Any
 
 from crow_core.acp.connection import RpcError
 from crow_core.acp.schema import INVALID_PARAMS
+from crow_core.acp.shared_methods import APP_METHOD
 from crow_core.app import Crow
 from crow_core.mcp.server import Server
 from crow_core.mcp.server_answers import describe_error
@@ -12,7 +13,6 @@ from crow_core.mcp.tool import Tool
 from crow_core.messages.message import Message
 from crow_core.session.session import Session
 
-APP_METHOD = "_crow/app"
 MIME_TYPE = "text/html;profile=mcp-app"
 MAX_APP = 2_000_000
 """Characters of the HTML of an app that is passed on."""

@@ -41,7 +41,7 @@ class SqlStore:
         self.releasing: set[asyncio.Task[None]] = set()
         """Releases of leases that nobody waits for."""
         self._openings = Counter[str]()
-        """How often each session is being opened."""
+        """The number of tasks that are opening each session, by its id."""
 
     async def load(self, id: str) -> Record | None:
         return await self._open(id, self._load(id))

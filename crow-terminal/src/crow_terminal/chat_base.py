@@ -1,4 +1,4 @@
-"""What the parts of the terminal share: the state, and the tasks that run."""
+"""The base of the terminal's parts: their shared state, and the tasks that run."""
 
 import asyncio
 import os

@@ -112,7 +112,7 @@ class PageLink:
         self._questions: dict[int, AgentQuestion] = {}
         """The questions of the terminal's session that are open."""
         self._asking: dict[int, asyncio.Task[None]] = {}
-        """The same, as they are asked on the page."""
+        """The tasks that ask these questions on the page."""
         self._sending: set[asyncio.Task[None]] = set()
         self._connection: Connection | None = None
         self._is_joined = False

@@ -22,13 +22,13 @@ class Settings(Struct, frozen=True):
     resume: str = ""
     """The id of the session to load; empty for a new one."""
     last: bool = False
-    """Whether to load the last session of the folder, if there is one."""
+    """True if the terminal loads the last session of the folder, if there is one."""
     prompt: str = ""
     """A prompt to begin with."""
     command: str = ""
     """The command that opens this terminal; it takes `-c` and `-r ID`. Empty for none."""
     choose: bool = False
-    """Whether the user chooses one of the stored sessions first."""
+    """True if the user chooses one of the stored sessions first."""
     page: Sequence[str] = ()
     """The command that serves the pages of sessions, as `PageServer` starts it; empty for none."""
 

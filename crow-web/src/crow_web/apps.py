@@ -4,13 +4,11 @@ from typing import Any
 
 import msgspec
 from crow_core.acp.connection import ConnectionClosed, RpcError
+from crow_core.acp.shared_methods import APP_METHOD
 
 from crow_web.app_frames import AppFrames, list_domains
 from crow_web.log import BlockRenderer, Log
 from crow_web.shared_agent import SharedAgent
-
-APP_METHOD = "_crow/app"
-"""Asks the agent for the app of a tool call."""
 
 
 async def show_app(

@@ -54,7 +54,7 @@ CLIENT_LIMITS = {
 }
 """The same for this side of the connection."""
 CANNOT_CONNECT = ("08", "53", "57P")
-"""How the SQLSTATE of an error begins if the server takes no connection, or ends one, for now."""
+"""Beginnings of the SQLSTATE of errors after which the server may take a connection again."""
 SET_LIMIT = sa.text("SELECT set_config(:name, :value, false)")
 KEY = "hashtextextended('crow executor ' || :id, 0)"
 TRY_LOCK = sa.text(f"SELECT pg_try_advisory_lock({KEY})")

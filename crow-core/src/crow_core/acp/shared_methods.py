@@ -12,6 +12,8 @@ from crow_core.acp.schema import ContentBlock
 STEERING_METHOD = "_session/steering"
 REWIND_POINTS_METHOD = "_session/rewind_points"
 REWIND_METHOD = "_session/rewind"
+APP_METHOD = "_crow/app"
+"""The page of an MCP app, for a tool call. This method is crow's own."""
 REWIND_MODES = ("files", "conversation", "both")
 META: Mapping[str, dict[str, Any]] = {
     STEERING_METHOD: {"steering": {"supported": True}},
