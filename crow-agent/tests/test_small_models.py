@@ -1,5 +1,6 @@
 """The profile for small models: its tools, its prompt, and the sessions with it."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from crow_core.models.chat_model import ChatModel
 from crow_core.models.quirks import find_quirks
 from crow_core.testing import Reply, ScriptedServer, connect
 from crow_core.testing.script import ScriptedCall
+from crow_extensions import context_window
 
 pytestmark = pytest.mark.anyio
 
@@ -84,6 +86,26 @@ async def test_small_window_chooses_the_profile(tmp_path: Path, project: Path):
             session = await editor.new_session(str(project))
             await editor.prompt(session.session_id, "Hi.")
     assert len(server.requests[0]["tools"]) == 7
+
+
+async def test_session_opens_before_the_server_has_answered_and_the_prompt_waits_for_it(
+    tmp_path: Path, project: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(context_window, "ANSWER_LIMIT", 30)
+    opened = asyncio.Event()
+
+    async def list_models() -> dict[str, Any]:
+        await opened.wait()
+        return {"data": [{"id": "unknown", "meta": {"n_params": 1_777_088_000}}]}
+
+    pages = {"/props": {"default_generation_settings": {"n_ctx": 16384}}, "/v1/models": list_models}
+    async with ScriptedServer(lambda request: Reply("Hello."), pages=pages) as server:
+        crow = await make_crow(tmp_path, server.url, "unknown")
+        async with connect(crow) as editor:
+            session = await editor.new_session(str(project))
+            opened.set()
+            await editor.prompt(session.session_id, "Hi.")
+    assert len(server.requests[-1]["tools"]) == 7
 
 
 async def test_simple_tools_do_the_work_of_the_full_ones(tmp_path: Path, project: Path):

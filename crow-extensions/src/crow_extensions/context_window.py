@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import dataclass
+from typing import Any
 
 from crow_core.app import Crow
 from crow_core.models.chat_model import ChatModel
@@ -12,8 +13,8 @@ from crow_core.session.session import Session
 
 TRIES_LIMIT = 3
 """Times that a server is asked: some know the window only once the model is loaded."""
-OPENING_LIMIT = 1.0
-"""Seconds that the start of a session waits for a server on a private network, so that the profile fits the model."""
+ANSWER_LIMIT = 1.0
+"""Seconds that the first prompt waits for a server on a private network, so that the profile fits the model."""
 
 
 @dataclass
@@ -28,9 +29,11 @@ class WindowSearch:
 def context_window(crow: Crow) -> None:
     """Set the window of each model to what its server reports, but never to more than is configured.
 
-    Servers on private networks are asked when a session opens: the size of the model chooses its profile.
+    Servers on private networks are asked when a session has opened, and the first prompt waits for the answer: the size
+    of the model chooses its profile.
     """
     searches: dict[int, WindowSearch] = {}
+    openings: dict[str, asyncio.Task[None]] = {}
 
     async def ask(model: ChatModel) -> None:
         model.facts = await ask_server(model)
@@ -45,12 +48,20 @@ def context_window(crow: Crow) -> None:
         elif before.task.done() and not before.found and before.tries < TRIES_LIMIT:
             searches[id(model)] = WindowSearch(asyncio.ensure_future(ask(model)), before.tries + 1)
 
-    @crow.mcp_servers
-    async def begin(session: Session) -> None:
-        model = session.model
-        if isinstance(model, ChatModel) and is_on_private_network(model.display_url):
-            search(model)
-            await asyncio.wait([searches[id(model)].task], timeout=OPENING_LIMIT)
+    async def ask_early(session: Session, model: ChatModel) -> None:
+        await session.turns.id_known.wait()  # the import of the HTTP client would delay the answer to `session/new`
+        search(model)
+        await asyncio.wait([searches[id(model)].task])
+
+    @crow.session_start
+    def begin(session: Session) -> None:
+        if isinstance(model := session.model, ChatModel) and is_on_private_network(model.display_url):
+            openings[session.id] = asyncio.ensure_future(ask_early(session, model))
+
+    @crow.tools
+    async def wait(schemas: list[dict[str, Any]], session: Session) -> None:
+        if opening := openings.get(session.id):
+            await asyncio.wait([opening], timeout=ANSWER_LIMIT)
 
     @crow.before_model
     def before(request: ModelRequest, session: Session) -> None:
@@ -64,6 +75,9 @@ def context_window(crow: Crow) -> None:
 
     @crow.session_end
     async def stop(session: Session) -> None:
+        if opening := openings.pop(session.id, None):
+            opening.cancel()
+            await asyncio.wait([opening])
         if not crow.sessions:
             for one in searches.values():
                 one.task.cancel()

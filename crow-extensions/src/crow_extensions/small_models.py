@@ -9,6 +9,7 @@ from typing import Any
 
 from crow_core.acp.schema import StopReason
 from crow_core.app import Crow
+from crow_core.errors import ConfigError
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Handler, Server
 from crow_core.mcp.tool import ToolCall
@@ -93,29 +94,19 @@ def small_models(crow: Crow) -> None:
     """Offer a model whose quirk `profile` is `small` seven tools of at most three arguments, and a short system prompt.
 
     Each tool stands for a call of crow's own tools, so permissions, diffs and undo are the same. The tools of MCP
-    servers that the user has configured stay. The profile is chosen when a session opens.
+    servers that the user has configured stay. The profile is chosen before the first prompt.
     """
-
-    @crow.mcp_servers
-    def offer(session: Session) -> Sequence[Server]:
-        session.state[SMALL] = small = isinstance(session.model, ChatModel) and session.model.is_small
-        handlers: dict[str, Handler] = {definition["name"]: refuse for definition in DEFINITIONS}
-        return [Server("small", definitions=DEFINITIONS, handlers=handlers, built_in=True)] if small else []
-
-    @crow.session_start
-    def prepare(session: Session) -> None:
-        if not session.state[SMALL]:
-            return
-        if session.prompts.templates["system"] == Prompt.from_package("system"):
-            session.prompts.templates["system"] = Prompt.from_package("small")
-        session.options.remarks.append(NOTICE.format(session.model.name))
 
     @crow.before_prompt
     def note_task(message: Message, session: Session) -> None:
         session.state[TASK] = leave_out(join_text(to_parts(message.get("content"))), MAX_TASK)
 
     @crow.tools
-    def choose(schemas: list[dict[str, Any]], session: Session) -> list[dict[str, Any]] | None:
+    async def choose(schemas: list[dict[str, Any]], session: Session) -> list[dict[str, Any]] | None:
+        if SMALL not in session.state:
+            session.state[SMALL] = isinstance(session.model, ChatModel) and session.model.is_small
+            if session.state[SMALL]:
+                schemas = [*schemas, *await begin(session)]
         if not session.state[SMALL]:
             return None
         offered = {schema["function"]["name"] for schema in schemas}
@@ -267,6 +258,21 @@ def small_models(crow: Crow) -> None:
         if not session.state[SMALL] or tool_call.name not in ("grep", "tree") or not isinstance(path, str):
             return None
         return None if Path(session.cwd, path).exists() else tool_call.change_arguments(path=".")
+
+
+async def begin(session: Session) -> list[dict[str, Any]]:
+    """Give a session the simple tools and the short system prompt, and return the schemas of these tools."""
+    handlers: dict[str, Handler] = {definition["name"]: refuse for definition in DEFINITIONS}
+    try:
+        session.toolbox.add([Server("small", definitions=DEFINITIONS, handlers=handlers, built_in=True)])
+    except ConfigError as error:  # another extension has a tool of the same name
+        session.state[SMALL] = False
+        await session.notice(str(error), "warning")
+        return []
+    if session.prompts.templates["system"] == Prompt.from_package("system"):
+        session.prompts.templates["system"] = Prompt.from_package("small")
+    await session.notice(NOTICE.format(session.model.name))
+    return [schema for schema in session.toolbox.schemas() if schema["function"]["name"] in REQUIRED]
 
 
 async def note_lines(session: Session, tool_call: ToolCall) -> list[dict[str, Any]]:

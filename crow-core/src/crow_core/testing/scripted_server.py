@@ -181,6 +181,7 @@ class _Completions:
 def _make_page_handler(content: Any) -> Callable[[Request], Awaitable[Response]]:
     async def answer(request: Request) -> Response:
         page = content() if callable(content) else content
+        page = await page if inspect.isawaitable(page) else page
         return Response(page, media_type="text/plain") if isinstance(page, str) else JSONResponse(page)
 
     return answer
