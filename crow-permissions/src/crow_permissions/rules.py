@@ -17,12 +17,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from crow_system import IGNORES_CASE, WINDOWS
 
-from crow_permissions.compositions import SimpleCommand
-from crow_permissions.programs import Usage, find_name, has_subcommands, load_programs, read_usage
+if TYPE_CHECKING:
+    from crow_permissions.compositions import SimpleCommand
+    from crow_permissions.programs import Usage
 
 Verdict = Literal["allow", "ask", "deny"]
 
@@ -86,7 +87,7 @@ class Rule:
             return self.matches(tool, subject)
         return to_regex(self.pattern).fullmatch(subject) is not None
 
-    def names(self, tool: str, command: SimpleCommand) -> bool:
+    def names(self, tool: str, command: "SimpleCommand") -> bool:
         """Test whether the rule, which allows, matches a simple command that is part of a longer command line, or that
         has quotes, by its text.
 
@@ -96,8 +97,11 @@ class Rule:
             return False
         return self.allows_text(tool, command.text) and self.allows_text(tool, command.masked_text)
 
-    def read_usage(self, words: Sequence[str]) -> Usage:
+    def read_usage(self, words: Sequence[str]) -> "Usage":
         """Read the arguments of a command that the rule matches by its text."""
+        # Imported where commands are judged: it takes 5 % of the start-up time, which only parses rules.
+        from crow_permissions.programs import Usage, read_usage
+
         return read_usage(words, count_literal_words(self.pattern)) if self.is_open and self.pattern else Usage()
 
     @property
@@ -151,6 +155,8 @@ def count_names(pattern: str) -> int:
 
 def takes_name(words: Sequence[str], following: str) -> bool:
     """Test whether the word that follows these may name a subcommand, or what they run."""
+    from crow_permissions.programs import find_name, has_subcommands, load_programs  # see above
+
     name = find_name(words)
     program = load_programs().get(name)
     if f"{name} {following}" in load_programs():
@@ -247,7 +253,7 @@ class Rules:
                 return "allow", rule
         return None
 
-    def find_for_command(self, tool: str, command: SimpleCommand, *, is_elsewhere: bool) -> Rule | None:
+    def find_for_command(self, tool: str, command: "SimpleCommand", *, is_elsewhere: bool) -> Rule | None:
         """Find the rule that allows a simple command of a command line.
 
         A rule that names a relative path holds in the working directory alone, not where the line runs `is_elsewhere`.
@@ -256,7 +262,7 @@ class Rules:
         named = (rule for rule in here if rule.names(tool, command))
         return next((rule for rule in named if not rule.read_usage(command.words).unlisted), None)
 
-    def find_unlisted(self, tool: str, command: SimpleCommand) -> tuple[Rule, str] | None:
+    def find_unlisted(self, tool: str, command: "SimpleCommand") -> tuple[Rule, str] | None:
         """Find a rule that would allow a simple command but for a word that is not listed, and this word."""
         for rule in self.allow:
             if rule.names(tool, command) and (unlisted := rule.read_usage(command.words).unlisted):

@@ -22,7 +22,6 @@ from crow_core.errors import ModelError
 from crow_core.masking import AUTH_SCHEME, MIN_SECRET_LENGTH, find_secrets, mask
 from crow_core.messages.message import Delta
 from crow_core.models.adaptation import adapt_request
-from crow_core.models.call_forms import StepReader, write_calls
 from crow_core.models.endpoint import (
     CONNECT_TIMEOUT,
     HttpPool,
@@ -39,11 +38,8 @@ from crow_core.models.failures import (
     shorten_text,
     to_model_error,
 )
-from crow_core.models.held_text import PrintedCallReader
 from crow_core.models.model_call import ANSWER_KEYS, REPETITION, Model, ModelRequest, Prices
 from crow_core.models.quirks import Quirks
-from crow_core.models.refusals import LearnedQuirks, learn_from_refusal
-from crow_core.models.refused_images import find_refused_images
 from crow_core.models.repetition import RepetitionGuard
 from crow_core.models.retries import attempt_again, be_patient, get_retry_wait
 from crow_core.models.stream import LOG_ADVICE, EventStreamReader
@@ -51,6 +47,10 @@ from crow_core.models.stream import LOG_ADVICE, EventStreamReader
 if TYPE_CHECKING:
     import httpx2
     from openai import AsyncOpenAI
+
+    from crow_core.models.call_forms import StepReader
+    from crow_core.models.held_text import PrintedCallReader
+    from crow_core.models.refusals import LearnedQuirks
 
 MAX_READ_BYTES = 8 * 1024
 """Bytes of a response that are read before other tasks may run: compressed bytes may become far more."""
@@ -155,6 +155,8 @@ class ChatModel:
                 except ModelError as failure:
                     error = learning.learn(failure) if isinstance(failure, InstructiveRefusal) else failure
                     if not has_begun and not error.patient:
+                        from crow_core.models.refused_images import find_refused_images  # as its patterns, below
+
                         error.images = find_refused_images(error.said, body["messages"], unexplained=error.unexplained)
                     if has_begun or not error.retry:
                         raise error from None
@@ -175,9 +177,14 @@ class ChatModel:
             return self.quirks.profile == "small"
         return 0 < (get_window(self) or 0) <= SMALL_WINDOW or 0 < (self.facts.size or 0) <= SMALL_SIZE
 
-    def read_calls(self, request: ModelRequest) -> PrintedCallReader | StepReader:
+    def read_calls(self, request: ModelRequest) -> "PrintedCallReader | StepReader":
         """Return the reader of the calls that the reply to a request may have as text."""
+        # Imported by the first request: its patterns take 4 % of the start-up time.
+        from crow_core.models.held_text import PrintedCallReader
+
         if request.get("tools") and self.quirks.call_form == "schema":
+            from crow_core.models.call_forms import StepReader
+
             return StepReader(request)
         return PrintedCallReader(request if self.quirks.printed_calls else {})
 
@@ -190,6 +197,8 @@ class ChatModel:
     def adapt(self, body: ModelRequest) -> ModelRequest:
         """Return a body adapted to this endpoint. Adapting it again changes nothing."""
         if body.get("tools") and self.quirks.call_form != "native":
+            from crow_core.models.call_forms import write_calls  # see above
+
             body = write_calls(body, self.quirks.call_form)
         adapted = adapt_request(body, self.quirks)
         return {key: value for key, value in adapted.items() if key not in self.refused_parameters}
@@ -317,6 +326,8 @@ class ChatModel:
 
     async def to_refusal_error(self, response: Any, body: ModelRequest) -> ModelError:
         """Make the error for a status other than 200, with the server's own message and what it teaches."""
+        from crow_core.models.refusals import learn_from_refusal  # its patterns take 2 % of the start-up time
+
         url, status, headers = self.display_url, int(response.status_code), response.headers
         raw = b""
         async for data in response.aiter_bytes():
@@ -363,7 +374,7 @@ class ChatModel:
 class InstructiveRefusal(ModelError):
     """A refusal from which crow learns how to send the request again."""
 
-    def __init__(self, sentence: str, learned: LearnedQuirks, failure: ModelError) -> None:
+    def __init__(self, sentence: str, learned: "LearnedQuirks", failure: ModelError) -> None:
         super().__init__(sentence, retry=True, retry_after=0)
         self.learned = learned
         self.failure = failure
