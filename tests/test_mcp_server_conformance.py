@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import crow_mcp_server
 import pytest
+from crow_testing.listening import connect_to, listen
 
 if TYPE_CHECKING:
     from conftest import Node
@@ -33,9 +34,8 @@ RESULTS = json.dumps({"results": [{"title": "Crows", "url": "https://example.com
 @asynccontextmanager
 async def listening(answer: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Any]) -> AsyncIterator[str]:
     """Context manager: answer connections on this machine; the value is the address `HOST:PORT`."""
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    server.close()
+    async with listen(answer) as port:
+        yield f"127.0.0.1:{port}"
 
 
 async def web(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -97,9 +97,9 @@ async def token_proxy(address: str) -> AsyncIterator[str]:
         writer.close()
 
     async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        inner, outer = await asyncio.open_connection(host, int(port))
         token = f"Authorization: Bearer {TOKEN}\r\n".encode()
-        await asyncio.gather(pass_on(reader, outer, token), pass_on(inner, writer))
+        async with connect_to(host, int(port)) as (inner, outer):
+            await asyncio.gather(pass_on(reader, outer, token), pass_on(inner, writer))
 
     async with listening(connect) as proxy:
         yield proxy

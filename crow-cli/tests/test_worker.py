@@ -23,6 +23,7 @@ from typing import Any
 import pytest
 from crow_agent.workflows import WorkflowHandle, list_workflows
 from crow_agent.workflows.location import find_url
+from crow_testing.listening import connect_to, listen
 from sqlalchemy import create_engine, make_url, text
 
 SOAK = int(os.environ.get("CROW_SOAK") or 0)
@@ -208,8 +209,8 @@ async def test_worker_that_starts_while_postgresql_is_down_waits_and_says_so(
             for each in writers:
                 each.transport.abort()
             return
-        far = await asyncio.open_connection(url.host, url.port)
-        await asyncio.gather(pass_on(reader, far[1]), pass_on(far[0], writer))
+        async with connect_to(url.host or "", url.port or 0) as far:
+            await asyncio.gather(pass_on(reader, far[1]), pass_on(far[0], writer))
 
     writers = list[asyncio.StreamWriter]()
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -220,7 +221,7 @@ async def test_worker_that_starts_while_postgresql_is_down_waits_and_says_so(
         while not (tmp_path / "log").exists() or "Waiting for PostgreSQL. " not in site.log:
             await asyncio.wait([starting], timeout=0.1)
             assert not starting.done(), site.log
-        async with await asyncio.start_server(relay, "127.0.0.1", port):
+        async with listen(relay, port):
             worker = await starting
             worker.terminate()
             await asyncio.to_thread(worker.wait)

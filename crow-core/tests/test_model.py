@@ -22,6 +22,7 @@ from crow_core.models.chat_model import ChatModel
 from crow_core.models.model_call import ModelCall, ModelRequest
 from crow_core.testing import Failure, Raw, Reply, ScriptedServer
 from crow_testing.chaos import to_chunk, to_event
+from crow_testing.listening import connect_to, listen
 from stamina.instrumentation import RetryDetails, set_on_retry_hooks
 
 pytestmark = pytest.mark.anyio
@@ -208,7 +209,7 @@ async def test_azure_client_reaches_its_deployment() -> None:
 async def count_connections(url: str) -> AsyncGenerator[tuple[str, list[int]]]:
     """Forward to a server; yield the new URL and a list that grows with each connection."""
     connections: list[int] = []
-    host, port = urlsplit(url).hostname, urlsplit(url).port
+    host, port = urlsplit(url).hostname or "", urlsplit(url).port or 0
 
     async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(1 << 16):
@@ -217,14 +218,12 @@ async def count_connections(url: str) -> AsyncGenerator[tuple[str, list[int]]]:
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connections.append(len(connections))
-        inner, outer = await asyncio.open_connection(host, port)
-        async with asyncio.TaskGroup() as group:
+        async with connect_to(host, port) as (inner, outer), asyncio.TaskGroup() as group:
             group.create_task(pump(reader, outer))
             group.create_task(pump(inner, writer))
-        await asyncio.gather(writer.wait_closed(), outer.wait_closed())
 
-    async with await asyncio.start_server(accept, "127.0.0.1", 0) as listener:
-        yield f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}/v1", connections
+    async with listen(accept) as own_port:
+        yield f"http://127.0.0.1:{own_port}/v1", connections
 
 
 async def test_connection_is_reused_for_the_next_request(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

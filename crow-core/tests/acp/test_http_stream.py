@@ -18,6 +18,7 @@ from crow_core.acp.websocket import WebSocketServer
 from crow_core.agent.acp_agent import AcpAgent
 from crow_core.app import Crow
 from crow_core.testing import Editor, MemoryStore, Reply, ScriptedModel
+from crow_testing.listening import connect_to, listen
 
 pytestmark = pytest.mark.anyio
 
@@ -52,32 +53,21 @@ async def editing(url: str, version: int = 1) -> AsyncIterator[Editor]:
 @asynccontextmanager
 async def proxying(url: str, pump: Callable[..., Any]) -> AsyncIterator[str]:
     """Run a TCP proxy before a server. `pump(reader, writer, is_answer)` passes on the bytes of one direction."""
-    host, port = httpx2.URL(url).host, httpx2.URL(url).port
-    tasks = set[asyncio.Task[Any]]()
+    host, port = httpx2.URL(url).host, httpx2.URL(url).port or 0
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task
-        tasks.add(task)
-        there, back = await asyncio.open_connection(host, port)
-        pumps = [asyncio.ensure_future(pump(reader, back, False)), asyncio.ensure_future(pump(there, writer, True))]
-        try:
-            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for each in pumps:
-                each.cancel()
-            for each in (writer, back):
-                each.transport.abort()
-            tasks.discard(task)
+        async with connect_to(host, port) as (there, back):
+            pumps = [asyncio.ensure_future(pump(reader, back, False)), asyncio.ensure_future(pump(there, writer, True))]
+            try:
+                await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for each in pumps:
+                    each.cancel()
+                for each in (writer, back):
+                    each.transport.abort()
 
-    server = await asyncio.start_server(accept, "127.0.0.1", 0)
-    try:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/acp"
-    finally:
-        server.close()
-        for task in [*tasks]:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    async with listen(accept) as own_port:
+        yield f"http://127.0.0.1:{own_port}/acp"
 
 
 def cut_after(limit: int) -> Callable[..., Any]:
