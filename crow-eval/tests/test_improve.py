@@ -27,7 +27,7 @@ def write_tasks(machine: "Machine", count: int) -> None:
 
 def write_prompt(machine: "Machine", template: str = PLAIN) -> None:
     """Make a template the user's system prompt."""
-    file = machine.home / "prompts" / "system.md.j2"
+    file = machine.home / "crow" / "prompts" / "system.md.j2"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(template)
 
@@ -91,4 +91,4 @@ async def test_a_sentence_that_helps_is_found_and_proven_on_tasks_that_the_searc
     assert "Better than today's. On 12 tasks that the search never saw" in shown.out
     assert f"+ {CAPITALS}" in listed.out or CAPITALS in listed.out
     assert promoted.code == 0, promoted.err
-    assert CAPITALS in (machine.home / "prompts" / "system.md.j2").read_text()
+    assert CAPITALS in (machine.home / "crow" / "prompts" / "system.md.j2").read_text()
