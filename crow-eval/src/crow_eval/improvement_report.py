@@ -105,6 +105,7 @@ def list_candidates(report: ImprovementReport) -> list[dict[str, Any]]:
     return [
         {
             "prompt": prompts[at].label,
+            "template": prompts[at].template,
             "parent": None if each.parent is None else prompts[each.parent].label,
             "score": each.score,
             "fault": each.fault or None,

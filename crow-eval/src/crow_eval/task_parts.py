@@ -23,9 +23,10 @@ class TaskParts:
     test: list[str]
 
 
-def split_tasks(tasks: Sequence[Task], seed: int) -> TaskParts:
-    """Split tasks by chance: half for the report, a quarter each to learn from and to choose by.
+def split_tasks(tasks: Sequence[Task], seed: int, max_runs: int) -> TaskParts:
+    """Split tasks by chance: half for the report, up to a quarter to choose by, and the others to learn from.
 
+    Each candidate that goes on is run on all tasks to choose by, so these are at most a tenth of `max_runs`.
     Tasks with the same prompt and files stay together, so that the report has none that the search saw.
     Raises ConfigError if there are too few.
     """
@@ -40,8 +41,9 @@ def split_tasks(tasks: Sequence[Task], seed: int) -> TaskParts:
         )
     shuffled = [*groups.values()]
     Random(seed).shuffle(shuffled)
-    half, quarter = len(shuffled) // 2, len(shuffled) // 4
-    parts = shuffled[:half], shuffled[half : half + quarter], shuffled[half + quarter :]
+    half = len(shuffled) // 2
+    end = half + min(len(shuffled) // 4, max(3, max_runs // 10))
+    parts = shuffled[:half], shuffled[half:end], shuffled[end:]
     test, validation, train = ([id for group in part for id in group] for part in parts)
     return TaskParts(train, validation, test)
 

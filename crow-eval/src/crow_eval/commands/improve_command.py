@@ -101,6 +101,7 @@ async def improve_prompt(
 
     from crow_eval import runs
     from crow_eval.evaluation_store import EvaluationRunsError, load, locked
+    from crow_eval.task_parts import find_quoted
 
     env = os.environ
     hide_memory()
@@ -134,6 +135,12 @@ async def improve_prompt(
                 print_note(f"Stopped. Go on with: crow prompts improve --resume {evaluation.id[:8]}")
                 raise
     print_improvement(load(database, evaluation.id), as_json=as_json)
+    if quoted := find_quoted(tasks, settings.prompts[notes.winner or 0].template, settings.prompts[0].template):
+        best = settings.prompts[notes.winner or 0].label
+        print_note(
+            f"Warning: {best} quotes the text that a check expects of {len(quoted)} tasks, so it may not help with "
+            f"others: {', '.join(quoted)}."
+        )
     if reason:
         print_note(f"{reason} Go on with: crow prompts improve --resume {evaluation.id[:8]}")
     return 1 if reason else 0
@@ -178,7 +185,7 @@ async def begin_search(
     if useless:
         print_note(f"Left out, as every check passes on the untouched start: {', '.join(sorted(useless))}.")
     tasks = [task for task in tasks if task.id not in useless]
-    parts = split_tasks(tasks, seed)
+    parts = split_tasks(tasks, seed, max_runs or MAX_RUNS)
     if leaks := find_leaks(tasks):
         print_note(f"Warning: the prompts of these tasks hold the text that a check expects: {', '.join(leaks)}.")
     first = load_first(database, load_current(name, load_config(home, env), home, database))
