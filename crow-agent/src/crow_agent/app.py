@@ -23,6 +23,7 @@ from crow_core.messages.message import Message, list_edits
 from crow_core.messages.notes import EditNotes
 from crow_core.messages.passes import drop_rewound
 from crow_core.models.model_call import Model
+from crow_core.session.background import waiting
 from crow_core.session.folders import find_shell
 from crow_core.session.prompts import Prompt
 from crow_core.session.session import Session
@@ -30,6 +31,7 @@ from crow_core.session_state import StateKey
 from crow_core.text import to_line
 from crow_extensions.agent_settings import AgentSettings
 from crow_extensions.ask_user import ask_user
+from crow_extensions.background import background
 from crow_extensions.broken_replies import broken_replies
 from crow_extensions.budgets import budgets
 from crow_extensions.commands import commands
@@ -110,7 +112,7 @@ REPLACED_TOOLS = ("plan", "ask_user")
 FIRST_EXTENSIONS: tuple[Extension, ...] = (
     command_files,  # before the others, whose commands replace a file's command of the same name
     *(commands, mcp, mcp_apps, resources, completions, tool_search, reasoning_effort, context_window),
-    *(cut_prompts, usage),
+    *(cut_prompts, usage, background),
     *(printed_calls, broken_replies, empty_replies, refused_images, refused_prompts),
     *(loop_guard, truncate, titles, undo, plan, goal),
     *(mentions, agents, skills, work_trees, small_models, warm_up),
@@ -376,6 +378,7 @@ def make_workspace(meta: dict[str, Any]) -> Workspace:
         files=editor,
         terminals=editor if editor.runs else None,
         watch=editor.show_output,
+        waits=partial(waiting, session, here.call),
         changes=lambda: list_changes(session.log),
         shell=lambda: find_shell(session.log),
         at_end=session.state[AT_END].append,

@@ -12,7 +12,13 @@ from crow_agent.settings.discovery import search_models, takes_audio
 from crow_agent.settings.home import Home
 from crow_agent.settings.login_path import complete_path, lacks_login_path
 from crow_core.acp.complete_method import COMPLETE_METHOD
-from crow_core.acp.shared_methods import APP_METHOD, REWIND_METHOD, REWIND_POINTS_METHOD, STEERING_METHOD
+from crow_core.acp.shared_methods import (
+    APP_METHOD,
+    BACKGROUND_METHOD,
+    REWIND_METHOD,
+    REWIND_POINTS_METHOD,
+    STEERING_METHOD,
+)
 from crow_core.acp.transports import stdio
 from crow_core.agent.acp_agent import AcpAgent
 from crow_core.agent.agent_capabilities import TERMINAL_LOGIN
@@ -24,7 +30,7 @@ from crow_core.models.model_call import Model
 from crow_cli.process import find_command, hide_memory, log_to_stderr, run_to_end
 
 METHODS = (
-    *("_crow/search", STEERING_METHOD, APP_METHOD, COMPLETE_METHOD, "_crow/usage"),
+    *("_crow/search", STEERING_METHOD, APP_METHOD, COMPLETE_METHOD, "_crow/usage", BACKGROUND_METHOD),
     *(REWIND_POINTS_METHOD, REWIND_METHOD),
 )
 """The methods beyond ACP of crow's own extensions."""

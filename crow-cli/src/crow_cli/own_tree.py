@@ -77,6 +77,7 @@ CLASSES = {
     "perms test": READS,
     "prompts diff": READS,
     "prompts history": READS,
+    "prompts improve": PROGRAMS,
     "prompts list": READS,
     "prompts pin": SETTINGS,
     "prompts promote": SETTINGS,

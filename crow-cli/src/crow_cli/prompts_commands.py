@@ -24,6 +24,7 @@ from crow_cli.console import (
     print_note,
     print_table,
 )
+from crow_cli.groups import PromptsGroup
 from crow_cli.process import fail
 from crow_cli.storage import connect
 
@@ -31,7 +32,7 @@ PROMPT = click.argument("prompt", metavar="NAME[@N]")
 FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
 
 
-@click.group()
+@click.group(cls=PromptsGroup)
 def prompts() -> None:
     """List, show, compare and choose the versions of prompts. NAME means its newest version, NAME@2 its second."""
 

@@ -22,6 +22,58 @@ class TaskName(Struct):
     digest: str
 
 
+class Candidate(Struct, kw_only=True):
+    """What a search knows of a prompt; the prompt with the same place in the evaluation's list."""
+
+    parent: int | None = None
+    """The place of the prompt that it was made from; None for the first."""
+    score: float | None = None
+    """The rate of the validation tasks that it passed; None if it was not run on all of them."""
+    fault: str = ""
+    """Why it cannot be used; it was not run then."""
+
+
+class Proposal(Struct, kw_only=True):
+    """An answer of the model that proposes candidates."""
+
+    key: str
+    """The digest of what it was asked."""
+    text: str
+    session: str
+    requests: int = 0
+    tokens: int = 0
+    cost: float | None = None
+    currency: str | None = None
+    total: float = 0.0
+    """Milliseconds of the turn."""
+
+
+class SearchNotes(Struct, kw_only=True):
+    """The state of a search for a better prompt: what it may use, and what it has come to."""
+
+    target: str
+    """The name of the prompt."""
+    train: list[str]
+    """The tasks that candidates are made from, by their ids."""
+    validation: list[str]
+    """The tasks by which candidates are chosen."""
+    test: list[str]
+    """The tasks of the report, which no candidate is made from or chosen by."""
+    seed: int
+    max_runs: int
+    """The most runs of tasks for the search; those of the report are not among them."""
+    proposer: str = ""
+    """The model that proposes, as it was asked for; empty for the one of the tasks."""
+    limits: dict[str, float] = msgspec.field(default_factory=dict[str, float])
+    """The most of requests, tokens, money and minutes for the search and the report."""
+    candidates: list[Candidate] = msgspec.field(default_factory=list[Candidate])
+    proposals: list[Proposal] = msgspec.field(default_factory=list[Proposal])
+    winner: int | None = None
+    """The place of the prompt that the search chose, 0 for the first; None until it has ended."""
+    stopped: str = ""
+    """Why the search ended."""
+
+
 class EvaluationSettings(Struct, kw_only=True):
     """The tasks, prompts and models of an evaluation."""
 
@@ -39,6 +91,8 @@ class EvaluationSettings(Struct, kw_only=True):
     """The version of crow."""
     imported: str = ""
     """The program that has run it, if that was not crow."""
+    search: SearchNotes | None = None
+    """Of `crow prompts improve`: its prompts are candidates, and not each is run on each task."""
 
     @property
     def variants(self) -> "list[Variant]":

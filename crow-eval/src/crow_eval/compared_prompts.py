@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from crow_agent.prompt_files import load_system_prompt
+from crow_agent.prompt_files import find_prompt_files, load_system_prompt
 from crow_agent.settings.faults import to_read_error
 from crow_agent.settings.home import Home
 from crow_agent.settings.structs import Config
@@ -65,6 +65,20 @@ def load_prompt(wanted: str, config: Config, home: Home, database: Database) -> 
     with database.begin_read() as connection:
         row = find_version(connection, wanted)
     return PromptVersion(wanted, row.name, row.template)
+
+
+def load_current(name: str, config: Config, home: Home, database: Database) -> PromptVersion:
+    """Load the version of a prompt that sessions use today, or the stored one that `NAME@N` names.
+
+    Raises ConfigError, also for a name without a version where today's cannot be told; StoreError.
+    """
+    if name == "system":
+        return load_prompt(CURRENT, config, home, database)
+    if "@" in name:
+        return load_prompt(name, config, home, database)
+    if (path := find_prompt_files(config, home).get(name)) is None:
+        raise ConfigError(f"Which version of the prompt {name} to begin with is not clear. Give one, such as {name}@1.")
+    return PromptVersion(name, name, path.read_text("utf-8"))
 
 
 def check_prompt(prompt: PromptVersion) -> None:

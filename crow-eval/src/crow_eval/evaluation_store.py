@@ -56,8 +56,15 @@ class Evaluation:
 
     @property
     def cells_wanted(self) -> int:
-        """The number of cells when all have ended."""
+        """The number of cells when all have ended; of a search, of those that it has run."""
+        if self.settings.search:
+            return len(self.finished)
         return len(self.settings.tasks) * len(self.settings.variants) * self.settings.repeat
+
+    @property
+    def has_all_cells(self) -> bool:
+        """True if no cell is left to run. A search says itself when it ends."""
+        return not self.settings.search and len(self.finished) == self.cells_wanted
 
     @property
     def finished(self) -> dict[tuple[str, int, int], Cell]:
@@ -72,6 +79,16 @@ def create(database: Database, dataset: str, settings: EvaluationSettings) -> Ev
         text = msgspec.json.encode(settings).decode()
         number = evaluations.store_evaluation(connection, id, dataset, text, at)
     return Evaluation(number, id, dataset, settings, at)
+
+
+def save_settings(database: Database, evaluation: Evaluation, *, ended: bool = False) -> None:
+    """Store the settings of a search as they are now, and its end if it has `ended`. Raises StoreError."""
+    with database.begin_write() as connection:
+        text = msgspec.json.encode(evaluation.settings).decode()
+        evaluations.replace_settings(connection, evaluation.number, text)
+        if ended:
+            evaluation.ended = now()
+            evaluations.end_evaluation(connection, evaluation.number, evaluation.ended)
 
 
 def load(database: Database, prefix: str) -> Evaluation:

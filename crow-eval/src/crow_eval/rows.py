@@ -20,6 +20,11 @@ def store_evaluation(connection: Connection, id: str, dataset: str, settings: st
     return number[0]
 
 
+def replace_settings(connection: Connection, number: int, settings: str) -> None:
+    """Replace the settings of a search, which grow with its candidates. `settings` is a JSON object."""
+    connection.execute(update(evaluations).where(evaluations.c.number == number).values(settings=clean_text(settings)))
+
+
 def end_evaluation(connection: Connection, number: int, at: int) -> None:
     """Note that every cell of an evaluation has its outcome."""
     connection.execute(update(evaluations).where(evaluations.c.number == number).values(ended=at))

@@ -156,31 +156,56 @@ async def run_evaluation(
     """
     with locked(Home.find(env).data, evaluation.id):
         evaluation.cells[:] = load(database, evaluation.id).cells  # another process may have run some until now
-        secrets = find_own_secrets(env)
-        writer, hidden, done = CellWriter(database, evaluation), find_hidden(env), evaluation.finished
-        evaluation.cells[:] = done.values()  # errors are run again
-        by_id = {task.id: task for task in tasks}
-        waiting = iter([cell for cell in plan_cells(evaluation.settings) if cell.key not in done])
-        async with open_runners(evaluation.settings, tasks, env, budget, hidden, model) as runners:
+        cells = plan_cells(evaluation.settings)
+        await run_cells(
+            evaluation, cells, tasks, database, env=env, at_once=at_once, report=report, budget=budget, model=model
+        )
 
-            async def work() -> None:
-                for cell in waiting:
-                    if budget is not None:
-                        budget.check()
-                    await runners[cell.variant].run(cell, by_id[cell.task])
-                    cell.outcome = msgspec.convert(mask(msgspec.to_builtins(cell.outcome), secrets), CellOutcome)
-                    if budget is not None and cell.state == "failed":
-                        budget.check()  # it may have ended the turn: the cell has no outcome then
-                    await writer.write(cell)
-                    evaluation.cells.append(cell)
-                    report(cell)
 
-            ended = False
-            try:
-                await run_together(work() for _ in range(at_once))
-                ended = len(evaluation.finished) == evaluation.cells_wanted
-            finally:
-                await writer.close(ended=ended)
+async def run_cells(
+    evaluation: Evaluation,
+    cells: Iterable[Cell],
+    tasks: Sequence[Task],
+    database: Database,
+    *,
+    env: Mapping[str, str],
+    at_once: int,
+    report: Report,
+    budget: Budget | None = None,
+    model: Any = None,
+) -> None:
+    """Run those of the cells that have not passed or failed, as `run_evaluation` does, whose lock the caller holds.
+
+    The evaluation ends with the last of its cells.
+    """
+    secrets = find_own_secrets(env)
+    writer, hidden, done = CellWriter(database, evaluation), find_hidden(env), evaluation.finished
+    evaluation.cells[:] = done.values()  # errors are run again
+    by_id = {task.id: task for task in tasks}
+    left = [cell for cell in cells if cell.key not in done]
+    waiting = iter(left)
+    wanted = {cell.variant for cell in left}
+    variants = [variant for variant in evaluation.settings.variants if variant.number in wanted]
+    async with open_runners(evaluation.settings, variants, tasks, env, budget, hidden, model) as runners:
+
+        async def work() -> None:
+            for cell in waiting:
+                if budget is not None:
+                    budget.check()
+                await runners[cell.variant].run(cell, by_id[cell.task])
+                cell.outcome = msgspec.convert(mask(msgspec.to_builtins(cell.outcome), secrets), CellOutcome)
+                if budget is not None and cell.state == "failed":
+                    budget.check()  # it may have ended the turn: the cell has no outcome then
+                await writer.write(cell)
+                evaluation.cells.append(cell)
+                report(cell)
+
+        ended = False
+        try:
+            await run_together(work() for _ in range(at_once))
+            ended = evaluation.has_all_cells
+        finally:
+            await writer.close(ended=ended)
 
 
 def find_own_secrets(env: Mapping[str, str]) -> frozenset[str]:
@@ -270,22 +295,23 @@ def take_counts(cell: Cell, counts: SessionCounts) -> None:
 @asynccontextmanager
 async def open_runners(
     settings: EvaluationSettings,
+    variants: Sequence[Variant],
     tasks: Sequence[Task],
     env: Mapping[str, str],
     budget: Budget | None,
     hidden: Collection[str],
     model: Any,
-) -> AsyncGenerator[list[Runner]]:
-    """Start the agents of all variants, and of the judges. Raises AgentError."""
+) -> AsyncGenerator[dict[int, Runner]]:
+    """Start the agents of the variants, by their numbers, and of the judges. Raises AgentError."""
     async with AsyncExitStack() as stack:
         judges = Judges(model or settings.judge or settings.models[0], {"env": env, "budget": budget}, hidden)
         stack.push_async_callback(judges.close)
-        runners: list[Runner] = []
-        for variant in settings.variants:
+        runners: dict[int, Runner] = {}
+        for variant in variants:
             meter = Meter()
             agent = make_agent(variant, settings, meter, env, budget, model)
             await stack.enter_async_context(agent)
-            runners.append(Runner(agent, meter, hidden, judges.judge))
+            runners[variant.number] = Runner(agent, meter, hidden, judges.judge)
         await judges.open(tasks)
         yield runners
 

@@ -1,7 +1,9 @@
 """The workspace of a tool call: its folders, and protocols by which a host supplies its own files and terminals."""
 
+import asyncio
 import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NotRequired, Protocol, TypedDict
 
@@ -84,6 +86,39 @@ class Terminals(Protocol):
         ...
 
 
+class Running(Protocol):
+    """A command of this machine that a tool call waits for. It may go on after the call, in a session."""
+
+    kind: str
+    title: str
+    """The command."""
+    name: str
+    """The session in which it goes on; "" while it has none."""
+    over: asyncio.Event
+    """Set when it has ended."""
+    end: str
+    """How it has ended, such as "exit code 1"; "" before."""
+    is_told: bool
+    """True if the result of a tool call has told its end."""
+
+    def answer(self) -> None:
+        """Let the tool call that waits be answered now. The command goes on."""
+        ...
+
+    def get_last_line(self, limit: int) -> str:
+        """Return the last line of its output, in at most `limit` characters."""
+        ...
+
+    async def kill(self) -> None:
+        """End the command. Its output stays for the next call that names the session."""
+        ...
+
+
+def wait_alone(running: Running) -> AbstractContextManager[object]:
+    """Wait for a command without a host that could send it to the background."""
+    return nullcontext()
+
+
 @dataclass(frozen=True)
 class Workspace:
     """The session, folders and host services of one tool call."""
@@ -102,6 +137,9 @@ class Workspace:
     """The host's terminals; None for processes of this machine."""
     watch: Watch | None = None
     """Receives the output of commands that run on this machine."""
+    waits: Callable[[Running], AbstractContextManager[object]] = wait_alone
+    """Returns the context in which a call waits for a command of this machine. If it still runs at the end of the
+    context, and nothing was raised, it goes on after the call."""
     folder: str = ""
     """The folder in which a command starts; "" for the one in which the session's last command ended."""
     call: str = ""

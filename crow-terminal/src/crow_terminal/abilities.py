@@ -21,5 +21,7 @@ class Abilities(Struct):
     """The additions that it accepts in the answer to a permission question: `reason`, `command`."""
     steers: bool = False
     """True if it takes words for the running turn."""
+    backgrounds: bool = False
+    """True if it sends what runs to the background."""
     completes: bool = False
     """True if it completes the arguments of its commands, and mentions of resources."""

@@ -21,6 +21,7 @@ from crow_core.acp.schema import (
     SetSessionConfigOptionRequest,
 )
 from crow_core.acp.shared_methods import (
+    BACKGROUND_METHOD,
     REWIND_METHOD,
     REWIND_POINTS_METHOD,
     STEERING_METHOD,
@@ -31,6 +32,7 @@ from msgspec import UNSET
 
 from crow_terminal import effects
 from crow_terminal.agent_connections import NoAgent, connect
+from crow_terminal.background import show_background
 from crow_terminal.blocks import CommandOutput, describe_content
 from crow_terminal.chat_base import ChatBase, get_time
 from crow_terminal.chat_client import AgentQuestion, ChatClient
@@ -223,6 +225,20 @@ class AgentCalls(ChatBase):
     async def _cancel(self) -> None:
         if self.client:
             await self.client.cancel(self.session_id)
+
+    async def _call_background(self, wanted: effects.CallBackground) -> None:
+        if not self.client:
+            return
+        params = {"sessionId": self.session_id, "action": wanted.action, "name": wanted.name, "text": wanted.text}
+        try:
+            answer = await self.client.request(BACKGROUND_METHOD, params)
+        except RpcError as error:
+            self.perform(self.state.remark(self.client.describe_error(error), "warning"))
+            return
+        if wanted.action == "send":
+            self.perform(self.state.end_send(len(answer["sent"]), time.monotonic()))
+        else:
+            self.perform(show_background(self.state, answer["work"]))
 
     async def _set_option(self, client: ChatClient, options: OfferedOptions, change: effects.SetOption) -> None:
         id, value = change.id, change.value

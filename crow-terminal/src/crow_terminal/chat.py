@@ -82,7 +82,9 @@ class Chat(AgentCalls, KeyActions):
             await self.close()
             if self._is_used:
                 session, can = self.session_id, self.state.abilities
+                stopped = clip(self.state.describe_background_end(), self.terminal.columns)
                 lines = describe_continuation(self.settings, session, can, self.terminal.columns)
+                lines = [stopped, *lines] if stopped else lines
                 sys.stdout.write("".join(f"\n{line}" for line in ["", *lines]) + "\n" if lines else "")
         return 0
 
@@ -187,6 +189,8 @@ class Chat(AgentCalls, KeyActions):
                 self._withdraw_words()
             case effects.Cancel():
                 self._start(self._cancel())
+            case effects.CallBackground():
+                self._start(self._call_background(effect))
             case effects.Respond(id=id, response=response):
                 self.link.end_question(id)
                 if self.client:

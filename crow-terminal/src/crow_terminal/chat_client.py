@@ -30,7 +30,7 @@ from crow_core.acp.schema import (
     SessionConfigOptionsCapabilities,
     SessionNotification,
 )
-from crow_core.acp.shared_methods import can_rewind, can_steer
+from crow_core.acp.shared_methods import can_rewind, can_steer, has_background
 from crow_core.acp.transports import Transport
 from msgspec import UNSET
 
@@ -116,8 +116,9 @@ def find_abilities(initialized: InitializeResponse) -> Abilities:
     match can.meta:
         case {"crow": {**own}}:
             answers, completes = own.get("permissionAnswers", ()), can_complete(own)
+            backgrounds = has_background(own)
         case _:
-            answers, completes = (), False
+            answers, completes, backgrounds = (), False, False
     return Abilities(
         name=(info.title or info.name) if info else "",
         lists=can.session_capabilities.list not in (UNSET, None),
@@ -127,5 +128,6 @@ def find_abilities(initialized: InitializeResponse) -> Abilities:
         resumes=can.session_capabilities.resume not in (UNSET, None),
         answers=tuple(map(str, answers)),
         steers=can_steer(initialized.meta),
+        backgrounds=backgrounds,
         completes=completes,
     )

@@ -38,6 +38,14 @@ class Cancel(Struct, frozen=True):
     """Cancel the running turn."""
 
 
+class CallBackground(Struct, frozen=True):
+    """Ask the agent what runs in the background, or send what runs there, stop it, or tell it something."""
+
+    action: str
+    name: str = ""
+    text: str = ""
+
+
 class Respond(Struct, frozen=True):
     """Answer a request of the agent."""
 
@@ -144,6 +152,6 @@ class Fold(Struct, frozen=True):
 
 
 Effect: TypeAlias = (
-    Show | Send | Steer | Withdraw | Cancel | Respond | Wait | Leave | Ring | Edit | SetOption | Open | ListSessions
-    | Run | StopCommand | ListTurns | TakeBack | Copy | ExportSession | OpenPage | SetTheme | Fold
+    Show | Send | Steer | Withdraw | Cancel | CallBackground | Respond | Wait | Leave | Ring | Edit | SetOption | Open
+    | ListSessions | Run | StopCommand | ListTurns | TakeBack | Copy | ExportSession | OpenPage | SetTheme | Fold
 )  # fmt: skip

@@ -151,6 +151,12 @@ class KeyActions(ChatBase):
         self.state.show_hint(f"Thoughts are {'hidden' if self.state.fold_thoughts else 'shown'}.", time.monotonic())
         self.perform([effects.Fold(thoughts=self.state.fold_thoughts)])
 
+    def can_send_to_background(self) -> bool:
+        return self.state.phase == "working" or not self.terminal.editor.text
+
+    def send_to_background(self) -> None:
+        self.perform(self.state.send_to_background(get_time()))
+
     def next_mode(self) -> None:
         self.perform(self.state.options.next_mode())
 

@@ -140,9 +140,15 @@ def compose_spinner(state: State, now: float, width: int, theme: Theme) -> str:
     seconds = now - (state.since if state.command else state.step_since)
     passed = f"{int(seconds)}s" if seconds < 60 else format_seconds(seconds)
     shown = [] if state.transcript.running and not state.command else [passed]  # each tool call has its own
-    end = "Ctrl-C twice leaves" if state.cancelled else "Esc stops"
+    can_go_on = state.abilities.backgrounds and any(is_command(one) for one in state.transcript.running.values())
+    end = "Ctrl-C twice leaves" if state.cancelled else "Esc stops · Ctrl-B: background" if can_go_on else "Esc stops"
     text = clip(f" {what}… {' · '.join([*shown, end])}", width - 1)
     return theme.style("accent", picture) + theme.style("dim", text)
+
+
+def is_command(running: OpenCall) -> bool:
+    """True if a tool call runs a command."""
+    return running.call.kind == "execute"
 
 
 def compose_choice(dialog: ListDialog, width: int, rows: int, theme: Theme) -> list[str]:
@@ -242,7 +248,7 @@ def compose_footer(state: State, now: float, width: int, theme: Theme) -> str:
 
 def describe_usage(state: State) -> list[str]:
     """Return how full the context is, the share of the server's cache, and the cost."""
-    parts: list[str] = []
+    parts: list[str] = [f"{len(state.background)} in background"] if state.background else []
     usage = state.usage
     if usage and usage.size > 0:
         parts.append(f"{usage.used / usage.size:.0%} of {format_count(usage.size)}")

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from crow_core.acp.schema import AvailableCommand, DiffContent, ToolCall
 from msgspec import Struct
 
+from crow_terminal.background import call_background
 from crow_terminal.blocks import Call, Note
 from crow_terminal.dialogs import Row
 from crow_terminal.effects import Copy, Effect, ExportSession, Fold, Leave, ListSessions, Open, OpenPage, SetTheme, Show
@@ -20,13 +21,15 @@ HELP = """\
 
 - Enter sends; Alt-Enter or Ctrl-J begins a new line; Ctrl-G opens your editor
 - ↑ ↓ bring back earlier prompts, Ctrl-R searches them
-{working}
+{working}{background}
 - Ctrl-O shows what was folded, Ctrl-T hides thoughts, Shift-Tab changes the mode, Alt-M the model
 - Alt-N begins a new session, Alt-R goes on with a stored one, Alt-U takes back the last turn
 - Ctrl-V pastes an image, and so does the path of one
 - `@` completes files, `/` commands; `!command` runs a command and tells the agent, `!!command` does not tell it
 - Ctrl-C twice, or Ctrl-D, leaves
 """
+BACKGROUND = """
+- Ctrl-B sends the running command to the background, and the turn goes on; `/background` lists what is there"""
 QUEUEING = """\
 - While it works: Enter puts a prompt in the queue, Enter once more sends it now, ↑ takes it back; Esc stops the turn,
   and you stay"""
@@ -54,7 +57,9 @@ class LocalCommand(Struct, frozen=True):
 
 
 def show_help(state: State, words: str) -> list[Effect]:
-    help = HELP.format(working=STEERING if state.abilities.steers else QUEUEING)
+    can = state.abilities
+    background = BACKGROUND if can.backgrounds else ""
+    help = HELP.format(working=STEERING if can.steers else QUEUEING, background=background)
     lists = [
         f"**{group}**\n\n" + "\n".join(f"- `/{name}` {description}" for name, description in commands)
         for group, commands in group_commands(state).items()
@@ -179,6 +184,13 @@ LOCAL_COMMANDS = (
         group="Choices",
         words="options config preferences",
     ),
+    LocalCommand(
+        "background",
+        "what runs in the background: list, bring back, stop",
+        call_background,
+        "[NAME | stop NAME]",
+        words="jobs ps tasks fg bg agents sub-agents",
+    ),
     LocalCommand("diff", "the changes of files in this session", show_diff, group="Results", words="edits files git"),
     LocalCommand("copy", "copy the last answer to the clipboard", copy_answer, group="Results", words="yank"),
     LocalCommand(
@@ -210,6 +222,7 @@ def find_local_commands(state: State) -> list[LocalCommand]:
         *(() if state.abilities.lists and state.abilities.loads else ("resume",)),
         *(() if state.abilities.undoes else ("rewind", "undo")),
         *(() if state.has_page else ("web",)),
+        *(() if state.abilities.backgrounds else ("background",)),
         *(() if state.options.find("thought_level") else ("thinking",)),
         *(() if state.options.find("model") else ("model",)),
         *(() if state.options.modes or state.options.find("mode") else ("mode",)),
@@ -230,6 +243,7 @@ def find_command(state: State, text: str) -> tuple[LocalCommand, str] | None:
         return None
     name, _, words = text[1:].strip().partition(" ")
     name = {"exit": "quit", "clear": "new", "sessions": "resume"}.get(name, name)
-    is_theirs = bool(words) and any(one.name == name for one in state.commands)  # such as /mode plan
+    needs_turn = name != "background" or " " not in words  # "/background NAME" goes on in a turn
+    is_theirs = bool(words) and needs_turn and any(one.name == name for one in state.commands)  # such as /mode plan
     found = (one for one in find_local_commands(state) if one.name == name)
     return None if is_theirs else next(((one, words) for one in found), None)

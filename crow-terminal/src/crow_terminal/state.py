@@ -25,6 +25,7 @@ from msgspec.structs import replace
 from crow_terminal.blocks import KEPT_LINES, Block, BlockRecord, CommandOutput, Note, UserPrompt
 from crow_terminal.dialogs import TextDialog
 from crow_terminal.effects import (
+    CallBackground,
     Cancel,
     Edit,
     Effect,
@@ -46,6 +47,7 @@ from crow_terminal.stops import describe_stop
 
 LEAVE_WITHIN = 2.0
 """Seconds between two Ctrl-C that leave."""
+NOT_SENT = "Nothing runs that can go to the background: a command or a sub-agent."
 LEAVE_HINT = "Ctrl-C again leaves."
 
 
@@ -74,6 +76,8 @@ class State(OpenQuestions):
     title: str = ""
     interrupted: float = NEVER
     """The time of the last Ctrl-C, if no other key followed it."""
+    background: list[str] = field(default_factory=list[str])
+    """The titles of what runs in the background."""
     sandbox: str = ""
     """True if commands run in a sandbox, as the status line shows it; empty before the first one."""
     fold_output: bool = True
@@ -107,6 +111,7 @@ class State(OpenQuestions):
         self.queue.leave_steers()
         self.phase, self.commands = "starting", []
         self.muted, self.loading = again, not again
+        effects += self._end_background()
         if not again:
             self.transcript, self.usage, self.cached, self.title = BlockRecord(), None, None, ""
             self.sandbox = ""
@@ -128,6 +133,8 @@ class State(OpenQuestions):
                 self.usage = replace(update, cost=update.cost or known)
             case SessionInfoUpdate(meta={"crow": {"sandbox": str(level)}}):
                 self.sandbox = "no sandbox" if level == "off" else f"sandbox: {escape_line(level)}"
+            case SessionInfoUpdate(meta={"crow": {"background": [*titles]}}):
+                self.background = [escape_line(str(title)) for title in titles]
             case SessionInfoUpdate(title=title):
                 self.title = escape_line(title) if isinstance(title, str) else self.title
             case _ if self.muted:
@@ -172,7 +179,16 @@ class State(OpenQuestions):
         stop = "" if sentence.endswith((".", "!", "?")) else "."
         gap = "\n" if "\n" in sentence else " "
         note = Note(f"{sentence}{stop}{gap}Enter starts it again.", "error")
-        return [*effects, Show(note), *self._cancel_questions(), *self.queue.restore()]
+        return [*effects, Show(note), *self._end_background(), *self._cancel_questions(), *self.queue.restore()]
+
+    def _end_background(self) -> list[Effect]:
+        """What runs in the background ends with the session."""
+        sentence, self.background = self.describe_background_end(), []
+        return self.remark(sentence, "warning") if sentence else []
+
+    def describe_background_end(self) -> str:
+        """Say what ends with the session; empty for nothing."""
+        return f"Stopped with the session: {', '.join(self.background)}." if self.background else ""
 
     def end_steer(self, steer: Steer, taken: bool, now: float) -> list[Effect]:
         """The agent has answered whether the running turn has the words."""
@@ -300,6 +316,19 @@ class State(OpenQuestions):
             self.transcript.leave_question(call)
         self.show_hint("Stopping…", now)
         return [*self._show(asked), *restored, Cancel(), *self._cancel_questions()]
+
+    def send_to_background(self, now: float) -> list[Effect]:
+        """The user has pressed Ctrl-B."""
+        if self.abilities.backgrounds and self.phase == "working":
+            return [CallBackground("send")]
+        self.show_hint(NOT_SENT if self.abilities.backgrounds else "This agent has no background.", now)
+        return []
+
+    def end_send(self, sent: int, now: float) -> list[Effect]:
+        """The agent has answered how much it sent to the background."""
+        if not sent:
+            self.show_hint(NOT_SENT, now)
+        return []
 
     def interrupt(self, text: str, now: float) -> list[Effect]:
         """The user has pressed Ctrl-C."""

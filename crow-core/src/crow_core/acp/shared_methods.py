@@ -14,6 +14,8 @@ REWIND_POINTS_METHOD = "_session/rewind_points"
 REWIND_METHOD = "_session/rewind"
 APP_METHOD = "_crow/app"
 """The page of an MCP app, for a tool call. This method is crow's own."""
+BACKGROUND_METHOD = "_crow/background"
+"""The commands and sub-agents in the background: send, list, stop. This method is crow's own."""
 REWIND_MODES = ("files", "conversation", "both")
 META: Mapping[str, dict[str, Any]] = {
     STEERING_METHOD: {"steering": {"supported": True}},
@@ -43,6 +45,12 @@ def can_rewind(meta: Any) -> bool:
             return "both" in modes
         case _:
             return False
+
+
+def has_background(own: Mapping[str, Any]) -> bool:
+    """Find out from `agentCapabilities._meta.crow` whether an agent sends what runs to the background."""
+    methods = own.get("methods")
+    return isinstance(methods, list) and BACKGROUND_METHOD in methods
 
 
 def make_steering_params(session_id: str, prompt: Sequence[ContentBlock]) -> dict[str, Any]:

@@ -325,6 +325,10 @@ class Toolbox:
         self._cancelled.add(id)
         return task.cancel()
 
+    def is_running(self, id: str) -> bool:
+        """True if a tool call runs."""
+        return id in self._running
+
     def is_cancelled(self, id: str) -> bool:
         """True if `cancel` has ended a tool call."""
         return id in self._cancelled

@@ -138,6 +138,8 @@ async def run_dataset(
     budget = Budget(money=max_cost, setting="--max-cost")
     if resume:
         evaluation, tasks = load_begun(database, resume)
+        if evaluation.settings.search:
+            raise ConfigError(f"It is a search. Go on with it: crow prompts improve --resume {evaluation.id[:8]}")
         await runs.check_prices(evaluation.settings.models, evaluation.settings.judge, tasks, budget, env)
     else:
         tasks = load_dataset(dataset)
@@ -314,6 +316,11 @@ def print_report(evaluation: "Evaluation", *, as_json: bool, page: Path | None) 
     """Print the report of an evaluation, and write its page. Raises ConfigError for a file that cannot be written."""
     from crow_eval.evaluation_report import make_report, to_json
 
+    if evaluation.settings.search and page is None:
+        from crow_eval.commands.improve_command import print_improvement
+
+        print_improvement(evaluation, as_json=as_json)
+        return
     report = make_report(evaluation)
     if page is not None:
         from crow_eval.page import to_page

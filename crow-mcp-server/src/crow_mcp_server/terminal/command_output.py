@@ -41,6 +41,7 @@ class OutputCapture:
         self._from_terminal = from_terminal
         self._file: BinaryIO | None = None
         self._room = MAX_FILE_BYTES  # bytes
+        self._last_taken = ""  # line
 
     def feed(self, data: bytes) -> None:
         """Add output."""
@@ -81,6 +82,7 @@ class OutputCapture:
         if not self._file:
             self._open_file()
         self._head, self._tail, self._dropped, self._lines = bytearray(), bytearray(), 0, 0
+        self._last_taken = text.rstrip().rpartition("\n")[2] or self._last_taken
         return text
 
     def get_end(self, limit: int) -> str:
@@ -91,6 +93,10 @@ class OutputCapture:
             return text
         end = text[2 - limit :].partition("\n")[2]  # whole lines only, because crow masks secrets in them
         return f"… {max(self._lines - end.count(chr(10)), 1)} lines before\n{end}"
+
+    def get_last_line(self, limit: int) -> str:
+        """Return the last line with text, cleaned, in at most `limit` characters; also one that was taken."""
+        return (self.get_end(limit).rstrip().rpartition("\n")[2] or self._last_taken)[:limit]
 
     def close(self) -> None:
         """Close the file."""

@@ -137,6 +137,7 @@ class Shell(ProcessTree):
         self._commands_run.append(command)
         self._note_request(had_input=False)
         self.command_over.clear()
+        self.answer_wanted.clear()
         number, evaluation = self._command_number, f"eval {shlex.quote(command)} 0<>{self._tty} 1>&0 2>&0 8>&-"
         line = f'\\__crow {number} "$?" && :; \\command {evaluation}; {format_report(number)}'
         with CancelScope(shield=True):  # a command that was not written would never report its end

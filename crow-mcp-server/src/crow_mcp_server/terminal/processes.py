@@ -68,6 +68,10 @@ class ProcessTree:
         """Set when the process has ended."""
         self.command_over = asyncio.Event()
         """Set when the command has ended, at the latest with the process."""
+        self.answer_wanted = asyncio.Event()
+        """Set when the waiting tool call is to be answered: the command has ended, or is to go on after the call."""
+        self.on_over: Callable[[], None] = lambda: None
+        """Called when the command has ended."""
         self.output_closed = asyncio.Event()
         """Set when the output is closed: no more will come."""
         self._watchdog = watchdog
@@ -182,24 +186,30 @@ class ProcessTree:
         if self._deadline:
             self._deadline.cancel()
         self.command_over.set()
+        self.answer_wanted.set()
+        self.on_over()
 
     async def wait(
         self, seconds: float, watch: Watch | None = None, *, is_answerable: Callable[[], bool] | None = None
     ) -> None:
         """Wait until the command has ended, at most so many seconds, or until `is_answerable` returns True.
 
+        Setting `answer_wanted` ends the wait.
+
         `watch` receives the last lines of the output meanwhile.
         """
         loop = asyncio.get_running_loop()
         end, shown = loop.time() + seconds, ""
-        while self.is_running and (left := end - loop.time()) > 0:
+        while not self.answer_wanted.is_set() and (left := end - loop.time()) > 0:
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(left, WATCH_INTERVAL / 5 if is_answerable else WATCH_INTERVAL)):
-                    await self.command_over.wait()
+                    await self.answer_wanted.wait()
             if watch and self.is_running and (text := self.capture.get_end(MAX_WATCHED_CHARACTERS)) != shown:
                 await watch(shown := text)
             if is_answerable and is_answerable():
                 break
+        if self.is_running:
+            self.answer_wanted.clear()
 
     def set_timeout(self, seconds: float) -> None:
         """End the command after so many seconds."""

@@ -8,7 +8,7 @@ import shutil
 import signal
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypedDict, TypeGuard
 
@@ -26,6 +26,7 @@ from crow_mcp_server.terminal.processes import (
     inherit_environment,
     name_signal,
 )
+from crow_mcp_server.terminal.running_command import RunningCommand
 from crow_mcp_server.terminal.shell_state import ShellState, has_left_processes
 from crow_mcp_server.terminal.tempfiles import TempFolders
 from crow_mcp_server.workspace import CommandOutcome, LaunchError, Terminals, Workspace
@@ -141,6 +142,8 @@ class TerminalSessions:
         self._temp_folders = temp_folders
         self._sessions: dict[str, PipedCommand | Shell] = {}
         """The commands that still run and the terminals, by the names that the model uses."""
+        self._running: dict[ProcessTree, RunningCommand] = {}
+        """The commands of `_sessions` that have not been told to the end."""
         self._background: list[PipedCommand] = []
         """Commands that have ended and left processes in the background."""
         self._opening = asyncio.Lock()
@@ -148,7 +151,7 @@ class TerminalSessions:
     async def close(self) -> None:
         """Kill all processes."""
         programs: list[ProcessTree] = [*self._sessions.values(), *self._background]
-        self._sessions, self._background = {}, []
+        self._sessions, self._running, self._background = {}, {}, []
         await asyncio.gather(*(program.kill() for program in programs))
 
     @property
@@ -215,21 +218,37 @@ class TerminalSessions:
             program.set_timeout(arguments.timeout)
         wait = arguments.timeout + 2 * TERM_GRACE if arguments.timeout else COMMAND_WAIT
         wait = wait if arguments.wait is None else arguments.wait
+        running, name = self._note_running(arguments.command, program), ""
         try:
-            await program.wait(min(wait, MAX_WAIT), workspace.watch)
+            with workspace.waits(running):
+                await program.wait(min(wait, MAX_WAIT), workspace.watch)
+                if program.is_running and not program.timed_out:
+                    name = next(name for name in map(str, range(1, 10**9)) if name not in self._sessions)
+                    self._sessions[name], running.name = program, name
         except BaseException:
+            self._note_told(program)
             await program.kill()
             update_state()
             raise
-        if not program.is_running or program.timed_out:
+        if not name:
             return await self._collect_answer(program)
-        name = next(name for name in map(str, range(1, 10**9)) if name not in self._sessions)
-        self._sessions[name] = program
         output = program.capture.take_text(MAX_OUTPUT_CHARACTERS)
         return TerminalAnswer(join_parts(output, describe_need(output), format_running(name)))
 
+    def _note_running(self, command: str, program: ProcessTree, name: str = "") -> RunningCommand:
+        """Note that a command has started."""
+        running = self._running[program] = RunningCommand(command, program, name)
+        program.on_over = running.finish
+        return running
+
+    def _note_told(self, program: ProcessTree) -> None:
+        """Note that the answer to a tool call tells the end of a command."""
+        if running := self._running.pop(program, None):
+            running.is_told = True
+
     async def _collect_answer(self, program: PipedCommand) -> TerminalAnswer:
         """Return the answer to a command that has ended, and take over its shell state."""
+        self._note_told(program)
         before = self.shell_state.folder
         outcome = await program.collect_outcome(MAX_OUTPUT_CHARACTERS)
         unshown = program.capture.describe_unshown()
@@ -301,12 +320,14 @@ class TerminalSessions:
             async with self._opening:
                 program = await self._open_shell(workspace, arguments)
                 await program.run(command)
+                self._note_running(command, program, name)
             if arguments.timeout:
                 program.set_timeout(arguments.timeout)
         elif program is None:
             raise ToolRefusal(f"There is no session {name!r}. {self._list_sessions()}")
         elif arguments.keys == "kill":
             del self._sessions[name]
+            self._note_told(program)
             await program.kill()
             text = join_parts(program.capture.get_text(MAX_OUTPUT_CHARACTERS), "[killed]")
             return TerminalAnswer(text, ended=program.launched_by)
@@ -319,14 +340,19 @@ class TerminalSessions:
             is_answerable = program.seems_waiting if arguments.wait is None else program.shows_new_prompt
         try:
             wait = wait if arguments.wait is None else arguments.wait
-            await program.wait(min(wait, MAX_WAIT), workspace.watch, is_answerable=is_answerable)
+            running = self._running.get(program)
+            with workspace.waits(running) if running else nullcontext():
+                await program.wait(min(wait, MAX_WAIT), workspace.watch, is_answerable=is_answerable)
         except BaseException:
             if command:
                 self._sessions.pop(name, None)
+                self._note_told(program)
                 await program.kill()
             raise
         if not program.is_running and (isinstance(program, PipedCommand) or program.exit_code is not None):
             self._sessions.pop(name, None)
+        if not program.is_running:
+            self._note_told(program)
         if isinstance(program, PipedCommand) and not program.is_running:
             return await self._collect_answer(program)
         if isinstance(program, PipedCommand):

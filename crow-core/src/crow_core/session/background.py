@@ -1,0 +1,215 @@
+"""The work of a session that goes on after its tool call: commands and sub-agents in the background."""
+
+import asyncio
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, Protocol, cast
+
+from crow_system.shortening import shorten_line
+
+from crow_core.acp.connection import ConnectionClosed
+from crow_core.acp.schema import SessionInfoUpdate
+from crow_core.masking import mask
+from crow_core.messages.message import find_unanswered
+from crow_core.messages.notes import Notes
+from crow_core.session.session import Session
+from crow_core.session_state import StateKey
+from crow_core.text import to_line
+
+TOOLS = ("terminal", "agent")
+"""The tools whose calls can be answered while their work goes on."""
+TITLE_LENGTH = 80
+"""Characters of a title that are shown and stored."""
+
+
+class Running(Protocol):
+    """A command or a sub-agent that a tool call waits for; see `crow_mcp_server.workspace.Running`."""
+
+    @property
+    def kind(self) -> str:
+        """`command` or `agent`."""
+        ...
+
+    @property
+    def title(self) -> str: ...
+    @property
+    def name(self) -> str:
+        """The name by which the model and the user reach it; "" if it has none yet."""
+        ...
+
+    @property
+    def over(self) -> asyncio.Event:
+        """Set when it has ended."""
+        ...
+
+    @property
+    def end(self) -> str:
+        """How it has ended, such as "exit code 1"; "" before."""
+        ...
+
+    @property
+    def is_told(self) -> bool:
+        """True if the result of a tool call has told its end."""
+        ...
+
+    def answer(self) -> None:
+        """Let the tool call that waits be answered now."""
+        ...
+
+    def get_last_line(self, limit: int) -> str: ...
+    async def kill(self) -> None: ...
+
+
+class BackgroundNotes(Notes, total=False):
+    """Work went on after its tool call `call`; `end` says how it ended, in a second marker."""
+
+    name: str
+    end: str
+
+
+@dataclass(eq=False)
+class Work:
+    """A command or a sub-agent that goes on after its tool call."""
+
+    call: str
+    """The id of the tool call that began it."""
+    running: Running
+    title: str
+    """Its title in a line, with secrets masked."""
+    watch: "asyncio.Task[None] | None" = None
+    """Waits for its end."""
+
+    @property
+    def is_over(self) -> bool:
+        """True if it has ended."""
+        return self.running.over.is_set()
+
+
+@dataclass(eq=False)
+class Background:
+    """The work that tool calls of a session wait for, and the work that went on after its call."""
+
+    waiting: dict[str, Running] = field(default_factory=dict[str, Running])
+    """What tool calls wait for, by the ids of the calls."""
+    wanted: set[str] = field(default_factory=set[str])
+    """The ids of tool calls that are to be answered as soon as they wait for something."""
+    works: list[Work] = field(default_factory=list[Work])
+    """The work that went on and whose end the model does not know, in the order of its start."""
+    listeners: list[Callable[[], object]] = field(default_factory=list[Callable[[], object]])
+    """Are called when work has gone on or ended."""
+    lost: dict[str, str] = field(default_factory=dict[str, str])
+    """The titles of work that ended with an earlier process, by the ids of its tool calls; the model does not know."""
+
+    def find(self, name: str) -> Work | None:
+        """Find work by its name."""
+        return next((work for work in self.works if work.running.name == name), None)
+
+    def list_open(self) -> list[Work]:
+        """List the work that runs."""
+        return [work for work in self.works if not work.is_over]
+
+
+BACKGROUND = StateKey("background", Background)
+LINE_LENGTH = 1_000
+"""Characters of a last line that are shown."""
+
+
+def send(session: Session, call: str = "") -> list[str]:
+    """Let the tool calls be answered whose command or sub-agent runs, or only this one; return their ids."""
+    background = session.state[BACKGROUND]
+    sent = [id for id, running in background.waiting.items() if call in ("", id) and not running.over.is_set()]
+    for id in sent:
+        background.waiting[id].answer()
+    for use in find_unanswered(session.log):
+        id = use["id"]
+        starts = session.toolbox.is_running(id) and session.toolbox.parse(use).name in TOOLS
+        if starts and call in ("", id) and id not in background.waiting:
+            background.wanted.add(id)
+            sent.append(id)
+    return sent
+
+
+@contextmanager
+def waiting(session: Session, call: str, running: Running) -> Generator[None]:
+    """Wait for something in a tool call. If it still runs at the end, and nothing was raised, it goes on."""
+    background = session.state[BACKGROUND]
+    background.waiting[call] = running
+    if call in background.wanted:
+        running.answer()
+    try:
+        yield
+    finally:
+        del background.waiting[call]
+        background.wanted.discard(call)
+    if not running.over.is_set() and not any(work.running is running for work in background.works):
+        go_on(session, call, running)
+
+
+def go_on(session: Session, call: str, running: Running) -> None:
+    """Note that something goes on after its tool call, and watch for its end."""
+    work = Work(call, running, shorten_line(to_line(mask(running.title, session.secrets)), TITLE_LENGTH))
+    background = session.state[BACKGROUND]
+    background.works = [each for each in background.works if not each.running.is_told]
+    background.works.append(work)
+    notes: BackgroundNotes = {"kind": "background", "call": call, "name": running.name, "title": work.title}
+    session.log.append({"crow": notes})
+    work.watch = asyncio.ensure_future(watch(session, work))
+
+
+async def watch(session: Session, work: Work) -> None:
+    """Tell the client that work goes on in the background, and its end."""
+    with suppress(ConnectionClosed):
+        await announce(session)
+    await work.running.over.wait()
+    note_end(session, work.call, work.running.end)
+    with suppress(ConnectionClosed):
+        await announce(session)
+        if not work.running.is_told:
+            await session.notice(f"In the background, {work.title} has ended ({work.running.end}).")
+
+
+def note_end(session: Session, call: str, end: str) -> None:
+    """Append to the log how the work of a tool call has ended."""
+    notes: BackgroundNotes = {"kind": "background", "call": call, "end": end}
+    session.log.append({"crow": notes})
+
+
+async def announce(session: Session) -> None:
+    """Tell the client what runs in the background."""
+    background = session.state[BACKGROUND]
+    for listener in background.listeners:
+        listener()
+    titles = [work.title for work in background.list_open()]
+    await session.send(SessionInfoUpdate(meta={"crow": {"background": titles}}))
+
+
+async def stop_all(session: Session) -> list[Work]:
+    """End all work of a session that is being closed. Return what was stopped."""
+    background = session.state[BACKGROUND]
+    for work in background.works:
+        if work.watch:
+            work.watch.cancel()
+    stopped = background.list_open()
+    await asyncio.gather(*(work.running.kill() for work in stopped))
+    return stopped
+
+
+def find_lost(session: Session) -> dict[str, str]:
+    """Find the work of a stored session that had not ended with its last process, as `Background.lost` has it."""
+    found: dict[str, str] = {}
+    for entry in session.view.find_kind("background"):
+        notes = cast(BackgroundNotes, entry.get("crow", {}))
+        if "end" in notes:
+            found.pop(notes.get("call", ""), None)
+        else:
+            found[notes.get("call", "")] = notes.get("title", "")
+    return found
+
+
+def describe(work: Work, secrets: Any) -> dict[str, Any]:
+    """Describe work for a client."""
+    running = work.running
+    line = to_line(mask(running.get_last_line(LINE_LENGTH), secrets))
+    about = {"name": running.name, "kind": running.kind, "title": work.title, "toolCallId": work.call}
+    return {**about, "state": "ended" if work.is_over else "running", "end": running.end, "lastLine": line}

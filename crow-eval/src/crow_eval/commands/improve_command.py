@@ -1,0 +1,350 @@
+"""`crow prompts improve`: search for a better prompt, and report on tasks that the search never saw."""
+
+import os
+import sys
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+from crow_cli.console import AS_JSON, escape_line, print_json, print_note, print_table
+from crow_cli.process import fail, hide_memory
+from crow_core import __version__
+from crow_core.errors import ConfigError
+
+from crow_eval.commands.evaluation import open_database, run_and_exit
+
+if TYPE_CHECKING:
+    from crow_agent.budget import Budget
+    from crow_persistence.database import Database
+
+    from crow_eval.cells import Cell
+    from crow_eval.evaluation_store import Evaluation
+    from crow_eval.improvement_report import ImprovementReport, Sums
+    from crow_eval.tasks import Task
+
+LIMITS = {"max_cost": "money", "max_tokens": "tokens", "max_requests": "requests", "max_minutes": "minutes"}
+"""The limits by the options that set them."""
+MAX_RUNS = 60
+REPEAT = 2
+
+
+@click.command()
+@click.argument("name", required=False, default="")
+@click.option("--on", "dataset", metavar="DATASET", default="", help="A dataset, as for `crow eval`.")
+@click.option("-m", "--model", default="", help="The model of the tasks, as for `crow run`.")
+@click.option("--proposer", metavar="MODEL", default="", help="The model that proposes; by default that of the tasks.")
+@click.option("--judge", metavar="MODEL", default="", help="The model that judges; by default that of the tasks.")
+@click.option(
+    "--max-runs", type=click.IntRange(min=1), help=f"Runs of tasks for the search, without the report. [{MAX_RUNS}]"
+)
+@click.option("--repeat", type=click.IntRange(min=1), default=REPEAT, show_default=True, help="Runs for the report.")
+@click.option("--max-cost", type=click.FloatRange(0, min_open=True), help="What search and report may cost together.")
+@click.option("--max-tokens", type=click.IntRange(min=1), help="The tokens that they may take.")
+@click.option("--max-requests", type=click.IntRange(min=1), help="The model calls that they may make.")
+@click.option("--max-minutes", type=click.FloatRange(0, min_open=True), help="The minutes that the command may take.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Chooses the parts of the dataset.")
+@click.option("--at-once", type=click.IntRange(min=1), default=4, show_default=True, help="Runs at a time.")
+@click.option(
+    "--mode",
+    type=click.Choice(["accept-edits", "plan", "yolo"]),
+    default="accept-edits",
+    show_default=True,
+    help="Which tool calls may run. All others that need a permission are denied.",
+)
+@click.option("--resume", metavar="ID", default="", help="Go on with a search that was stopped or killed.")
+@AS_JSON
+def improve(name: str, dataset: str, resume: str, as_json: bool, **options: Any) -> None:
+    """Search for a better version of the prompt NAME, and compare it with today's on tasks that the search never saw.
+
+    Half of the tasks are kept for that report. A model reads runs that failed and proposes another text; GEPA chooses
+    which candidates go on. Each is stored as a version of the prompt: crow prompts promote NAME@N uses one. Nothing is
+    changed by itself.
+
+    Tools work as in `crow eval`, on this machine. A search uses at most half of each limit, and the report the rest.
+    The same search goes on with --resume, and pays for nothing twice.
+
+    Exit codes: 0 the report is there, also if nothing better was found, 1 it stopped before, 2 wrong usage.
+
+    Example: crow prompts improve system --on tasks --max-cost 5
+    """
+    if bool(resume) == bool(name) or bool(name) != bool(dataset):
+        fail("give the NAME of a prompt with --on DATASET, or --resume with the id of a search.")
+    limits = {what: options.pop(option) for option, what in LIMITS.items()}
+    given = {what: limit for what, limit in limits.items() if limit is not None}
+    run_and_exit(lambda: improve_prompt(name, dataset, resume, given, as_json=as_json, **options))
+
+
+async def improve_prompt(
+    name: str,
+    dataset: str,
+    resume: str,
+    limits: dict[str, float],
+    *,
+    as_json: bool,
+    at_once: int,
+    **options: Any,
+) -> int:
+    """Search, print the report, and return the exit code. Raises ConfigError, ModelError, StoreError, AgentError."""
+    try:
+        from crow_eval.improvement import Improvement
+    except ModuleNotFoundError as error:
+        if error.name != "gepa":
+            raise
+        fail(
+            "the search is made by GEPA, and gepa is not installed: uv tool install ./crow --with gepa installs both, "
+            "with the path of crow's repository."
+        )
+    from crow_agent.budget import Budget
+    from crow_agent.errors import AgentError, BudgetSpent
+    from crow_agent.settings.home import Home
+
+    from crow_eval import runs
+    from crow_eval.evaluation_store import EvaluationRunsError, load, locked
+    from crow_eval.task_parts import find_quoted
+
+    env = os.environ
+    hide_memory()
+    database = open_database(env)
+    if resume:
+        evaluation, tasks = load_search(database, resume)
+    else:
+        evaluation, tasks = await begin_search(database, name, dataset, limits, at_once, env, **options)
+    settings, notes = evaluation.settings, evaluation.settings.search
+    assert notes
+    notes.limits |= limits
+    notes.max_runs = (options["max_runs"] if resume else None) or notes.max_runs
+    budget = Budget(setting="--max-cost")
+    for what, limit in notes.limits.items():
+        setattr(budget, what, limit)
+    await runs.check_prices([*settings.models, *filter(None, [notes.proposer])], settings.judge, tasks, budget, env)
+    reason = ""
+    with locked(Home.find(env).data, evaluation.id):
+        evaluation.cells[:] = load(database, evaluation.id).cells
+        count_spent(budget, evaluation)
+        with reporting(evaluation) as report:
+            work = Improvement(evaluation, tasks, database, budget, env, at_once, report)
+            try:
+                budget.start()
+                await work.run()
+            except (AgentError, BudgetSpent) as error:
+                reason = str(error)
+            except EvaluationRunsError:
+                raise
+            except BaseException:
+                print_note(f"Stopped. Go on with: crow prompts improve --resume {evaluation.id[:8]}")
+                raise
+    print_improvement(load(database, evaluation.id), as_json=as_json)
+    if quoted := find_quoted(tasks, settings.prompts[notes.winner or 0].template, settings.prompts[0].template):
+        best = settings.prompts[notes.winner or 0].label
+        print_note(
+            f"Warning: {best} quotes the text that a check expects of {len(quoted)} tasks, so it may not help with "
+            f"others: {', '.join(quoted)}."
+        )
+    if reason:
+        print_note(f"{reason} Go on with: crow prompts improve --resume {evaluation.id[:8]}")
+    return 1 if reason else 0
+
+
+async def begin_search(
+    database: "Database",
+    name: str,
+    dataset: str,
+    limits: dict[str, float],
+    at_once: int,
+    env: Mapping[str, str],
+    *,
+    model: str,
+    proposer: str,
+    judge: str,
+    max_runs: int | None,
+    repeat: int,
+    seed: int,
+    mode: str,
+) -> "tuple[Evaluation, list[Task]]":
+    """Store a search that begins, after a look for all that can be wrong with it before anything runs.
+
+    Raises ConfigError, ModelError, StoreError, WorkspaceError.
+    """
+    from crow_agent.settings.config import load_config
+    from crow_agent.settings.home import Home
+
+    from crow_eval import runs
+    from crow_eval.cells import Candidate, EvaluationSettings, SearchNotes, TaskName
+    from crow_eval.compared_prompts import load_current
+    from crow_eval.evaluation_store import create
+    from crow_eval.improvement import load_first
+    from crow_eval.task_parts import find_leaks, split_tasks
+    from crow_eval.tasks import find_dataset, load_dataset
+
+    home = Home.find(env)
+    tasks = load_dataset(dataset)
+    names = await runs.find_model_names([model, *filter(None, [proposer])], env)
+    faults = await runs.find_untouched(tasks, at_once, runs.find_hidden(env))
+    useless = {fault.task for fault in faults if fault.is_fatal}
+    if useless:
+        print_note(f"Left out, as every check passes on the untouched start: {', '.join(sorted(useless))}.")
+    tasks = [task for task in tasks if task.id not in useless]
+    parts = split_tasks(tasks, seed, max_runs or MAX_RUNS)
+    if leaks := find_leaks(tasks):
+        print_note(f"Warning: the prompts of these tasks hold the text that a check expects: {', '.join(leaks)}.")
+    first = load_first(database, load_current(name, load_config(home, env), home, database))
+    search = SearchNotes(
+        target=first.name,
+        train=parts.train,
+        validation=parts.validation,
+        test=parts.test,
+        seed=seed,
+        max_runs=max_runs or MAX_RUNS,
+        proposer=proposer,
+        limits=limits,
+        candidates=[Candidate()],
+    )
+    settings = EvaluationSettings(
+        tasks=[TaskName(task.id, task.digest) for task in tasks],
+        prompts=[first],
+        models=[model],
+        names=names[:1],
+        repeat=repeat,
+        mode=mode,
+        judge=judge,
+        crow=__version__,
+        search=search,
+    )
+    return create(database, find_dataset(dataset), settings), tasks
+
+
+def load_search(database: "Database", id: str) -> "tuple[Evaluation, list[Task]]":
+    """Load a search and its tasks. Raises StoreError, and ConfigError if it is none or a task was changed."""
+    from crow_eval.commands.evaluation import load_begun
+
+    evaluation, tasks = load_begun(database, id)
+    if evaluation.settings.search is None:
+        raise ConfigError(f"{evaluation.id[:8]} is no search. Go on with it: crow eval --resume {evaluation.id[:8]}")
+    return evaluation, tasks
+
+
+def count_spent(budget: "Budget", evaluation: "Evaluation") -> None:
+    """Count what the stored runs and proposals of a search took."""
+    assert evaluation.settings.search
+    for cell in evaluation.cells:
+        spend(budget, cell.cost, cell.input + cell.output, cell.requests)
+    for each in evaluation.settings.search.proposals:
+        spend(budget, each.cost, each.tokens, each.requests)
+
+
+def spend(budget: "Budget", cost: float | None, tokens: int, requests: int) -> None:
+    """Count what a run or a proposal took."""
+    for what, amount in (("money", cost or 0.0), ("tokens", tokens), ("requests", requests)):
+        budget.spend(what, amount)
+
+
+@contextmanager
+def reporting(evaluation: "Evaluation") -> "Generator[Callable[[Cell], None]]":
+    """Yield a function that shows the progress after each run, with the best candidate so far."""
+    from rich.console import Console  # imported here because few commands show a bar
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    notes, settings = evaluation.settings.search, evaluation.settings
+    assert notes
+    hidden = {*notes.test}
+
+    def count() -> int:
+        return sum(cell.task not in hidden for cell in evaluation.cells)
+
+    columns = (MofNCompleteColumn(), BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress:
+        bar = progress.add_task("", total=notes.max_runs, completed=count())
+        last = ""
+
+        def show(cell: "Cell") -> None:
+            nonlocal last
+            if cell.task in hidden:
+                done = sum(each.task in hidden for each in evaluation.cells)
+                said = f"report: {done} of {len(hidden) * settings.repeat * 2} runs"
+            else:
+                said = describe_best(evaluation)
+            progress.update(bar, completed=count(), description=escape_line(said))
+            if not sys.stderr.isatty() and said.partition(":")[0] != last:
+                last = said.partition(":")[0]
+                click.echo(f"{count():,} of {notes.max_runs:,} runs, {said}", err=True)
+
+        yield show
+
+
+def describe_best(evaluation: "Evaluation") -> str:
+    """Describe the best candidate so far, by the validation tasks."""
+    notes, prompts = evaluation.settings.search, evaluation.settings.prompts
+    assert notes
+    scores = [candidate.score for candidate in notes.candidates]
+    if scores[0] is None:
+        return "today's prompt first"
+    best = max(range(len(scores)), key=lambda at: scores[at] or 0.0)
+    found = f"{len(prompts) - 1} candidates, "
+    if not best:
+        return f"{found}none better than today's: {scores[0]:.0%}"
+    return f"{found}best {prompts[best].label}: {scores[best]:.0%}, today's {scores[0]:.0%}"
+
+
+def print_improvement(evaluation: "Evaluation", *, as_json: bool) -> None:
+    """Print the report of a search."""
+    from crow_eval.improvement_report import improvement_to_json, list_candidates, make_improvement_report
+
+    report = make_improvement_report(evaluation)
+    if as_json:
+        print_json(improvement_to_json(report))
+        return
+    notes, prompts = report.notes, evaluation.settings.prompts
+    click.secho(escape_line(f"{notes.target} on {evaluation.dataset}  {evaluation.id[:8]}"), bold=True)
+    rows = [
+        (
+            each["prompt"],
+            each["parent"] or "-",
+            "-" if each["score"] is None else f"{each['score']:.0%}",
+            each["fault"] or ("today's" if not at else "best" if at == notes.winner else ""),
+        )
+        for at, each in enumerate(list_candidates(report))
+    ]
+    print_table(("CANDIDATE", "MADE FROM", "VALIDATION", ""), rows)
+    click.echo()
+    click.echo(escape_line(describe_finding(report)))
+    if report.noise:
+        click.echo(
+            f"Today's prompt, run twice: {report.noise.differing} of {report.noise.pairs} tasks ended otherwise."
+        )
+    took = {"search": report.search, "proposals": report.proposals, "report": report.test}
+    print_table(("", "RUNS", "CALLS", "TOKENS", "COST"), [to_row(name, sums) for name, sums in took.items()])
+    if notes.winner and report.is_better:
+        best, first = prompts[notes.winner].label, prompts[0].label
+        click.echo(f"Look at it: crow prompts diff {first} {best}. Use it: crow prompts promote {best}")
+
+
+def to_row(name: str, sums: "Sums") -> tuple[str, ...]:
+    """Convert sums to a row of the table."""
+    cost = "-" if sums.cost is None else f"{sums.cost:.4f} {sums.currency or ''}".strip()
+    return (name, f"{sums.runs:,}", f"{sums.requests:,}", f"{sums.tokens:,}", cost)
+
+
+def describe_finding(report: "ImprovementReport") -> str:
+    """Say whether the best candidate is better than the first prompt."""
+    from crow_eval.page import format_p, format_percent, format_points
+
+    notes, prompts = report.notes, report.evaluation.settings.prompts
+    if notes.winner is None:
+        return "The search has not ended."
+    if not notes.winner:
+        return f"No better than today's: no candidate did better on the {len(notes.validation)} validation tasks."
+    if report.comparison is None or report.before is None or report.after is None:
+        return f"The best candidate is {prompts[notes.winner].label}. Its report has not been run."
+    pairs = report.comparison.pairs
+    rates = [
+        f"{format_percent(one.rate)} ({format_percent(one.interval.low)} to {format_percent(one.interval.high)})"
+        for one in (report.before, report.after)
+    ]
+    verdict = "Better than today's." if report.is_better else "No better than today's, as far as these tasks tell."
+    return (
+        f"{verdict} On {len(notes.test)} tasks that the search never saw, {prompts[0].label} passes {rates[0]} and "
+        f"{prompts[notes.winner].label} {rates[1]}: {format_points(pairs.difference)} points "
+        f"({format_points(pairs.interval.low)} to {format_points(pairs.interval.high)}), McNemar's exact test p "
+        f"{format_p(pairs.p_value)}, {pairs.only_b} better, {pairs.only_a} worse."
+    )
