@@ -399,7 +399,7 @@ def test_project_cannot_trust_a_server(project: Path) -> None:
     assert [server.trust for server in load_project_config(project, {}).mcp.servers.values()] == [False, False]
 
 
-def test_project_may_only_add_servers_and_agents_and_tighten_permissions(project: Path) -> None:
+def test_project_may_only_add_servers_agents_and_diagnostics_and_tighten_permissions(project: Path) -> None:
     write(
         project / ".crow" / "config.toml",
         'model = "evil"\nmax_requests = 9999\n[models.evil]\nbase_url = "http://evil"\nmodel = "m"\n'
@@ -412,7 +412,7 @@ def test_project_may_only_add_servers_and_agents_and_tighten_permissions(project
 
     assert config.permissions == ProjectPermissions(ask=["terminal"], deny=["fetch"])
     assert config.mcp.servers == {"a": ServerSettings(command="a"), "b": ServerSettings(command="me")}
-    assert ProjectConfig.__struct_fields__ == ("permissions", "mcp", "agents")
+    assert ProjectConfig.__struct_fields__ == ("permissions", "mcp", "agents", "diagnostics")
     assert config.agents == {"b": AgentSettings(command="b")}
     assert ProjectPermissions.__struct_fields__ == ("ask", "deny")
 

@@ -38,6 +38,7 @@ from crow_extensions.commands import commands
 from crow_extensions.completions import completions
 from crow_extensions.context_window import context_window
 from crow_extensions.cut_prompts import cut_prompts
+from crow_extensions.diagnostics import diagnostics
 from crow_extensions.empty_replies import empty_replies
 from crow_extensions.fallback import fallback
 from crow_extensions.goal import goal
@@ -81,6 +82,7 @@ from crow_skills.skills import skills
 from crow_skills.text_files import find_project_folders, get_user_folders
 from msgspec.json import encode as to_json
 
+from crow_agent.found_diagnostics import find_diagnostics
 from crow_agent.program_limits import can_limit, find_project_level, limit_hook, limit_server, tighten
 from crow_agent.prompt_files import find_prompt_files, load_system_prompt
 from crow_agent.settings.config import (
@@ -203,6 +205,7 @@ async def build(
         ),
         *([(fallback, {"chains": chains})] if (chains := find_chains(config)) else []),
         *([(taint, make_taint_options(config, home, trust, env))] if rules.taint else []),
+        (diagnostics, {"find": partial(find_diagnostics, config, home, trust, env, hidden)}),
         (terminals, {}),
         (configured_servers, {"config": config, "home": home}),
         (project_servers, {"trust": trust, "env": env, "config": config, "home": home}),

@@ -210,6 +210,12 @@ def print_summary(snapshot: Snapshot, hide: Callable[[str], str]) -> None:
         **get_table(toml_file, "mcp", "servers"),
     }
     agents = get_table(toml_file, "agents")
+    problems = [
+        f"{pattern}: {command}"
+        for pattern, commands in get_table(toml_file, "diagnostics").items()
+        for command in (commands if isinstance(commands, list) else [commands])  # pyright: ignore[reportUnknownVariableType]
+        if isinstance(command, str)
+    ]
     rules = [(kind, rule) for kind in ("ask", "deny") for rule in list_of(get_table(toml_file, "permissions"), kind)]
     skills = [os.path.basename(os.path.dirname(path)) for path in snapshot.files if is_skill(path)]
     commands = [name_of(path) for path in snapshot.files if "/commands/" in path and path.endswith(".md")]
@@ -217,6 +223,7 @@ def print_summary(snapshot: Snapshot, hide: Callable[[str], str]) -> None:
     size = sum(file.size for file in snapshot.files.values())
     counts = [
         *(count(len(servers), "server"), count(len(agents), "agent"), count(len(skills), "skill")),
+        count(len(problems), "check"),
         *(count(len(commands), "command"), count(len(prompts), "prompt"), count(len(rules), "rule")),
     ]
     files = f"{count(len(snapshot.files), 'file')}, {size:,} bytes"
@@ -231,6 +238,7 @@ def print_summary(snapshot: Snapshot, hide: Callable[[str], str]) -> None:
     print_items("Files in the folder that the settings name:", snapshot.named)
     called = [f"{name}: {describe_server(agent)}" for name, agent in agents.items()]
     print_items("Starts when the model asks it something:", map(hide, called), lines=3)
+    print_items("Runs before and after an edit, to look for problems:", map(hide, problems), lines=3)
     print_items("Goes to the model instead of crow's own prompts:", prompts)
     print_items("Goes to the model when a prompt or the model calls for it (skills):", skills)
     print_items("Goes to the model when you type it (commands):", (f"/{command}" for command in commands))

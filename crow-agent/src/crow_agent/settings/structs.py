@@ -206,6 +206,18 @@ class DatabaseSettings(Struct, kw_only=True, forbid_unknown_fields=True):
     """For SQLite. With `full`, each commit waits for the disk, so that a power failure loses nothing."""
 
 
+DiagnosticTable = dict[str, str | list[str] | float]
+"""The commands that look for problems after an edit, by the pattern of its file; and `timeout`: `[diagnostics]`."""
+
+
+def check_diagnostics(table: DiagnosticTable) -> None:
+    """Raise ValueError for a value that is not the timeout, a command or a list of commands."""
+    for key, value in table.items():
+        if (key == "timeout") != isinstance(value, int | float) or value == 0:
+            wanted = "a number of seconds above 0" if key == "timeout" else "a command or a list of commands"
+            raise ValueError(f"{key!r} in [diagnostics] is not {wanted}")
+
+
 class Config(Struct, kw_only=True, forbid_unknown_fields=True):
     """The user's configuration: `config.toml`."""
 
@@ -227,8 +239,13 @@ class Config(Struct, kw_only=True, forbid_unknown_fields=True):
     prompts: PromptSettings = field(default_factory=PromptSettings)
     extensions: dict[str, dict[str, Any] | bool] = field(default_factory=dict[str, dict[str, Any] | bool])
     """`[extensions.NAME]` holds the options of an extension; `NAME = false` leaves out one of crow's own."""
+    diagnostics: DiagnosticTable = field(default_factory=DiagnosticTable)
+    """`"PATTERN" = COMMAND`, or a list of them: what looks for new problems after an edit. `timeout` is in seconds."""
     hooks: dict[str, Any] = field(default_factory=dict[str, Any])
     """`[[hooks.MOMENT]]` runs a command at a moment of the session. A project cannot set it."""
+
+    def __post_init__(self) -> None:
+        check_diagnostics(self.diagnostics)
 
 
 class ProjectPermissions(Struct, kw_only=True):
@@ -244,12 +261,17 @@ class ProjectPermissions(Struct, kw_only=True):
 class ProjectConfig(Struct, kw_only=True):
     """The configuration of a project: `.crow/config.toml`.
 
-    It may only add servers and agents, and tighten permissions. Other settings are ignored, and named to the user.
+    It may only add servers, agents and diagnostics, and tighten permissions. Other settings are ignored, and named to
+    the user.
     """
 
     permissions: ProjectPermissions = field(default_factory=ProjectPermissions)
     mcp: McpSettings = field(default_factory=McpSettings)
     agents: dict[str, AgentSettings] = field(default_factory=dict[str, AgentSettings])
+    diagnostics: DiagnosticTable = field(default_factory=DiagnosticTable)
+
+    def __post_init__(self) -> None:
+        check_diagnostics(self.diagnostics)
 
 
 class McpFile(Struct, kw_only=True):
