@@ -171,6 +171,17 @@ async def test_turns_can_be_undone_one_by_one_or_several_at_once(tmp_path: Path)
 
 
 @pytest.mark.anyio
+async def test_an_edit_can_be_made_again_after_it_was_taken_back(tmp_path: Path):
+    (tmp_path / "a.txt").write_text("one\ntwo\n")
+    turn = [replace("a.txt", "two", "2"), replace("a.txt", "one", "1")]
+    async with talk(tmp_path, turn, turn) as it:
+        await it.say("use digits")
+        await it.say("/undo yes")
+        await it.say("use digits after all")
+        assert it.read("a.txt") == "1\n2\n"
+
+
+@pytest.mark.anyio
 async def test_undo_leaves_earlier_turns_unchanged(tmp_path: Path):
     async with talk(tmp_path, [create("a.txt", "1\n")], [create("b.txt", "2\n")]) as it:
         await it.say("first")

@@ -173,3 +173,34 @@ def test_real_shell_goes_on_below_the_answer_after_kill_9(
         numbers = re.findall(r"line-\d+", shown)
         assert numbers == [f"line-{n:05}" for n in range(len(numbers))]
         assert len(numbers) > 12
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("tmux"), reason="tmux is not installed")
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="Linux alone says when a parent ends")
+@pytest.mark.parametrize("shell", ["bash --norc --noprofile", "sh"])
+@pytest.mark.parametrize("prompt", ["ask make", "numbers 4000 0.01"])
+def test_crow_ends_when_its_launcher_was_killed_and_the_shell_has_the_terminal(
+    prompt: str, shell: str, program: list[str], tmp_path: Path
+):
+    pane = Pane(tmp_path / "tmux", shell)
+    try:
+        pane.type(shlex.join(["sh", "-c", f"{shlex.join(program)}; true"]))  # as `uv run crow` starts it
+        pane.until("small")
+        pane.type(prompt)
+        pane.until("letter, or" if "ask" in prompt else "line-00012")
+        launcher = pane.find_command()
+        (command,) = find_children(launcher)
+        guard = find_guard(command)
+        os.kill(launcher, signal.SIGKILL)
+        wait_for_end(command)
+        wait_for_end(guard)
+        pane.until("PROMPT$", 2)
+        pane.type("echo the shell; stty -a")
+        pane.until("PROMPT$", 3)
+        lines = pane.read()
+    finally:
+        pane.tmux("kill-server")
+    at = lines.index("PROMPT$ echo the shell; stty -a")
+    assert lines[at + 1] == "the shell", "\n".join(lines)
+    assert {"icanon", "echo", "isig", "icrnl", "ixon"} <= {*" ".join(lines[at:]).split()}

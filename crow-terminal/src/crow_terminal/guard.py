@@ -4,6 +4,7 @@ The user's shell may print its prompt before this process writes, or after. So t
 above the row of the cursor, erase what is below it, and leave the cursor in its text.
 """
 
+import asyncio
 import os
 import shutil
 import subprocess
@@ -30,6 +31,8 @@ MODES = "\x1b[?2026l\x1b[?7h\x1b[?25h\x1b[?2004l\x1b[0m\x1b[23;2t"
 """Shows the cursor, and ends what crow has switched on."""
 WAIT = 1.0
 """Seconds to wait for its end."""
+TAKEN_BACK = 2.0
+"""Seconds within which a shell takes the terminal back from a program that was killed."""
 
 
 class Guard:
@@ -41,6 +44,7 @@ class Guard:
         self._file: IO[bytes] | None = None
         """The file with what the process writes if crow is killed now."""
         self._text = b""
+        self._watch: asyncio.Task[None] | None = None
 
     def start(self, terminal: int) -> None:
         """Start the process. `terminal` is the descriptor that it writes to."""
@@ -56,6 +60,7 @@ class Guard:
             finally:
                 os.close(reading)
             self._store()
+            self._watch = asyncio.ensure_future(end_with_launcher(terminal))
 
     def prepare(self, rows: Sequence[str]) -> None:
         """Prepare for a kill: these rows are kept above the cursor, and nothing below it."""
@@ -66,6 +71,8 @@ class Guard:
 
     def end(self) -> None:
         """End the process without an effect."""
+        if self._watch:
+            self._watch.cancel()
         if self._process is None:
             return
         with suppress(OSError):  # somebody has killed it
@@ -82,6 +89,31 @@ class Guard:
             with suppress(OSError):
                 os.pwrite(self._file.fileno(), self._text, 0)  # the process reads from the same position
                 os.ftruncate(self._file.fileno(), len(self._text))
+
+
+async def end_with_launcher(terminal: int) -> None:
+    """End crow when the program that started it, such as `uv run`, was killed, and a shell has the terminal again.
+
+    Two programs would read its keys otherwise. This process ends as by `kill -9`, so that the guard does its work.
+    """
+    if sys.platform != "linux":
+        return  # elsewhere, nothing tells a process that its parent has ended
+    try:
+        launcher = os.pidfd_open(os.getppid())
+    except OSError:  # it is outside this container, or the kernel is older than 5.3
+        return
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(launcher, ended.set)
+    try:
+        await ended.wait()
+    finally:
+        loop.remove_reader(launcher)
+        os.close(launcher)
+    end = loop.time() + TAKEN_BACK
+    while loop.time() < end:
+        if os.tcgetpgrp(terminal) != os.getpgrp():
+            os._exit(1)
+        await asyncio.sleep(0.02)
 
 
 def compose_end(rows: Sequence[str]) -> str:

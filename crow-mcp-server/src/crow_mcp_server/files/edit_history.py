@@ -144,6 +144,14 @@ class EditHistory:
         with self._lock:
             return next((step for step in reversed(self._steps) if step.path == path), None)
 
+    def is_known(self, path: str, digest: str) -> bool:
+        """Return whether a file is as the session last saw it, or as before one of its edits, which was taken back."""
+        seen = self.get_seen(path)
+        with self._lock:
+            return seen in (None, digest) or any(
+                step.path == path and step.before is not None and step.before.digest == digest for step in self._steps
+            )
+
     def remove_step(self, step: UndoStep) -> None:
         """Remove a step that was undone."""
         with self._lock, suppress(ValueError):  # it was discarded meanwhile as one of the oldest

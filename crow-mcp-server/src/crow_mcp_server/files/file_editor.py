@@ -379,8 +379,7 @@ class FileCommand:
         return EditorAnswer(text, path, line, [_to_file_change(path, old, new)], make_diff(old, new))
 
     def _refuse_stale(self, document: Document) -> None:
-        seen = self.history.get_seen(self.target.path)
-        if seen is not None and seen != document.digest:
+        if not self.history.is_known(self.target.path, document.digest):
             raise ToolRefusal(
                 f"{self.target.path} changed since you last saw it in this session (by a command, the user or another "
                 "program). Nothing was written. View it again, then repeat the edit if it still fits."
