@@ -24,6 +24,8 @@ CUT = re.compile(
     r"|\.\.\. ?\[?\d+ (?:lines|characters) truncated"
 )
 """The note in a result that was too long to be shown whole."""
+CUT_WORDS = ("left out", "truncated")
+"""Words of each such note, which are found faster."""
 NOT_RUN = re.compile(
     r"This was not run|The user doesn't want to|Interrupted before|\[Request interrupted|.{0,20}rejected by user"
 )
@@ -35,14 +37,16 @@ FAILED_EXIT = re.compile(
 )
 """An exit code of a command that failed, in the results of other agents."""
 ENVIRONMENT = re.compile(
-    r"^.*?(?:command not found|: not found|No module named|ModuleNotFoundError|No such file or directory"
-    r"|Permission denied|not a git repository|unrecognized (?:argument|option)"
+    r"command not found|: not found|No module named|ModuleNotFoundError|No such file or directory|Permission denied"
+    r"|not a git repository|unrecognized (?:argument|option)"
     r"|(?:unknown|invalid|illegal) (?:option|argument|flag|command|subcommand)"
     r"|no such (?:option|command|subcommand|service)|Missing script|No rule to make target|is not recognized as"
-    r"|Connection refused|Could not resolve host|Cannot find module|externally-managed-environment|timed out).*$",
-    re.MULTILINE | re.IGNORECASE,
+    r"|Connection refused|Could not resolve host|Cannot find module|externally-managed-environment|timed out",
+    re.IGNORECASE,
 )
-"""A line of output that blames the way in which a command was run, not the work that it did."""
+"""Words in output that blame the way in which a command was run, not the work that it did."""
+EXIT_LIMIT = 200
+"""Characters at the beginning and the end of a result in which its exit code is looked for."""
 COMMAND_KEYS = ("command", "cmd")
 EDITS = re.compile(r"edit|write|patch|str_replace|create|insert|replace", re.IGNORECASE)
 """Names of tools that change files."""
@@ -72,7 +76,7 @@ DETOUR_LENGTH = 3
 """Failed commands before one that succeeds that are a detour."""
 QUOTE_LIMIT = 300
 """Characters of a quotation."""
-RESULT_LIMIT = 20_000
+RESULT_LIMIT = 60_000
 """Characters of a result that are looked at, from its beginning."""
 
 
@@ -149,41 +153,50 @@ def add_result(use: Use, entry: Message) -> None:
     notes = entry.get("crow", {})
     use.entry, use.text = get_id(entry), get_text(entry)[:RESULT_LIMIT]
     exit = notes.get("shown", {}).get("exit")
-    use.failed = bool(notes.get("failed") or exit or (use.command and FAILED_EXIT.search(use.text)))
+    use.failed = bool(
+        notes.get("failed")
+        or exit
+        or (use.command and FAILED_EXIT.search(use.text[:EXIT_LIMIT] + use.text[-EXIT_LIMIT:]))
+    )
 
 
 def find_call_signals(turn: TurnCalls) -> Iterator[Signal]:
     """Yield what the tool calls of a turn show."""
-
     ended = [use for use in turn.uses if use.entry]
     for at, use in enumerate(ended):
         if REFUSED.match(use.text):
             yield turn.make_signal("refused", use.entry, use.text, key=use.name)
         elif use.failed and not NOT_RUN.match(use.text) and (fault := find_fault(use)):
-            instead = find_success(ended, at)
-            line = f"Run `{to_line(instead.command)}`, not `{to_line(use.command)}`." if instead else ""
-            yield turn.make_signal(
-                "failure", use.entry, f"{use.command or use.name}: {fault}", line, f"{use.name} {generalize(fault)}"
-            )
-        if (found := CUT.search(use.text)) and asks_again(use, found["hint"] or "", ended[at + 1 :]):
+            line = make_run_line(find_success(ended, at), use)
+            quote = f"{use.command or use.name}: {fault}"
+            yield turn.make_signal("failure", use.entry, quote, line, f"{use.name} {generalize(fault)}")
+        if (note := find_cut(use)) and asks_again(use, note["hint"] or "", ended[at + 1 :]):
             subject = to_subject(use)
             line = f"Limit the output of `{subject}`: it is longer than what is shown." if use.command else ""
-            yield turn.make_signal("cut", use.entry, f"{use.command or use.name}: {found[0]}", line, subject)
+            yield turn.make_signal("cut", use.entry, f"{use.command or use.name}: {note[0]}", line, subject)
     for use in find_loops(ended):
         yield turn.make_signal("loop", use.entry, f"{use.name} {use.arguments}", key=use.name)
     for first, count, last in find_detours(ended):
-        line = f"Run `{to_line(last.command)}`, not `{to_line(first.command)}`."
-        yield turn.make_signal(
-            "detour", last.entry, f"{count} failed commands from `{first.command}` to `{last.command}`", line
-        )
+        quote = f"{count} failed commands from `{first.command}` to `{last.command}`"
+        yield turn.make_signal("detour", last.entry, quote, make_run_line(last, first))
+
+
+def make_run_line(instead: Use | None, failed: Use) -> str:
+    """Make a line that names the command to run in place of one that failed."""
+    return f"Run `{to_line(instead.command)}`, not `{to_line(failed.command)}`." if instead else ""
 
 
 def find_fault(use: Use) -> str:
     """Return the line of a failed result that says why; "" if the work failed that a command did."""
-    if use.command:
-        found = ENVIRONMENT.search(use.text)
-        return found[0].strip() if found else ""
-    return next((line.strip() for line in use.text.splitlines() if line.strip()), "")
+    lines = use.text.splitlines()
+    if use.command and (found := ENVIRONMENT.search(use.text)):
+        return use.text[: found.end()].splitlines()[-1].strip() + use.text[found.end() :].partition("\n")[0].rstrip()
+    return "" if use.command else next((line.strip() for line in lines if line.strip()), "")
+
+
+def find_cut(use: Use) -> re.Match[str] | None:
+    """Find the note in a result that was too long to be shown whole."""
+    return CUT.search(use.text) if any(word in use.text for word in CUT_WORDS) else None
 
 
 def generalize(fault: str) -> str:

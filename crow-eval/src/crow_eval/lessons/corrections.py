@@ -24,8 +24,11 @@ DATA = tomllib.loads((Path(__file__).parent / "corrections.toml").read_text("utf
 FILLER = re.compile(rf"(?:{'|'.join(DATA['fillers'])})\b[,.!:]*\s+")
 SETTLED = "|".join(DATA["settled"])
 NO = r"(?:no+|nope|nah)"
-DENIAL = re.compile(rf"{NO}(?:[\s,]+{NO})*(?:\s*[,.!:;—–-])+(?!\s*(?:[,.!:;—–-]|(?:{SETTLED})\b))")
-"""A "no" with a pause, before what should be done."""
+DENIAL = re.compile(
+    rf"{NO}(?:[\s,]+{NO})*(?:(?:\s*[,.!:;—–-])+(?!\s*(?:[,.!:;—–-]|(?:{SETTLED})\b))"
+    r"|(?=\s+(?:i (?:meant|said|wanted)|use|don'?t|do not|keep|leave|not)\b))"
+)
+"""A "no" with a pause, or before an instruction."""
 BARE_DENIAL = re.compile(rf"{NO}(?:[\s,]+{NO})*[.!]*")
 OPENERS = [re.compile(pattern) for pattern in DATA["openers"]]
 """Beginnings of sentences that say that something is not as it should be."""
