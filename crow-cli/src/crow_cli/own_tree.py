@@ -64,6 +64,7 @@ CLASSES = {
     "eval run": PROGRAMS,
     "eval show": READS,
     "import": STORED,
+    "lessons": WORKS,
     "mcp add": SETTINGS,
     "mcp list": READS,
     "mcp login": SETTINGS,
@@ -117,7 +118,7 @@ CLASSES = {
 }
 """The class of each command that does something by itself."""
 
-LOOSENING = ("yolo", "allow", "mcp_config", "roots", "agent", "save", "origins", "allow_remote", "until")
+LOOSENING = ("yolo", "allow", "mcp_config", "roots", "agent", "save", "origins", "allow_remote", "until", "apply")
 """Parameters of the class WORKS that loosen the settings."""
 LOOSE_MODES = ("accept-edits", "yolo")
 

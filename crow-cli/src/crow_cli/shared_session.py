@@ -63,14 +63,29 @@ class Names:
 
 def find_names(roots: Iterable[str]) -> set[str]:
     """Find the names of the user and of this machine, and of the users in whose home folders a session worked."""
+    return {*find_own_names(), *find_owners(roots)}
+
+
+def find_owners(roots: Iterable[str]) -> set[str]:
+    """Find the names of the users in whose home folders these folders lie."""
+    found = {match[1] for root in roots if (match := re.search(r"[/\\](?:home|Users)[/\\]+([\w.-]+)", root))}
+    return select_names(found)
+
+
+def find_own_names() -> set[str]:
+    """Find the names of the user and of this machine."""
     found = {socket.gethostname(), socket.gethostname().partition(".")[0]}
     with suppress(OSError, KeyError, ImportError):  # a user without an entry in the system's list
         found.add(getpass.getuser())
-    found |= {match[1] for root in roots if (match := re.search(r"[/\\](?:home|Users)[/\\]+([\w.-]+)", root))}
     with suppress(OSError, subprocess.SubprocessError):  # there is no git
         asked = ["git", "config", "--global", "--get-all", "user.name"]
         found |= {*subprocess.run(asked, capture_output=True, text=True, timeout=5, check=False).stdout.splitlines()}
-    return {name for name in found if len(name) > 2 and name.lower() not in ORDINARY_USERS and not name.isdigit()}
+    return select_names(found)
+
+
+def select_names(names: Iterable[str]) -> set[str]:
+    """Return the names that tell of a person or a machine."""
+    return {name for name in names if len(name) > 2 and name.lower() not in ORDINARY_USERS and not name.isdigit()}
 
 
 def prepare(transcript: Transcript, secrets: Collection[str]) -> Transcript:

@@ -1,5 +1,10 @@
 """Shorten texts, and say in one way how much of them is left out."""
 
+import re
+
+LEFT_OUT = re.compile(r"\[[\d,]+ of [\d,]+ \w+ left out(?:; (?P<hint>[^\]\n]+))?\]")
+"""The note that `describe_left_out` makes."""
+
 
 def shorten_line(line: str, limit: int) -> str:
     """Return a line of at most `limit` characters; a longer one ends with `…`."""

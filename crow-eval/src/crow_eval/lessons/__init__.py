@@ -1,0 +1,1 @@
+"""Lessons: what went wrong in stored sessions, and the lines of instructions that could prevent it."""
