@@ -32,7 +32,7 @@ for module in pkgutil.walk_packages(package.__path__, name + "."):
         if cause.partition(".")[0] not in extras:
             raise
 """
-EXTRAS = ["dbos", "inspect_ai", "pytest", "sqlalchemy", "_winapi", "msvcrt", "winreg"]
+EXTRAS = ["dbos", "gepa", "inspect_ai", "pytest", "sqlalchemy", "_winapi", "msvcrt", "winreg"]
 """Modules that only an extra, a test runner or Windows brings."""
 
 

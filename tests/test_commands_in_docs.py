@@ -38,6 +38,7 @@ PARSED = {
     r"crow acp( --unstable)?$": "crow-cli/tests/test_acp_process.py",
     r"crow acp (check|record|replay)|crow-acp-tools": "crow-acp-tools/tests/test_check.py",
     r"crow eval": "crow-eval/tests/test_evaluation.py",
+    r"crow prompts improve": "crow-eval/tests/test_improve.py",
     r"crow mcp login": "crow-cli/tests/test_mcp_login.py",
     r"crow (mcp test|mcp list --check|mcp add NAME)": "crow-cli/tests/test_mcp.py",
     r"crow doctor": "crow-cli/tests/test_doctor.py",

@@ -317,7 +317,7 @@ def print_report(evaluation: "Evaluation", *, as_json: bool, page: Path | None) 
     from crow_eval.evaluation_report import make_report, to_json
 
     if evaluation.settings.search and page is None:
-        from crow_eval.commands.improve_command import print_improvement
+        from crow_eval.commands.improvement_output import print_improvement
 
         print_improvement(evaluation, as_json=as_json)
         return

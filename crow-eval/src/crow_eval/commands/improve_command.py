@@ -7,12 +7,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
-from crow_cli.console import AS_JSON, escape_line, print_json, print_note, print_table
+from crow_cli.console import AS_JSON, escape_line, print_note
 from crow_cli.process import fail, hide_memory
 from crow_core import __version__
 from crow_core.errors import ConfigError
 
 from crow_eval.commands.evaluation import open_database, run_and_exit
+from crow_eval.commands.improvement_output import describe_best, print_improvement
 
 if TYPE_CHECKING:
     from crow_agent.budget import Budget
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
     from crow_eval.cells import Cell
     from crow_eval.evaluation_store import Evaluation
-    from crow_eval.improvement_report import ImprovementReport, Sums
     from crow_eval.tasks import Task
 
 LIMITS = {"max_cost": "money", "max_tokens": "tokens", "max_requests": "requests", "max_minutes": "minutes"}
@@ -270,81 +270,3 @@ def reporting(evaluation: "Evaluation") -> "Generator[Callable[[Cell], None]]":
                 click.echo(f"{count():,} of {notes.max_runs:,} runs, {said}", err=True)
 
         yield show
-
-
-def describe_best(evaluation: "Evaluation") -> str:
-    """Describe the best candidate so far, by the validation tasks."""
-    notes, prompts = evaluation.settings.search, evaluation.settings.prompts
-    assert notes
-    scores = [candidate.score for candidate in notes.candidates]
-    if scores[0] is None:
-        return "today's prompt first"
-    best = max(range(len(scores)), key=lambda at: scores[at] or 0.0)
-    found = f"{len(prompts) - 1} candidates, "
-    if not best:
-        return f"{found}none better than today's: {scores[0]:.0%}"
-    return f"{found}best {prompts[best].label}: {scores[best]:.0%}, today's {scores[0]:.0%}"
-
-
-def print_improvement(evaluation: "Evaluation", *, as_json: bool) -> None:
-    """Print the report of a search."""
-    from crow_eval.improvement_report import improvement_to_json, list_candidates, make_improvement_report
-
-    report = make_improvement_report(evaluation)
-    if as_json:
-        print_json(improvement_to_json(report))
-        return
-    notes, prompts = report.notes, evaluation.settings.prompts
-    click.secho(escape_line(f"{notes.target} on {evaluation.dataset}  {evaluation.id[:8]}"), bold=True)
-    rows = [
-        (
-            each["prompt"],
-            each["parent"] or "-",
-            "-" if each["score"] is None else f"{each['score']:.0%}",
-            each["fault"] or ("today's" if not at else "best" if at == notes.winner else ""),
-        )
-        for at, each in enumerate(list_candidates(report))
-    ]
-    print_table(("CANDIDATE", "MADE FROM", "VALIDATION", ""), rows)
-    click.echo()
-    click.echo(escape_line(describe_finding(report)))
-    if report.noise:
-        click.echo(
-            f"Today's prompt, run twice: {report.noise.differing} of {report.noise.pairs} tasks ended otherwise."
-        )
-    took = {"search": report.search, "proposals": report.proposals, "report": report.test}
-    print_table(("", "RUNS", "CALLS", "TOKENS", "COST"), [to_row(name, sums) for name, sums in took.items()])
-    if notes.winner and report.is_better:
-        best, first = prompts[notes.winner].label, prompts[0].label
-        click.echo(f"Look at it: crow prompts diff {first} {best}. Use it: crow prompts promote {best}")
-
-
-def to_row(name: str, sums: "Sums") -> tuple[str, ...]:
-    """Convert sums to a row of the table."""
-    cost = "-" if sums.cost is None else f"{sums.cost:.4f} {sums.currency or ''}".strip()
-    return (name, f"{sums.runs:,}", f"{sums.requests:,}", f"{sums.tokens:,}", cost)
-
-
-def describe_finding(report: "ImprovementReport") -> str:
-    """Say whether the best candidate is better than the first prompt."""
-    from crow_eval.page import format_p, format_percent, format_points
-
-    notes, prompts = report.notes, report.evaluation.settings.prompts
-    if notes.winner is None:
-        return "The search has not ended."
-    if not notes.winner:
-        return f"No better than today's: no candidate did better on the {len(notes.validation)} validation tasks."
-    if report.comparison is None or report.before is None or report.after is None:
-        return f"The best candidate is {prompts[notes.winner].label}. Its report has not been run."
-    pairs = report.comparison.pairs
-    rates = [
-        f"{format_percent(one.rate)} ({format_percent(one.interval.low)} to {format_percent(one.interval.high)})"
-        for one in (report.before, report.after)
-    ]
-    verdict = "Better than today's." if report.is_better else "No better than today's, as far as these tasks tell."
-    return (
-        f"{verdict} On {len(notes.test)} tasks that the search never saw, {prompts[0].label} passes {rates[0]} and "
-        f"{prompts[notes.winner].label} {rates[1]}: {format_points(pairs.difference)} points "
-        f"({format_points(pairs.interval.low)} to {format_points(pairs.interval.high)}), McNemar's exact test p "
-        f"{format_p(pairs.p_value)}, {pairs.only_b} better, {pairs.only_a} worse."
-    )
