@@ -150,6 +150,14 @@ LOCAL_COMMANDS = (
         lambda state, _: pick_turn(state),
         words="back restore undo revert checkpoint",
     ),
+    LocalCommand(
+        "worktree",
+        "begin a session in a git worktree of its own",
+        lambda state, words: [Leave(worktree=words.strip())],
+        "[name]",
+        works_in_turn=False,
+        words="branch isolated parallel git",
+    ),
     LocalCommand("quit", "leave", lambda state, _: [Leave()], words="exit close end bye"),
     LocalCommand(
         "model",
@@ -210,6 +218,7 @@ def find_local_commands(state: State) -> list[LocalCommand]:
         *(() if state.abilities.lists and state.abilities.loads else ("resume",)),
         *(() if state.abilities.undoes else ("rewind", "undo")),
         *(() if state.has_page else ("web",)),
+        *(() if state.has_worktrees else ("worktree",)),
         *(() if state.options.find("thought_level") else ("thinking",)),
         *(() if state.options.find("model") else ("model",)),
         *(() if state.options.modes or state.options.find("mode") else ("mode",)),

@@ -206,6 +206,13 @@ class DatabaseSettings(Struct, kw_only=True, forbid_unknown_fields=True):
     """For SQLite. With `full`, each commit waits for the disk, so that a power failure loses nothing."""
 
 
+class WorktreeSettings(Struct, kw_only=True, forbid_unknown_fields=True):
+    """The settings of worktrees, in which sessions of `crow -w` work: `[worktree]`."""
+
+    setup: str = ""
+    """A shell command that runs once in each new worktree, such as `npm ci`. A trusted project may set it."""
+
+
 class Config(Struct, kw_only=True, forbid_unknown_fields=True):
     """The user's configuration: `config.toml`."""
 
@@ -225,6 +232,7 @@ class Config(Struct, kw_only=True, forbid_unknown_fields=True):
     fetch: FetchSettings = field(default_factory=FetchSettings)
     database: DatabaseSettings = field(default_factory=DatabaseSettings)
     prompts: PromptSettings = field(default_factory=PromptSettings)
+    worktree: WorktreeSettings = field(default_factory=WorktreeSettings)
     extensions: dict[str, dict[str, Any] | bool] = field(default_factory=dict[str, dict[str, Any] | bool])
     """`[extensions.NAME]` holds the options of an extension; `NAME = false` leaves out one of crow's own."""
     hooks: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -244,12 +252,14 @@ class ProjectPermissions(Struct, kw_only=True):
 class ProjectConfig(Struct, kw_only=True):
     """The configuration of a project: `.crow/config.toml`.
 
-    It may only add servers and agents, and tighten permissions. Other settings are ignored, and named to the user.
+    It may only add servers and agents, set up worktrees, and tighten permissions. Other settings are ignored, and named
+    to the user.
     """
 
     permissions: ProjectPermissions = field(default_factory=ProjectPermissions)
     mcp: McpSettings = field(default_factory=McpSettings)
     agents: dict[str, AgentSettings] = field(default_factory=dict[str, AgentSettings])
+    worktree: WorktreeSettings = field(default_factory=WorktreeSettings)
 
 
 class McpFile(Struct, kw_only=True):
