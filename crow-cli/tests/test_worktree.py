@@ -2,7 +2,11 @@
 
 import json
 import os
+import signal
 import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -189,15 +193,13 @@ def test_a_worktree_of_a_detached_head_begins_there(repo: Path):
 
 def test_what_a_kill_has_left_is_made_again(repo: Path):
     folder = make(repo, "fix")
-    (repo / ".git" / "worktrees" / "fix" / "locked").write_text("initializing")  # as git marks one that it is making
+    (repo / ".git" / "worktrees" / "fix" / "locked").write_text("crow is making it")
     (folder / "a.txt").unlink()
     tree, said = make_tree(read_repository(str(repo)), "fix")
     assert said[0] == "The worktree fix was left half made, and is made again."
     assert Path(tree.folder, "a.txt").exists()
-    git(folder, "checkout", "--quiet", "--detach")
-    git(repo, "branch", "-D", "fix")
-    make(repo, "fix")
     assert git(folder, "branch", "--show-current") == "fix"
+    assert "locked" not in git(repo, "worktree", "list", "--porcelain")
 
 
 def test_a_folder_that_is_gone_is_made_again_from_its_branch(repo: Path):
@@ -257,3 +259,72 @@ async def test_a_kept_worktree_is_listed_and_its_session_is_found_from_the_repos
         git(machine.project, "worktree", "remove", "--force", tree["folder"])
         [session] = json.loads((await machine.crow("sessions", "list", "--json")).out)
         assert session["cwd"] == tree["folder"]
+
+
+async def test_the_set_up_command_of_a_project_runs_once_where_the_folder_is_trusted(machine: "Machine"):
+    (machine.project / ".crow").mkdir()
+    (machine.project / ".crow/config.toml").write_text('[worktree]\nsetup = "echo ready >> ready.txt"\n')
+    commit_all(machine.project)
+    machine.env["TERM"] = "dumb"
+    ready = read_repository(str(machine.project)).make_path("fix") + "/ready.txt"
+    async with ScriptedServer([Reply("Hello.")] * 3) as server:
+        machine.ask(server.url)
+        await machine.crow("-w", "fix", stdin="hello\n")
+        assert not os.path.exists(ready)  # noqa: ASYNC240
+        await machine.crow("-w", "fix", stdin="hello\n")
+        assert (await machine.crow("trust", "--yes")).code == 0
+        done = await machine.crow("-w", "fix", stdin="hello\n")
+        assert "Setting it up: echo ready >> ready.txt" in done.err
+        assert "fix has 1 file not committed: 1 file changed, 1 insertion(+). The worktree is kept." in done.err
+        done = await machine.crow("-w", "fix", stdin="hello\n")
+        assert "Setting it up" not in done.err
+    with open(ready) as file:  # noqa: ASYNC230
+        assert file.read() == "ready\n"
+
+
+async def test_a_set_up_command_that_fails_is_told_and_runs_again(machine: "Machine"):
+    commit_all(machine.project)
+    async with ScriptedServer([Reply("Hello.")] * 2) as server:
+        machine.configure('[worktree]\nsetup = "touch tried.txt; exit 3"\n')
+        machine.ask(server.url)
+        for _ in range(2):
+            done = await machine.crow("-w", "fix", stdin="hello\n")
+            assert (
+                "The set-up command failed (exit code 3). The worktree can be used; crow -w fix runs it again."
+                in done.err
+            )
+            assert done.out.endswith("Hello.\n")
+
+
+async def test_a_trusted_folder_is_trusted_in_its_worktrees_as_long_as_its_settings_are_the_same(machine: "Machine"):
+    (machine.project / ".crow").mkdir()
+    (machine.project / ".crow/config.toml").write_text('[permissions]\ndeny = ["terminal:rm"]\n')
+    commit_all(machine.project)
+    assert (await machine.crow("trust", "--yes")).code == 0
+    folder = make(machine.project, "fix")
+    there = replace(machine, project=folder)
+    assert json.loads((await there.crow("status", "--json")).out)["trusted"] is True
+    (folder / ".crow/config.toml").write_text("")
+    assert json.loads((await there.crow("status", "--json")).out)["trusted"] is False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", range(12))
+def test_a_kill_at_any_moment_leaves_a_usable_worktree_or_nothing(repo: Path, step: int):
+    for number in range(300):
+        (repo / f"{number}.txt").write_text("text\n" * 100)
+    git(repo, "add", ".")
+    git(repo, "commit", "--quiet", "--message=many")
+    code = "import sys; from crow_cli.worktrees import *; make_tree(read_repository(sys.argv[1]), 'fix'); print('made')"
+    process = subprocess.Popen([sys.executable, "-c", code, str(repo)], start_new_session=True, stdout=subprocess.PIPE)
+    git_folder, seen = repo / ".git" / "worktrees", 0
+    while process.poll() is None and seen < step:  # each step is a change of what is there
+        seen += len(list(Path(f"{repo}.worktrees").glob("fix/*"))) > 25 * step or git_folder.exists()
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    folder = make(repo, "fix")
+    assert git(folder, "branch", "--show-current") == "fix"
+    assert git(folder, "status", "--porcelain") == ""
+    assert len(list(folder.glob("*.txt"))) == 301
+    assert git(repo, "fsck", "--no-dangling") == ""

@@ -25,6 +25,7 @@ from crow_cli.worktrees import (
     TreeChanges,
     check_name,
     choose_name,
+    count,
     diff,
     hold,
     is_open_elsewhere,
@@ -75,16 +76,18 @@ def check_settings(repository: Repository) -> None:
             )
 
 
-def find_setup(tree: LinkedTree) -> tuple[str, list[str]]:
-    """Find the set-up command, and the variables that it does not inherit. Raises ConfigError."""
+def find_setup(repository: Repository) -> tuple[str, list[str]]:
+    """Find the set-up command, and the variables that it does not inherit. That of a project counts if its folder is
+    trusted. Raises ConfigError."""
     from crow_agent.app import find_key_variables  # imported here because the app is slow to load
 
     home = Home.find(os.environ)
     config, env = load_config(home, os.environ), load_environment(home, os.environ)
-    command, project = config.worktree.setup, Path(find_main_folder(tree.folder))
-    trust = TrustedFolders(home.data)
-    if trust.is_trusted(project) and trust.is_trusted(Path(tree.folder)):
-        command = load_project_config(Path(tree.folder), env).worktree.setup or command
+    command, trust = config.worktree.setup, TrustedFolders(home.data)
+    for project in map(Path, dict.fromkeys((find_main_folder(repository.top), repository.top))):
+        if trust.is_trusted(project) and (own := load_project_config(project, env).worktree.setup):
+            command = own
+            break
     return command, find_key_variables(env, config)
 
 
@@ -93,7 +96,7 @@ def set_up(tree: LinkedTree, repository: Repository) -> None:
 
     Raises ConfigError.
     """
-    command, hidden = find_setup(tree)
+    command, hidden = find_setup(repository)
     with suppress(OSError):
         if not command or os.path.exists(done := os.path.join(tree.git, SETUP_DONE)):
             return
@@ -203,8 +206,8 @@ def end_by_merging(tree: LinkedTree, repository: Repository, changes: TreeChange
 
 def end_by_removing(tree: LinkedTree, repository: Repository, changes: TreeChanges) -> str:
     """Remove a worktree; ask once more if something would be lost."""
-    lost = [f"{changes.own} commits that no other branch has"] if changes.own else []
-    lost += [f"{changes.files} files that are not committed"] if changes.files else []
+    lost = [f"{count(changes.own, 'commit')} of no other branch"] if changes.own else []
+    lost += [f"{count(changes.files, 'file')} not committed"] if changes.files else []
     if lost and not click.confirm(f"Lose {' and '.join(lost)}?", default=False):
         return KEPT.format(os.path.basename(tree.folder))
     return remove(tree, repository, changes)

@@ -1,8 +1,8 @@
 """Git worktrees for sessions of their own: make, measure, merge and remove them.
 
 A worktree is the folder `REPOSITORY.worktrees/NAME` with the branch NAME. git's own files say which exist: nothing else
-is stored. `git worktree add` marks one that it is making as locked, and no session works in it before. So one that is
-found with this mark was left half made by a process that was killed, and is made again.
+is stored. It is locked, as git calls it, until it is complete, and no session works in it before. So one that is found
+locked with this reason was left half made by a process that was killed, and is made again.
 """
 
 import os
@@ -22,8 +22,8 @@ from crow_system.repository import WORKTREES, read_line
 
 GIT_TIMEOUT = 600.0
 """Seconds that git may take, such as for the files of a large repository."""
-MAKING = "initializing"
-"""The reason with which git locks a worktree while it makes it."""
+MAKING = "crow is making it"
+"""The reason with which a worktree is locked until it is complete."""
 NAME_LENGTH = 40
 """Characters of a name that is made of the words of a prompt."""
 
@@ -178,9 +178,7 @@ def make_locked(repository: Repository, name: str) -> tuple[LinkedTree, list[str
             said.append(f"The worktree {name} was left half made, and is made again.")
             drop_half_made(found, top)
         elif os.path.isdir(found.folder):
-            if not found.branch and not exists:  # it ended before it had its branch
-                ask_git(["checkout", "--quiet", "-b", name], found.folder)
-            return replace(found, branch=found.branch or name), [f"The session goes on in the worktree {name}."]
+            return found, [f"The session goes on in the worktree {name}."]
         else:
             said.append(f"The folder of the worktree {name} was gone, and is made again.")
             ask_git(["worktree", "prune"], top)
@@ -191,8 +189,11 @@ def make_locked(repository: Repository, name: str) -> tuple[LinkedTree, list[str
     if not ask_git(["rev-list", "--max-count=1", "--all"], top):
         raise NoWorktree(f"{repository.main.folder} has no commit yet, and a worktree begins with one.")
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    ask_git(["worktree", "add", "--quiet", "--detach", path, *([name] if exists else [])], top)
-    ask_git(["checkout", "--quiet", *([] if exists else ["-b"]), name], path)
+    lock = ["--lock", f"--reason={MAKING}"]
+    ask_git(["worktree", "add", "--quiet", *lock, *([path, name] if exists else ["--detach", path])], top)
+    if not exists:
+        ask_git(["checkout", "--quiet", "-b", name], path)
+    ask_git(["worktree", "unlock", path], top)
     commit = ask_git(["rev-parse", "HEAD"], path)
     start = ask_git(["rev-parse", "--abbrev-ref", "HEAD"], top)
     said.append(f"Worktree {path}, branch {name}, from {commit[:8] if start == 'HEAD' else start}.")

@@ -126,6 +126,12 @@ def set_details(state: State, words: str) -> list[Effect]:
     return [Fold(output=state.fold_output), Show(Note(f"From now on the output of tools {what}."))]
 
 
+def begin_worktree(state: State, words: str) -> list[Effect]:
+    if len(words.split()) > 1:
+        return state.remark("The name of a worktree has no spaces: /worktree " + "-".join(words.split()))
+    return [Leave(worktree=words.strip())]
+
+
 LOCAL_COMMANDS = (
     LocalCommand(
         "new", "begin a new session", lambda state, _: [Open()], works_in_turn=False, words="clear reset start empty"
@@ -153,7 +159,7 @@ LOCAL_COMMANDS = (
     LocalCommand(
         "worktree",
         "begin a session in a git worktree of its own",
-        lambda state, words: [Leave(worktree=words.strip())],
+        begin_worktree,
         "[name]",
         works_in_turn=False,
         words="branch isolated parallel git",
@@ -239,6 +245,7 @@ def find_command(state: State, text: str) -> tuple[LocalCommand, str] | None:
         return None
     name, _, words = text[1:].strip().partition(" ")
     name = {"exit": "quit", "clear": "new", "sessions": "resume"}.get(name, name)
-    is_theirs = bool(words) and any(one.name == name for one in state.commands)  # such as /mode plan
-    found = (one for one in find_local_commands(state) if one.name == name)
-    return None if is_theirs else next(((one, words) for one in found), None)
+    found = next((one for one in find_local_commands(state) if one.name == name), None)
+    if found is None or (words and not found.hint and any(one.name == name for one in state.commands)):
+        return None  # such as /mode plan, which is the agent's
+    return found, words
