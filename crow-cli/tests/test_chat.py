@@ -1,29 +1,21 @@
 """`crow` and `crow chat`: crow itself behind the interactive terminal."""
 
 import asyncio
-import fcntl
 import hashlib
 import json
 import os
-import pty
-import re
-import struct
 import subprocess
 import sys
-import termios
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 import pytest
 from crow_core.testing import Reply, ScriptedCall, ScriptedServer
+from crow_testing.screens import open_screen
 
 if TYPE_CHECKING:
     from crow_testing.command_fixtures import Machine
 
 pytestmark = pytest.mark.anyio
-
-COLOURS = re.compile(rb"\x1b\[[0-9;]*m")
 
 
 async def test_crow_alone_prints_the_help_where_nobody_sits(machine: "Machine"):
@@ -49,68 +41,6 @@ async def test_chat_through_pipes_prints_whole_lines(machine: "Machine"):
     assert "It is a bird.\n" in done.out
     assert done.out.endswith("Still.\n")
     assert "\x1b" not in done.out
-
-
-class Screen:
-    """A person at a terminal in which `crow` runs."""
-
-    def __init__(self, main: int) -> None:
-        self.main = main
-        self.seen = bytearray()
-        """All that was written to it, without colours."""
-        self._changed = asyncio.Event()
-
-    def read(self) -> None:
-        try:
-            self.seen[:] = COLOURS.sub(b"", self.seen + os.read(self.main, 65536))
-        except OSError:
-            asyncio.get_running_loop().remove_reader(self.main)
-        self._changed.set()
-
-    async def until(self, text: str) -> None:
-        async with asyncio.timeout(60):
-            while text.encode() not in self.seen:
-                await self.change()
-
-    async def change(self) -> None:
-        self._changed.clear()
-        await self._changed.wait()
-
-    def type(self, text: str) -> None:
-        os.write(self.main, text.encode())
-
-    async def type_until(self, text: str, shown: str) -> None:
-        """Type a text again and again: a question takes keys after a pause."""
-        async with asyncio.timeout(60):
-            while shown.encode() not in self.seen:
-                self.type(text)
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(1):
-                        while shown.encode() not in self.seen:
-                            await self.change()
-
-
-@asynccontextmanager
-async def open_screen(machine: "Machine", *args: str, term: str = "xterm-256color") -> AsyncGenerator[Screen]:
-    """Start `crow` in a terminal of 80 columns; at the end, leave it by its keys."""
-    machine.env["TERM"] = term
-    main, terminal = pty.openpty()
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    process = await machine.start_on(terminal, *args)
-    screen = Screen(main)
-    asyncio.get_running_loop().add_reader(main, screen.read)
-    try:
-        yield screen
-        screen.type("\x03\x03")
-        async with asyncio.timeout(60):
-            assert await process.wait() == 0
-        assert b"Traceback" not in screen.seen
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-        asyncio.get_running_loop().remove_reader(main)
-        os.close(main)
 
 
 async def test_crow_alone_opens_a_session_in_a_terminal(machine: "Machine"):

@@ -30,6 +30,7 @@ from crow_cli.skills_commands import skills
 from crow_cli.trust_command import trust
 from crow_cli.undo_command import undo
 from crow_cli.workflow_commands import worker, workflows
+from crow_cli.worktrees_command import worktrees
 
 MODEL = click.option("-m", "--model", default="", help="A configured model, or the endpoint's name for one.")
 
@@ -40,7 +41,8 @@ MODEL = click.option("-m", "--model", default="", help="A configured model, or t
 def cli(context: click.Context) -> None:
     """crow: a coding agent that speaks ACP to its client and MCP to its tools.
 
-    Without a command, opens a session in the terminal, as `crow chat` does; -c continues the last one, -r any.
+    Without a command, opens a session in the terminal, as `crow chat` does; -c continues the last one, -r any, -w opens
+    one in a git worktree of its own.
     """
     if context.invoked_subcommand is None:  # `__main__` has started a session, where a person is there
         if brings_prompts():
@@ -73,6 +75,7 @@ cli.add_command(perms)
 cli.add_command(sandbox)
 cli.add_command(worker)
 cli.add_command(workflows)
+cli.add_command(worktrees)
 
 
 @cli.group(cls=AcpGroup, invoke_without_command=True)
@@ -144,6 +147,14 @@ def serve(**options: Any) -> None:
     flag_value="?",
     help="Continue a session; the beginning of its id is enough. Without ID, choose one of this folder.",
 )
+@click.option(
+    "-w",
+    "--worktree",
+    metavar="NAME",
+    is_flag=False,
+    flag_value="",
+    help="Work in a git worktree with a branch of its own. Without NAME, the name is made of PROMPT or the date.",
+)
 @click.option("--theme", type=click.Choice(["dark", "light", "vivid", "mono"]), help="The colours; $CROW_THEME.")
 @click.option("--plain", is_flag=True, help="Print whole lines only, for screen readers.")
 def chat(prompt: str, model: str, go_on: bool, resume: str, **options: Any) -> None:
@@ -157,6 +168,8 @@ def chat(prompt: str, model: str, go_on: bool, resume: str, **options: Any) -> N
     others = bool(options["agent"] or options["url"])
     if others and model:
         fail("-m chooses a model of crow: it does not go with --agent and --connect.")
+    if options["url"] and options["worktree"] is not None:
+        fail("-w makes a worktree on this machine: it does not go with --connect.")
     if go_on and resume:
         fail("-c continues the last session, -r the session that you name: give one of them.")
     sys.exit(chat(prompt=prompt, model=model, resume=resume, last=go_on, **options))

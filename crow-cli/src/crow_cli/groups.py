@@ -54,7 +54,7 @@ class PackageGroup(click.Group):
         return None
 
 
-CONTINUING = re.compile(r"-[cr]|--continue$|--resume(=|$)")
+CONTINUING = re.compile(r"-[crw]|--continue$|--(resume|worktree)(=|$)")
 """An option of `crow chat` that `crow` alone takes, too."""
 
 
@@ -71,7 +71,8 @@ class PromptsGroup(PackageGroup):
 
 
 class CrowGroup(PackageGroup):
-    """The commands of `crow`; `crow -p PROMPT` is `crow run PROMPT`, `crow -c` and `-r` are those of `crow chat`."""
+    """The commands of `crow`; `crow -p PROMPT` is `crow run PROMPT`; `crow -c`, `-r` and `-w` are those of
+    `crow chat`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         args = to_run_arguments(args)

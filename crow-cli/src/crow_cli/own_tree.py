@@ -115,6 +115,7 @@ CLASSES = {
     "workflows list": READS,
     "workflows resume": SETTINGS,
     "workflows show": READS,
+    "worktrees": FILES,
 }
 """The class of each command that does something by itself."""
 

@@ -16,6 +16,7 @@ from crow_core.errors import ConfigError
 from crow_core.text import escape_controls
 from crow_permissions.kept_answers import KeptAnswer, KeptAnswers
 from crow_permissions.rules import Verdict
+from crow_system.repository import find_main_folder
 
 from crow_cli.console import AS_JSON, format_time, print_json, print_note, print_table
 from crow_cli.process import fail
@@ -78,7 +79,8 @@ def revoke(answers: Sequence[str], folder: Path | None, everything: bool) -> Non
     kept = read_answers(store)
     if not answers and folder is None and not everything:
         fail("name the answers to revoke, or use --folder or --all. `crow perms list` shows them.")
-    chosen = {each.id for each in kept if everything or (folder and each.folder == os.path.realpath(folder))}
+    named_folder = find_main_folder(os.path.realpath(folder)) if folder else None
+    chosen = {each.id for each in kept if everything or each.folder == named_folder}
     for named in answers:
         by_number = kept[int(named) - 1].id if named.isdecimal() and 0 < int(named) <= len(kept) else None
         by_id = named if any(each.id == named for each in kept) else None
@@ -156,7 +158,7 @@ def describe_hosts(context: "Context", hosts: Sequence[str]) -> str:
     """Say which hosts a command in the sandbox may reach, by the settings and by kept answers."""
     from crow_permissions.command_hosts import list_hosts  # imported here, as above
 
-    hosts = list_hosts(context.permissions, os.path.realpath(context.folder), hosts)
+    hosts = list_hosts(context.permissions, find_main_folder(os.path.realpath(context.folder)), hosts)
     named = ", ".join(hosts)
     if context.permissions.mode == "plan":
         return f"it may reach {named or 'no host'}"

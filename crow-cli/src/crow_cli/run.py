@@ -36,6 +36,7 @@ from crow_core.acp.transports import memory_pair
 from crow_core.agent.acp_agent import AcpAgent
 from crow_core.app import Crow
 from crow_core.text import escape_controls
+from crow_system.repository import find_folder_to_continue
 from crow_system.signals import RECEIVED
 
 from crow_cli.outcome import FAILED, SCHEMA_VERSION, USAGE, ContextUse, Outcome, TurnWatch
@@ -183,7 +184,8 @@ async def open_session(client: TerminalClient, cwd: str, options: RunOptions) ->
         found: ListSessionsResponse = await client.request("session/list", ListSessionsRequest(cwd=cwd))
         if not found.sessions:
             raise RpcError(NOT_FOUND, "No session yet", details=f"There is no session in {cwd} to go on with.")
-        resume = found.sessions[0].session_id
+        last = next((one for one in found.sessions if one.cwd == cwd), found.sessions[0])
+        resume, given["cwd"] = last.session_id, find_folder_to_continue(last.cwd, cwd)
     await client.request("session/resume", ResumeSessionRequest(session_id=resume, **given))
     return resume
 

@@ -163,10 +163,11 @@ async def send_prompt(text: str, style: Any, given: Mapping[str, Any]) -> int:
     servers = [server for source in given["mcp_config"] for server in read_mcp_config(source)]
     crow, budget = await build_app(given)
     resume: str = given["resume"]
+    folder: str = given["cwd"]
     if resume:
         from crow_cli.storage import find_session_to_continue
 
-        resume = find_session_to_continue(os.environ, resume, given["cwd"])
+        resume, folder = find_session_to_continue(os.environ, resume, folder)
     options = RunOptions(
         style=style,
         terminal=find_terminal(),
@@ -180,7 +181,7 @@ async def send_prompt(text: str, style: Any, given: Mapping[str, Any]) -> int:
         budget=budget,
         is_stored=not given["no_session"],
     )
-    return await run(crow, text, given["cwd"], options)
+    return await run(crow, text, folder, options)
 
 
 async def build_app(given: Mapping[str, Any]) -> "tuple[Crow, Budget | None]":

@@ -10,6 +10,7 @@ from crow_agent.settings.config import get_database_url, load_config
 from crow_agent.settings.home import Home
 from crow_core.errors import ConfigError, StoreError
 from crow_core.text import escape_controls
+from crow_system.repository import find_folder_to_continue
 
 from crow_cli.console import print_json, print_note
 from crow_cli.process import fail
@@ -41,9 +42,9 @@ def open_database(env: Mapping[str, str], *, create: bool = False) -> "Database"
     return database
 
 
-def find_session_to_continue(env: Mapping[str, str], prefix: str, cwd: str) -> str:
-    """Return the id of the one session whose id begins with `prefix`. If its folder is gone, print what it means to go
-    on in `cwd`. Raises StoreError."""
+def find_session_to_continue(env: Mapping[str, str], prefix: str, cwd: str) -> tuple[str, str]:
+    """Return the id of the one session whose id begins with `prefix`, and the folder in which it goes on: `cwd`, or
+    another work tree of its repository. If its own folder is gone, print what that means. Raises StoreError."""
     from crow_persistence.loader import find_session
 
     with open_database(env).begin_read() as connection:
@@ -53,7 +54,10 @@ def find_session_to_continue(env: Mapping[str, str], prefix: str, cwd: str) -> s
             f"The folder of this session, {found.cwd}, does not exist here. It goes on in {cwd}; to go on in another "
             "folder, start crow there."
         )
-    return found.id
+    folder = find_folder_to_continue(found.cwd, cwd)
+    if folder != cwd:
+        print_note(f"This session works in {folder}.")
+    return found.id, folder
 
 
 @contextmanager

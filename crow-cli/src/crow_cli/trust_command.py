@@ -236,6 +236,8 @@ def print_summary(snapshot: Snapshot, hide: Callable[[str], str]) -> None:
     started = [f"{name}: {describe_server(server)}" for name, server in servers.items()]
     print_items("Starts with every session here, without a question:", map(hide, started), lines=3)
     print_items("Files in the folder that the settings name:", snapshot.named)
+    setup = get_table(toml_file, "worktree").get("setup")
+    print_items("Starts in each new worktree of crow -w:", [hide(setup)] if isinstance(setup, str) and setup else [])
     called = [f"{name}: {describe_server(agent)}" for name, agent in agents.items()]
     print_items("Starts when the model asks it something:", map(hide, called), lines=3)
     print_items("Runs before and after an edit, to look for problems:", map(hide, problems), lines=3)

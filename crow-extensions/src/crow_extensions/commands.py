@@ -17,13 +17,14 @@ COMMAND_NAME = re.compile(r"[A-Za-z][\w-]*")
 
 
 def commands(crow: Crow) -> None:
-    """Run slash commands. Adds /help, /prompt, and a command for each option of the session, such as /model."""
+    """Run slash commands. Adds /help, /prompt, /worktree, and one for each option of a session, such as /model."""
 
     @crow.commands
     def builtin(session: Session) -> list[Command]:
         commands = [
             Command("help", "What you can type here", show_help),
             Command("prompt", "What every request of this session begins with", show_prompt),
+            Command("worktree", "How to work in a git worktree", explain_worktree, hint="[name]"),
         ]
         return [*commands, *(make_option_command(option) for option in session.options)]
 
@@ -76,6 +77,14 @@ async def show_prompt(session: Session, words: str) -> str:
     name, version, text = (render.get(key, "") for key in ("prompt", "version", "text"))
     about = f"{len(text):,} characters, about {len(text) // 4:,} tokens"
     return f"System prompt: {name}, version {version}, {about}.\n\n{of_tools}\n\n{to_code_block(text)}"
+
+
+async def explain_worktree(session: Session, words: str) -> str:
+    name = words or "NAME"
+    return (
+        f"A session stays in its folder, which is {session.cwd} here: in a terminal, `crow -w {name}` opens one in a "
+        "worktree of its own, whose folder you can open in your editor, too."
+    )
 
 
 def to_code_block(text: str) -> str:

@@ -12,6 +12,7 @@ from crow_core.acp.schema import McpServer, PermissionOption
 from crow_core.mcp.server_source import ServerSource
 from crow_core.mcp.tool import Tool, ToolCall
 from crow_core.session.session import Session
+from crow_system.repository import find_main_folder
 
 from crow_permissions.kept_answers import AnswerRule, KeptAnswer, Scope, now
 from crow_permissions.programs import load_programs, read_usage
@@ -153,5 +154,5 @@ def may_hold_everywhere(rule: AnswerRule) -> bool:
 
 
 def get_folder(session: Session) -> str:
-    """Return the folder of a session, by which answers are kept."""
-    return os.path.realpath(session.cwd)
+    """Return the folder of a session, by which answers are kept: of a linked work tree, that of the main one."""
+    return os.path.realpath(find_main_folder(session.cwd))

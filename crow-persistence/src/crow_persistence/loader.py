@@ -16,6 +16,7 @@ from sqlalchemy import Connection, Row, bindparam, func, not_, select, tuple_
 from crow_persistence import blobs, tables
 from crow_persistence.entries import DamagedEntry, StoredEntry, clean_text, decode, encode, find_blobs, unpack
 from crow_persistence.progress import Progress
+from crow_persistence.same_folders import find_same_folders
 from crow_persistence.tables import draft_parts, drafts, messages, prompts, renders, sessions
 
 CHECK = "crow db check says what is wrong"
@@ -61,8 +62,9 @@ def list_sessions(
     archived: ArchiveFilter = "include",
     agents: bool = False,
 ) -> Page:
-    """Return one page of the sessions in a folder ("" for all), latest first. Sessions of sub-agents, and those
-    that ask another one again, are listed only if `agents` is true.
+    """Return one page of the sessions in a folder ("" for all), in all work trees of its repository, latest first.
+
+    Sessions of sub-agents, and those that ask another one again, are listed only if `agents` is true.
 
     Raises ValueError for a cursor that no list returned.
     """
@@ -73,7 +75,7 @@ def list_sessions(
     if not agents:
         wanted = wanted.where(func.coalesce(SELECT_FIRST_KIND.scalar_subquery(), "").not_in(("parent", "reask")))
     if cwd:
-        wanted = wanted.where(sessions.c.cwd == clean_text(cwd))
+        wanted = wanted.where(sessions.c.cwd.in_(find_same_folders(connection, cwd)))
     if cursor:
         wanted = wanted.where(tuple_(sessions.c.updated, sessions.c.number) < tuple_(*decode_cursor(cursor)))
     latest = wanted.order_by(sessions.c.updated.desc(), sessions.c.number.desc())

@@ -27,6 +27,7 @@ from sqlalchemy import Connection, Row, TextClause, select, text
 from sqlalchemy.exc import DatabaseError
 
 from crow_persistence.entries import StoredEntry, clean_text, decode
+from crow_persistence.same_folders import find_same_folders
 from crow_persistence.tables import messages, sessions
 
 INDEXED_KINDS = ("user", "assistant", "tool")
@@ -204,7 +205,8 @@ def search(
     """Return the messages that hold all of these words, best first; the newest first if there are more than MAX_RANKED.
 
     "Words in quotes" must follow each other, and `word*` matches longer words; nothing else in `words` is special.
-    `cwd` and `session` (its number) restrict the search. Rewound messages are found, those of deleted sessions are not.
+    `cwd`, in all work trees of its repository, and `session` (its number) restrict the search. Rewound messages are
+    found, those of deleted sessions are not.
 
     A search of a million messages takes less than 100 ms. It takes longer for prefixes of very many words (`e*`:
     seconds) and, on PostgreSQL, for phrases of frequent words that seldom occur together.
@@ -213,13 +215,17 @@ def search(
     if not terms or limit < 1:
         return []
     find = search_sqlite if connection.dialect.name == "sqlite" else search_postgresql
-    return load_hits(connection, find(connection, terms, make_place(cwd, session), min(limit, MAX_HITS)), terms)
+    folders = [make_place(folder)[0] for folder in find_same_folders(connection, cwd)] if cwd else []
+    places = [each for each in (folders, make_place(session=session)) if each]
+    return load_hits(connection, find(connection, terms, places, min(limit, MAX_HITS)), terms)
 
 
-def search_sqlite(connection: Connection, terms: Sequence[Term], place: Sequence[str], limit: int) -> list[int]:
-    """Return the ids of matching messages, using FTS5."""
+def search_sqlite(
+    connection: Connection, terms: Sequence[Term], places: Sequence[Sequence[str]], limit: int
+) -> list[int]:
+    """Return the ids of matching messages, using FTS5. Of each of `places`, a message has one of the index words."""
     said = [f'words : "{" ".join(term.words)}"{" *" if term.is_prefix else ""}' for term in terms]
-    match = " AND ".join([*said, *(f'place : "{token}"' for token in place)])
+    match = " AND ".join([*said, *(f"place : ({' OR '.join(map(quote, tokens))})" for tokens in places)])
     found = connection.execute(COUNT_MATCHES, {"match": match, "most": MAX_RANKED + 1}).scalar_one()
     if found <= MAX_RANKED:
         # The words of a row that was damaged before it was deleted stay in the index, and cannot be ranked.
@@ -228,19 +234,28 @@ def search_sqlite(connection: Connection, terms: Sequence[Term], place: Sequence
     return list(connection.execute(SELECT_NEWEST, {"match": match, "limit": limit}).scalars())
 
 
-def search_postgresql(connection: Connection, terms: Sequence[Term], place: Sequence[str], limit: int) -> list[int]:
-    """Return the ids of matching messages, reading from the newest back until there are enough.
+def quote(token: str) -> str:
+    """Write an index word as a string of FTS5."""
+    return f'"{token}"'
+
+
+def search_postgresql(
+    connection: Connection, terms: Sequence[Term], places: Sequence[Sequence[str]], limit: int
+) -> list[int]:
+    """Return the ids of matching messages, reading from the newest back until there are enough. `places` are as in
+    `search_sqlite`.
 
     How far back to read is estimated from PostgreSQL's statistics, which autovacuum keeps up to date.
     """
     last: int = connection.execute(text("SELECT max(message) FROM search")).scalar_one() or 0
     queries = [" & ".join(f"'{word}'" for word in term.words) + (":*" if term.is_prefix else "") for term in terms]
-    query = " & ".join([*queries, *(f"'{token}'" for token in place)])
+    query = " & ".join([*queries, *(f"({' | '.join(map(repr, tokens))})" for tokens in places)])
     expected = estimate_rows(connection, query)
     is_common = expected > MAX_RANKED
     most = limit if is_common else MAX_CANDIDATES
     values: dict[str, Any] = {"query": query, "most": most, "limit": limit}
-    holds = [f"strpos(line, '{token} ') > 0" for token in place]
+    found_in = [[f"strpos(line, '{token} ') > 0" for token in tokens] for tokens in places]
+    holds = [f"({' OR '.join(each)})" for each in found_in]
     scores: list[str] = []
     for n, term in enumerate(terms):
         rows = estimate_rows(connection, queries[n])

@@ -17,6 +17,7 @@ from crow_core.acp.schema import (
     NewSessionResponse,
     PromptResponse,
     ResumeSessionRequest,
+    SessionInfo,
     SessionNotification,
     SetSessionConfigOptionRequest,
 )
@@ -28,12 +29,15 @@ from crow_core.acp.shared_methods import (
     is_taken,
     make_steering_params,
 )
+from crow_system.repository import find_folder_to_continue
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from crow_terminal import effects
 from crow_terminal.agent_connections import NoAgent, connect
 from crow_terminal.background import show_background
 from crow_terminal.blocks import CommandOutput, describe_content
+from crow_terminal.branch import read_branch
 from crow_terminal.chat_base import ChatBase, get_time
 from crow_terminal.chat_client import AgentQuestion, ChatClient
 from crow_terminal.first_run import end_first_run, is_first_run, make_card
@@ -45,7 +49,7 @@ from crow_terminal.printable_text import escape_line
 from crow_terminal.prompt_content import MAX_IMAGE_BYTES, find_large_images, make_prompt
 from crow_terminal.rewind import describe_rewind
 from crow_terminal.session_options import OfferedOptions, find_changes
-from crow_terminal.settings import Settings
+from crow_terminal.settings import Left, Settings, find_last
 
 START_TIMEOUT = 60.0
 """Seconds that an agent may take to answer `initialize`."""
@@ -56,8 +60,10 @@ TURNS_LIMIT = 50
 class AgentCalls(ChatBase):
     """The part of the terminal that calls the agent, and passes on what it sends."""
 
-    def __init__(self, settings: Settings) -> None:
-        super().__init__(settings)
+    def __init__(self, settings: Settings, left: Left | None = None) -> None:
+        super().__init__(settings, left)
+        self._folders: dict[str, str] = {}
+        """The folders of the sessions that the agent has listed, by id."""
         self.link = PageLink(self)
 
     def _open(self, session: str = "", *, last: bool = False, again: bool = False) -> None:
@@ -102,10 +108,11 @@ class AgentCalls(ChatBase):
     async def _open_session(self, client: ChatClient, session: str, last: bool) -> None:
         async with asyncio.timeout(START_TIMEOUT):
             self.state.abilities = await client.start(self.settings.agent.version)
-        cwd = self.settings.cwd
         if last and self.state.abilities.lists:
-            stored = await client.request("session/list", ListSessionsRequest(cwd=cwd))
-            session = stored.sessions[0].session_id if stored.sessions else ""
+            stored = await self._list_stored(client)
+            session = find_last(stored, self.settings.cwd)
+        await self._enter_folder(session)
+        cwd = self.settings.cwd
         can, find, loaded = self.state.abilities, self.settings.history, NewSessionResponse(session_id="")
         if session and not (can.loads or can.resumes):
             self.perform(self.state.remark("This agent keeps no sessions: it has forgotten what was said.", "warning"))
@@ -253,10 +260,30 @@ class AgentCalls(ChatBase):
         self.link.send_options()
         self.terminal.update()
 
+    async def _list_stored(self, client: ChatClient) -> Sequence[SessionInfo]:
+        """List the stored sessions of the folder, the latest first."""
+        answer = await client.request("session/list", ListSessionsRequest(cwd=self.settings.cwd))
+        self._folders |= {one.session_id: one.cwd for one in answer.sessions}
+        return answer.sessions
+
+    async def _enter_folder(self, session: str) -> None:
+        """Go on in the folder of a listed session, if that is in another work tree of the same repository."""
+        here = self.settings.cwd
+        folder = await asyncio.to_thread(find_folder_to_continue, self._folders.get(session, here), here)
+        if folder != here:
+            self.settings = replace(self.settings, cwd=folder, has_moved=True)
+            self.state.folder = self.left.folder = folder
+            self.perform(self.state.remark(f"This session works in {show_path(folder, here)}."))
+            self._start(self._find_branch())
+
+    async def _find_branch(self) -> None:
+        """Find the branch that is checked out, for the footer."""
+        self.state.branch = await asyncio.to_thread(read_branch, self.settings.cwd)
+        self.terminal.update()
+
     async def _list_sessions(self) -> None:
         if self.client:
-            answer = await self.client.request("session/list", ListSessionsRequest(cwd=self.settings.cwd))
-            others = [one for one in answer.sessions if one.session_id != self.session_id]
+            others = [one for one in await self._list_stored(self.client) if one.session_id != self.session_id]
             self.perform(pick_session(self.state, others, datetime.now().astimezone()))
 
     async def _list_turns(self, last: bool) -> None:

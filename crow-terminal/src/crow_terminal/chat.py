@@ -15,7 +15,6 @@ from crow_core import __version__
 from crow_terminal import effects
 from crow_terminal.agent_calls import AgentCalls
 from crow_terminal.blocks import Block, CommandOutput
-from crow_terminal.branch import read_branch
 from crow_terminal.chat_base import get_time
 from crow_terminal.completion import ChatCompleter
 from crow_terminal.effects import Effect
@@ -24,7 +23,7 @@ from crow_terminal.key_bindings import make_bindings
 from crow_terminal.live import compose_above, compose_footer, compose_menu
 from crow_terminal.page import NoPage, PageServer
 from crow_terminal.printable_text import clip, clip_ansi, escape_line
-from crow_terminal.settings import Settings, describe_continuation
+from crow_terminal.settings import Left, Settings, describe_continuation
 from crow_terminal.terminal import EDITOR_ROWS, Terminal, restore
 from crow_terminal.theme import choose_theme
 from crow_terminal.user_command import UserCommand
@@ -42,8 +41,8 @@ MAX_PENDING_LINES = 400
 class Chat(AgentCalls, KeyActions):
     """An interactive terminal with one agent."""
 
-    def __init__(self, settings: Settings) -> None:
-        super().__init__(settings)
+    def __init__(self, settings: Settings, left: Left | None = None) -> None:
+        super().__init__(settings, left)
         self._command: UserCommand | None = None
         self._pages = PageServer(settings.page, self.link.serve)
         self._pending: deque[tuple[Block, bool]] = deque()
@@ -74,7 +73,7 @@ class Chat(AgentCalls, KeyActions):
         """Show the terminal until the user leaves, and return the exit code."""
         loop = asyncio.get_running_loop()
         for number in system.END_SIGNALS:
-            system.on_signal(loop, number, self.terminal.exit)
+            system.on_signal(loop, number, self.end_by_signal)
         try:
             await self.terminal.run(self.start)
         finally:
@@ -87,6 +86,10 @@ class Chat(AgentCalls, KeyActions):
                 lines = [stopped, *lines] if stopped else lines
                 sys.stdout.write("".join(f"\n{line}" for line in ["", *lines]) + "\n" if lines else "")
         return 0
+
+    def end_by_signal(self) -> None:
+        self.left.by_user = False
+        self.terminal.exit()
 
     def start(self) -> None:
         """Start the agent, now that the first frame is shown."""
@@ -197,7 +200,8 @@ class Chat(AgentCalls, KeyActions):
                     self.client.answer(id, response)
             case effects.Wait(seconds=seconds):
                 asyncio.get_running_loop().call_later(seconds, self.wake)
-            case effects.Leave():
+            case effects.Leave(worktree=name):
+                self.left.worktree = name
                 self.terminal.exit()
             case effects.Edit(text=text, keep=keep):
                 self._edit(text, keep)
@@ -280,16 +284,11 @@ class Chat(AgentCalls, KeyActions):
         else:
             self.perform(self.state.remark(f"This session in a browser, until you leave: {address}"))
 
-    async def _find_branch(self) -> None:
-        """Find the branch that is checked out, for the footer."""
-        self.state.branch = await asyncio.to_thread(read_branch, self.settings.cwd)
-        self.terminal.update()
 
-
-def run(settings: Settings) -> int:
-    """Run the interactive terminal until the user leaves, and return the exit code."""
+def run(settings: Settings, left: Left | None = None) -> int:
+    """Run the interactive terminal until the user leaves, and return the exit code. `left` takes in how it was left."""
 
     async def main() -> int:
-        return await Chat(settings).run()
+        return await Chat(settings, left).run()
 
     return asyncio.run(main())

@@ -14,7 +14,7 @@ from crow_terminal.blocks import Block
 from crow_terminal.chat_client import ChatClient
 from crow_terminal.effects import Effect
 from crow_terminal.paint import Painter
-from crow_terminal.settings import Settings
+from crow_terminal.settings import Left, Settings
 from crow_terminal.state import State
 from crow_terminal.terminal import Terminal
 from crow_terminal.theme import choose_theme
@@ -25,9 +25,14 @@ class ChatBase:
 
     terminal: Terminal
 
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
-        self.state = State(agent=settings.agent.name, folder=settings.cwd, has_page=bool(settings.page))
+    def __init__(self, settings: Settings, left: Left | None = None) -> None:
+        self.settings, self.left = settings, left or Left(settings.cwd)
+        self.state = State(
+            agent=settings.agent.name,
+            folder=settings.cwd,
+            has_page=bool(settings.page),
+            has_worktrees=settings.has_worktrees,
+        )
         self.painter = Painter(choose_theme(settings.theme, os.environ))
         self.client: ChatClient | None = None
         self.session_id = ""

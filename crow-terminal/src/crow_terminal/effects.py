@@ -62,6 +62,9 @@ class Wait(Struct, frozen=True):
 class Leave(Struct, frozen=True):
     """End the terminal."""
 
+    worktree: str | None = None
+    """The name of the worktree in which to go on; see `Left`."""
+
 
 class Ring(Struct, frozen=True):
     """Tell the user, who may look elsewhere, that something is done or asked."""

@@ -131,6 +131,12 @@ def set_details(state: State, words: str) -> list[Effect]:
     return [Fold(output=state.fold_output), Show(Note(f"From now on the output of tools {what}."))]
 
 
+def begin_worktree(state: State, words: str) -> list[Effect]:
+    if len(words.split()) > 1:
+        return state.remark("The name of a worktree has no spaces: /worktree " + "-".join(words.split()))
+    return [Leave(worktree=words.strip())]
+
+
 LOCAL_COMMANDS = (
     LocalCommand(
         "new", "begin a new session", lambda state, _: [Open()], works_in_turn=False, words="clear reset start empty"
@@ -154,6 +160,14 @@ LOCAL_COMMANDS = (
         "go back to before an earlier message, with its files",
         lambda state, _: pick_turn(state),
         words="back restore undo revert checkpoint",
+    ),
+    LocalCommand(
+        "worktree",
+        "begin a session in a git worktree of its own",
+        begin_worktree,
+        "[name]",
+        works_in_turn=False,
+        words="branch isolated parallel git",
     ),
     LocalCommand("quit", "leave", lambda state, _: [Leave()], words="exit close end bye"),
     LocalCommand(
@@ -223,6 +237,7 @@ def find_local_commands(state: State) -> list[LocalCommand]:
         *(() if state.abilities.undoes else ("rewind", "undo")),
         *(() if state.has_page else ("web",)),
         *(() if state.abilities.backgrounds else ("background",)),
+        *(() if state.has_worktrees else ("worktree",)),
         *(() if state.options.find("thought_level") else ("thinking",)),
         *(() if state.options.find("model") else ("model",)),
         *(() if state.options.modes or state.options.find("mode") else ("mode",)),
@@ -244,6 +259,8 @@ def find_command(state: State, text: str) -> tuple[LocalCommand, str] | None:
     name, _, words = text[1:].strip().partition(" ")
     name = {"exit": "quit", "clear": "new", "sessions": "resume"}.get(name, name)
     needs_turn = name != "background" or " " not in words  # "/background NAME" goes on in a turn
-    is_theirs = bool(words) and needs_turn and any(one.name == name for one in state.commands)  # such as /mode plan
-    found = (one for one in find_local_commands(state) if one.name == name)
-    return None if is_theirs else next(((one, words) for one in found), None)
+    is_theirs = any(one.name == name for one in state.commands)  # such as /mode plan
+    found = next((one for one in find_local_commands(state) if one.name == name), None)
+    if found is None or (words and needs_turn and is_theirs and not found.hint):
+        return None
+    return found, words

@@ -13,6 +13,7 @@ from contextlib import suppress
 import crow_system as system
 from crow_core.acp.connection import ConnectionClosed, RpcError
 from crow_core.acp.schema import ListSessionsRequest, LoadSessionRequest, SessionNotification
+from crow_system.repository import find_folder_to_continue
 
 from crow_terminal.agent_connections import NoAgent, connect
 from crow_terminal.blocks import AnsweredQuestion
@@ -23,7 +24,7 @@ from crow_terminal.paint import Painter
 from crow_terminal.printable_text import escape
 from crow_terminal.prompt_content import make_prompt
 from crow_terminal.question import Question
-from crow_terminal.settings import Settings, describe_continuation
+from crow_terminal.settings import Left, Settings, describe_continuation, find_last
 from crow_terminal.state import State
 from crow_terminal.theme import Theme
 
@@ -37,8 +38,8 @@ WORDS = {"y": "yes", "a": "always", "n": "no", "e": "edit"}
 class PlainChat:
     """A conversation on standard input and output, line by line."""
 
-    def __init__(self, settings: Settings) -> None:
-        self.settings, self.cwd = settings, settings.cwd
+    def __init__(self, settings: Settings, left: Left | None = None) -> None:
+        self.settings, self.cwd, self.left = settings, settings.cwd, left or Left(settings.cwd)
         self.state = State(agent=settings.agent.name, folder=settings.cwd)
         self.painter = Painter(PLAIN)
         self.client: ChatClient | None = None
@@ -87,7 +88,9 @@ class PlainChat:
         session = self.settings.resume
         if self.settings.last and self.state.abilities.lists:
             stored = await client.request("session/list", ListSessionsRequest(cwd=self.cwd))
-            session = stored.sessions[0].session_id if stored.sessions else ""
+            session = find_last(stored.sessions, self.cwd)
+            found = next((one.cwd for one in stored.sessions if one.session_id == session), self.cwd)
+            self.cwd = self.left.folder = find_folder_to_continue(found, self.cwd)
         if session:
             self.session_id = session
             await client.request("session/load", LoadSessionRequest(session_id=session, cwd=self.cwd))
@@ -272,10 +275,10 @@ async def read_line(question: str) -> str | None:
         loop.remove_reader(0)
 
 
-def run_plain(settings: Settings) -> int:
-    """Run the append-only terminal until the end of input, and return the exit code."""
+def run_plain(settings: Settings, left: Left | None = None) -> int:
+    """Run the append-only terminal until the end of input, and return the exit code. `left` is as in `run`."""
 
     async def main() -> int:
-        return await PlainChat(settings).run()
+        return await PlainChat(settings, left).run()
 
     return asyncio.run(main())

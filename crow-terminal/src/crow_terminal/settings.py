@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+from crow_core.acp.schema import SessionInfo
 from msgspec import Struct
 
 from crow_terminal.abilities import Abilities
@@ -31,6 +32,21 @@ class Settings(Struct, frozen=True):
     """True if the user chooses one of the stored sessions first."""
     page: Sequence[str] = ()
     """The command that serves the pages of sessions, as `PageServer` starts it; empty for none."""
+    has_moved: bool = False
+    """True if the session is not in the folder in which `command` opens one."""
+    has_worktrees: bool = False
+    """True if the caller makes a git worktree when the user leaves for one, by `Left.worktree`."""
+
+
+class Left(Struct):
+    """How the terminal was left."""
+
+    folder: str
+    """The folder of the last session."""
+    worktree: str | None = None
+    """The name of the worktree in which the user goes on, empty to make one up; None to end."""
+    by_user: bool = True
+    """False if a signal ended it."""
 
 
 def describe_continuation(settings: Settings, session: str, can: Abilities, width: int) -> list[str]:
@@ -39,7 +55,13 @@ def describe_continuation(settings: Settings, session: str, can: Abilities, widt
     if not (command and can.loads):
         return []
     named = f"{command} -r {session[:SHORT_ID] if settings.agent.name == 'crow' else session}"
-    if not can.lists:
+    if not can.lists or settings.has_moved:
         return [f"Continue with {named}"]
     line = f"Continue with {command} -c, or {named}"
     return [line] if len(line) <= width else [f"Continue with {command} -c,", f"or {named}"]
+
+
+def find_last(stored: Sequence[SessionInfo], folder: str) -> str:
+    """Return the id of the last session of a folder, else of another work tree of its repository; "" if there is none.
+    `stored` are the sessions of the repository, the latest first."""
+    return next((one.session_id for one in stored if one.cwd == folder), stored[0].session_id if stored else "")

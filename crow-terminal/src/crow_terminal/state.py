@@ -58,6 +58,8 @@ class State(OpenQuestions):
     branch: str = ""
     has_page: bool = False
     """True if a browser can show the session."""
+    has_worktrees: bool = False
+    """True if the user can go on in a git worktree."""
     turns: list[str] = field(default_factory=list[str])
     """The prompts to go back to that the user was offered last, newest first."""
     queue: PromptQueue = field(default_factory=PromptQueue)

@@ -1,7 +1,7 @@
 """Read the configuration files and check them. Nothing here starts a program or a connection.
 
 Settings override each other in this order, the strongest last: `config.toml` and `mcp.json` in crow's home; `.mcp.json`
-and `.crow/config.toml` of a trusted project, which may only add servers, agents and diagnostics, and tighten
+and `.crow/config.toml` of a trusted project, which may only add servers, agents and diagnostics, set up worktrees, and tighten
 permissions; the environment; the command line.
 """
 
@@ -101,7 +101,9 @@ def load_project_config(folder: Path, env: Mapping[str, str]) -> ProjectConfig:
     return config
 
 
-PROJECT_MAY = "a project may only add servers, agents and diagnostics, and tighten permissions by ask and deny"
+PROJECT_MAY = (
+    "a project may only add servers, agents and diagnostics, set up worktrees, and tighten permissions by ask and deny"
+)
 """Why other settings of a project are ignored."""
 
 

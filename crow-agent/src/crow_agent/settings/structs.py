@@ -218,6 +218,13 @@ def check_diagnostics(table: DiagnosticTable) -> None:
             raise ValueError(f"{key!r} in [diagnostics] is not {wanted}")
 
 
+class WorktreeSettings(Struct, kw_only=True, forbid_unknown_fields=True):
+    """The settings of worktrees, in which sessions of `crow -w` work: `[worktree]`."""
+
+    setup: str = ""
+    """A shell command that runs once in each new worktree, such as `npm ci`. A trusted project may set it."""
+
+
 class Config(Struct, kw_only=True, forbid_unknown_fields=True):
     """The user's configuration: `config.toml`."""
 
@@ -237,6 +244,7 @@ class Config(Struct, kw_only=True, forbid_unknown_fields=True):
     fetch: FetchSettings = field(default_factory=FetchSettings)
     database: DatabaseSettings = field(default_factory=DatabaseSettings)
     prompts: PromptSettings = field(default_factory=PromptSettings)
+    worktree: WorktreeSettings = field(default_factory=WorktreeSettings)
     extensions: dict[str, dict[str, Any] | bool] = field(default_factory=dict[str, dict[str, Any] | bool])
     """`[extensions.NAME]` holds the options of an extension; `NAME = false` leaves out one of crow's own."""
     diagnostics: DiagnosticTable = field(default_factory=DiagnosticTable)
@@ -261,14 +269,15 @@ class ProjectPermissions(Struct, kw_only=True):
 class ProjectConfig(Struct, kw_only=True):
     """The configuration of a project: `.crow/config.toml`.
 
-    It may only add servers, agents and diagnostics, and tighten permissions. Other settings are ignored, and named to
-    the user.
+    It may only add servers, agents and diagnostics, set up worktrees, and tighten permissions. Other settings are
+    ignored, and named to the user.
     """
 
     permissions: ProjectPermissions = field(default_factory=ProjectPermissions)
     mcp: McpSettings = field(default_factory=McpSettings)
     agents: dict[str, AgentSettings] = field(default_factory=dict[str, AgentSettings])
     diagnostics: DiagnosticTable = field(default_factory=DiagnosticTable)
+    worktree: WorktreeSettings = field(default_factory=WorktreeSettings)
 
     def __post_init__(self) -> None:
         check_diagnostics(self.diagnostics)

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import crow_system as system
 from crow_system.files import make_private_folder
+from crow_system.repository import find_main_folder
 
 from crow_agent.settings.project_files import (
     MAX_KEPT_FILE,
@@ -36,9 +37,14 @@ class TrustedFolders:
         return self.find_change(folder) == ""
 
     def find_change(self, folder: Path) -> str | None:
-        """Return why a folder that the user trusted is not trusted now; "" if it is, None if it never was."""
+        """Return why a folder that the user trusted is not trusted now; "" if it is, None if it never was.
+
+        A folder of a linked work tree is trusted as the one of the main work tree is, if its settings are the same.
+        """
         try:
-            record = self.read().get(to_key(folder))
+            records, key = self.read(), to_key(folder)
+            key = key if key in records else find_main_folder(key)
+            record = records.get(key)
         except OSError:
             return None
         if record is None:
@@ -51,7 +57,7 @@ class TrustedFolders:
             return str(error)
         if snapshot.fingerprint == record["fingerprint"]:
             return ""
-        changed = list_changes(self.read_contents(folder), snapshot)
+        changed = list_changes(self.read_contents(Path(key)), snapshot)
         more = f" and {len(changed) - 1:,} more" if len(changed) > 1 else ""
         return f"{changed[0]}{more} changed" if changed else "its settings changed"
 
