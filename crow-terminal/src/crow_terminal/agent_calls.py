@@ -32,7 +32,7 @@ from msgspec import UNSET
 
 from crow_terminal import effects
 from crow_terminal.agent_connections import NoAgent, connect
-from crow_terminal.background import show_background
+from crow_terminal.background_list import show_background
 from crow_terminal.blocks import CommandOutput, describe_content
 from crow_terminal.chat_base import ChatBase, get_time
 from crow_terminal.chat_client import AgentQuestion, ChatClient
