@@ -23,7 +23,7 @@ from crow_core.messages.message import Message, list_edits
 from crow_core.messages.notes import EditNotes
 from crow_core.messages.passes import drop_rewound
 from crow_core.models.model_call import Model
-from crow_core.session.background import waiting
+from crow_core.session.background_work import waiting
 from crow_core.session.folders import find_shell
 from crow_core.session.prompts import Prompt
 from crow_core.session.session import Session

@@ -9,7 +9,7 @@ from crow_core.acp.shared_methods import BACKGROUND_METHOD
 from crow_core.app import Crow
 from crow_core.messages.message import Message
 from crow_core.models.model_call import ModelRequest
-from crow_core.session.background import BACKGROUND, Work, describe, find_lost, note_end, send, stop_all
+from crow_core.session.background_work import BACKGROUND, ContinuedWork, describe, find_lost, note_end, send, stop_all
 from crow_core.session.session import Command, Session
 
 LOOK = {"command": 'Call terminal with the session "{}"', "agent": 'Call agent with the name "{}"'}
@@ -67,7 +67,7 @@ def take_news(session: Session) -> list[str]:
     return sentences + [ENDED.format(work.running.end, work.title, how_to_look(work)) for work in news]
 
 
-def how_to_look(work: Work) -> str:
+def how_to_look(work: ContinuedWork) -> str:
     """Tell the model how it looks at work."""
     return LOOK[work.running.kind].format(work.running.name)
 
@@ -92,7 +92,7 @@ async def answer(session: Session, params: dict[str, Any]) -> dict[str, Any]:
     return {"sent": sent, "work": [describe(work, session.secrets) for work in background.works]}
 
 
-def find_work(session: Session, name: Any) -> Work:
+def find_work(session: Session, name: Any) -> ContinuedWork:
     """Find work by its name. Raises RpcError."""
     background = session.state[BACKGROUND]
     if found := background.find(str(name)):

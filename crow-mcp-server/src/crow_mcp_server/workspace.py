@@ -97,7 +97,7 @@ class Running(Protocol):
     over: asyncio.Event
     """Set when it has ended."""
     end: str
-    """How it has ended, such as "exit code 1"; "" before."""
+    """The way in which it has ended, such as "exit code 1"; "" before."""
     is_told: bool
     """True if the result of a tool call has told its end."""
 

@@ -35,7 +35,7 @@ from msgspec.structs import replace
 
 from crow_terminal import effects
 from crow_terminal.agent_connections import NoAgent, connect
-from crow_terminal.background import show_background
+from crow_terminal.background_list import show_background
 from crow_terminal.blocks import CommandOutput, describe_content
 from crow_terminal.branch import read_branch
 from crow_terminal.chat_base import ChatBase, get_time

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from crow_core.acp.schema import AvailableCommand, DiffContent, ToolCall
 from msgspec import Struct
 
-from crow_terminal.background import call_background
+from crow_terminal.background_list import call_background
 from crow_terminal.blocks import Call, Note
 from crow_terminal.dialogs import Row
 from crow_terminal.effects import Copy, Effect, ExportSession, Fold, Leave, ListSessions, Open, OpenPage, SetTheme, Show

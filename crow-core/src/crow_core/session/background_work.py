@@ -23,7 +23,7 @@ TITLE_LENGTH = 80
 """Characters of a title that are shown and stored."""
 
 
-class Running(Protocol):
+class RunningWork(Protocol):
     """A command or a sub-agent that a tool call waits for; see `crow_mcp_server.workspace.Running`."""
 
     @property
@@ -45,7 +45,7 @@ class Running(Protocol):
 
     @property
     def end(self) -> str:
-        """How it has ended, such as "exit code 1"; "" before."""
+        """The way in which it has ended, such as "exit code 1"; "" before."""
         ...
 
     @property
@@ -62,19 +62,19 @@ class Running(Protocol):
 
 
 class BackgroundNotes(Notes, total=False):
-    """Work went on after its tool call `call`; `end` says how it ended, in a second marker."""
+    """ContinuedWork went on after its tool call `call`; `end` says how it ended, in a second marker."""
 
     name: str
     end: str
 
 
 @dataclass(eq=False)
-class Work:
+class ContinuedWork:
     """A command or a sub-agent that goes on after its tool call."""
 
     call: str
     """The id of the tool call that began it."""
-    running: Running
+    running: RunningWork
     title: str
     """Its title in a line, with secrets masked."""
     watch: "asyncio.Task[None] | None" = None
@@ -90,22 +90,22 @@ class Work:
 class Background:
     """The work that tool calls of a session wait for, and the work that went on after its call."""
 
-    waiting: dict[str, Running] = field(default_factory=dict[str, Running])
-    """What tool calls wait for, by the ids of the calls."""
+    waiting: dict[str, RunningWork] = field(default_factory=dict[str, RunningWork])
+    """The commands and sub-agents that tool calls wait for, by the ids of the calls."""
     wanted: set[str] = field(default_factory=set[str])
     """The ids of tool calls that are to be answered as soon as they wait for something."""
-    works: list[Work] = field(default_factory=list[Work])
+    works: list[ContinuedWork] = field(default_factory=list[ContinuedWork])
     """The work that went on and whose end the model does not know, in the order of its start."""
     listeners: list[Callable[[], object]] = field(default_factory=list[Callable[[], object]])
     """Are called when work has gone on or ended."""
     lost: dict[str, str] = field(default_factory=dict[str, str])
     """The titles of work that ended with an earlier process, by the ids of its tool calls; the model does not know."""
 
-    def find(self, name: str) -> Work | None:
+    def find(self, name: str) -> ContinuedWork | None:
         """Find work by its name."""
         return next((work for work in self.works if work.running.name == name), None)
 
-    def list_open(self) -> list[Work]:
+    def list_open(self) -> list[ContinuedWork]:
         """List the work that runs."""
         return [work for work in self.works if not work.is_over]
 
@@ -131,7 +131,7 @@ def send(session: Session, call: str = "") -> list[str]:
 
 
 @contextmanager
-def waiting(session: Session, call: str, running: Running) -> Generator[None]:
+def waiting(session: Session, call: str, running: RunningWork) -> Generator[None]:
     """Wait for something in a tool call. If it still runs at the end, and nothing was raised, it goes on."""
     background = session.state[BACKGROUND]
     background.waiting[call] = running
@@ -146,9 +146,9 @@ def waiting(session: Session, call: str, running: Running) -> Generator[None]:
         go_on(session, call, running)
 
 
-def go_on(session: Session, call: str, running: Running) -> None:
+def go_on(session: Session, call: str, running: RunningWork) -> None:
     """Note that something goes on after its tool call, and watch for its end."""
-    work = Work(call, running, shorten_line(to_line(mask(running.title, session.secrets)), TITLE_LENGTH))
+    work = ContinuedWork(call, running, shorten_line(to_line(mask(running.title, session.secrets)), TITLE_LENGTH))
     background = session.state[BACKGROUND]
     background.works = [each for each in background.works if not each.running.is_told]
     background.works.append(work)
@@ -157,7 +157,7 @@ def go_on(session: Session, call: str, running: Running) -> None:
     work.watch = asyncio.ensure_future(watch(session, work))
 
 
-async def watch(session: Session, work: Work) -> None:
+async def watch(session: Session, work: ContinuedWork) -> None:
     """Tell the client that work goes on in the background, and its end."""
     with suppress(ConnectionClosed):
         await announce(session)
@@ -184,8 +184,8 @@ async def announce(session: Session) -> None:
     await session.send(SessionInfoUpdate(meta={"crow": {"background": titles}}))
 
 
-async def stop_all(session: Session) -> list[Work]:
-    """End all work of a session that is being closed. Return what was stopped."""
+async def stop_all(session: Session) -> list[ContinuedWork]:
+    """End all work of a session that is being closed. Return the work that ran."""
     background = session.state[BACKGROUND]
     for work in background.works:
         if work.watch:
@@ -207,7 +207,7 @@ def find_lost(session: Session) -> dict[str, str]:
     return found
 
 
-def describe(work: Work, secrets: Any) -> dict[str, Any]:
+def describe(work: ContinuedWork, secrets: Any) -> dict[str, Any]:
     """Describe work for a client."""
     running = work.running
     line = to_line(mask(running.get_last_line(LINE_LENGTH), secrets))
