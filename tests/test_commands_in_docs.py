@@ -48,6 +48,7 @@ PARSED = {
     r"crow mcp (add https|search)": "crow-cli/tests/test_mcp_discovery.py",
     r"crow run .*--output-schema": "crow-cli/tests/test_run.py",
     r"crow run .*--(goal|until)": "crow-cli/tests/test_run_goal.py",
+    r"crow memory (edit|forget)": "crow-cli/tests/test_memory_commands.py",
 }
 """Commands that are only parsed here, and the file that runs them."""
 CROW = re.compile(r"(^|\| )crow( |$)")

@@ -46,6 +46,7 @@ from crow_extensions.loop_guard import loop_guard
 from crow_extensions.mask_secrets import mask_secrets
 from crow_extensions.mcp import mcp
 from crow_extensions.mcp_apps import mcp_apps
+from crow_extensions.memory import memory
 from crow_extensions.other_agents import other_agents
 from crow_extensions.plan import plan
 from crow_extensions.printed_calls import printed_calls
@@ -120,7 +121,7 @@ FIRST_EXTENSIONS: tuple[Extension, ...] = (
     *(mentions, agents, skills, work_trees, small_models, warm_up),
 )
 """Used by default, in this order. `NAME = false` in `[extensions]` leaves one out."""
-OPTIONAL_EXTENSIONS: tuple[Extension, ...] = (budgets, subagents)
+OPTIONAL_EXTENSIONS: tuple[Extension, ...] = (budgets, subagents, memory)
 """Used only when `[extensions]` names them, in the order of the file, as are the user's own."""
 LAST_EXTENSIONS: tuple[Extension, ...] = (compact, structured_output)
 """Used by default, after all others: they read what the others add to a session."""
@@ -284,6 +285,7 @@ def named_extensions(
         "command_files": {"user": get_user_folders(home.config, user, "commands"), "trusted": trust.is_trusted},
         "agents": {"user": [home.config]},
         "goal": {"hidden": hidden},
+        "memory": {"folder": home.data / "memory"},
         "skills": {"user": get_user_folders(home.config, user, "skills"), "trusted": trust.is_trusted},
     }
     first, last = ([one.__name__ for one in group] for group in (FIRST_EXTENSIONS, LAST_EXTENSIONS))

@@ -17,6 +17,7 @@ from crow_cli.console import brings_prompts
 from crow_cli.db_commands import db
 from crow_cli.groups import AcpGroup, CrowGroup
 from crow_cli.mcp_commands import mcp
+from crow_cli.memory_commands import memory
 from crow_cli.own_tree import guard
 from crow_cli.perms_commands import perms
 from crow_cli.process import fail, run_to_end
@@ -66,6 +67,7 @@ cli.add_command(db)
 cli.add_command(undo)
 cli.add_command(mcp)
 cli.add_command(skills)
+cli.add_command(memory)
 cli.add_command(config)
 cli.add_command(setup)
 cli.add_command(status)

@@ -2,6 +2,8 @@
 
 import os
 import stat
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -46,3 +48,31 @@ def make_private_folder(folder: Path) -> None:
     for each in reversed([folder, *folder.parents]):
         if each == folder or not each.exists():
             each.mkdir(mode=0o700, exist_ok=True)
+
+
+@contextmanager
+def lock_folder(folder: Path) -> Generator[None]:
+    """Lock a folder, so that only one process at a time changes the files in it."""
+    make_private_folder(folder)
+    descriptor = system.open_folder_lock(folder)
+    try:
+        system.lock(descriptor, wait=True)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def write_atomically(file: Path, content: bytes) -> None:
+    """Write a file that only its owner may read, or leave the old one as it was. Raises OSError."""
+    new = file.with_suffix(f".{os.getpid()}.tmp")
+    try:
+        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | system.NO_LINKS, 0o600)
+        with open(descriptor, "wb") as writing:
+            system.set_mode(descriptor, 0o600)
+            writing.write(content)
+            writing.flush()
+            os.fsync(descriptor)
+        system.replace_file(new, file)
+    except BaseException:
+        new.unlink(missing_ok=True)
+        raise

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import crow_system as system
-from crow_system.files import make_private_folder
+from crow_system.files import lock_folder, write_atomically
 from crow_system.repository import find_main_folder
 
 from crow_agent.settings.project_files import (
@@ -77,7 +77,7 @@ class TrustedFolders:
         files = {path: to_stored(file, hide) for path, file in snapshot.files.items()}
         with self.edit() as records:
             self.contents.mkdir(exist_ok=True, mode=0o700)
-            write_atomically(self.get_contents_file(key), {"folder": key, "files": files})
+            write_atomically(self.get_contents_file(key), to_json({"folder": key, "files": files}))
             records[key] = {"fingerprint": snapshot.fingerprint, "since": int(time.time() * 1000)}
 
     def revoke(self, keys: Collection[str]) -> list[str]:
@@ -119,7 +119,7 @@ class TrustedFolders:
             if records is None and os.path.lexists(self.file):
                 system.replace_file(self.file, self.file.with_suffix(f".broken-{time.time_ns()}"))
             yield (changed := dict(records or {}))
-            write_atomically(self.file, changed)
+            write_atomically(self.file, to_json(changed))
 
 
 def to_key(folder: Path) -> str:
@@ -171,29 +171,6 @@ def to_stored(file: ProjectFile, hide: Callable[[str], str]) -> dict[str, Any]:
     return stored
 
 
-def write_atomically(file: Path, value: Any) -> None:
-    """Write a JSON file that only its owner may read, or leave the old one as it was. Raises OSError."""
-    new = file.with_suffix(f".{os.getpid()}.tmp")
-    try:
-        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | system.NO_LINKS, 0o600)
-        with open(descriptor, "wb") as writing:
-            system.set_mode(descriptor, 0o600)
-            writing.write(json.dumps(value).encode())  # ASCII: names of files need not be UTF-8
-            writing.flush()
-            os.fsync(descriptor)
-        system.replace_file(new, file)
-    except BaseException:
-        new.unlink(missing_ok=True)
-        raise
-
-
-@contextmanager
-def lock_folder(folder: Path) -> Generator[None]:
-    """Lock a folder, so that only one process at a time changes the files in it."""
-    make_private_folder(folder)
-    descriptor = system.open_folder_lock(folder)
-    try:
-        system.lock(descriptor, wait=True)
-        yield
-    finally:
-        os.close(descriptor)
+def to_json(value: Any) -> bytes:
+    """Convert a value to JSON in ASCII: names of files need not be UTF-8."""
+    return json.dumps(value).encode()
