@@ -185,10 +185,18 @@ class WebChat(ChatSession):
         await self._agent.close_session(opened.session_id)  # it is stored, and opened by the first action
         tab.add({"@go": f"/chat/{opened.session_id}"})
 
-    async def complete(self, tab: Tab, text: str) -> None:
+    def complete(self, tab: Tab, text: str) -> None:
+        """Offer a page what may follow a text. The answer to its last request is dropped, as it could come later."""
+        if tab.completing:
+            tab.completing.cancel()
+        tab.completing = asyncio.ensure_future(self._complete(tab, text))
+
+    async def _complete(self, tab: Tab, text: str) -> None:
+        """Show commands and files, and then what the agent adds: it may wait for an MCP server."""
         found = await asyncio.to_thread(list_completions, text, self.commands, self.folder)
+        tab.add({"@menu": self._renderer.render("menu", found, text)})
         if self.is_open and self._agent.abilities.completes and (client := self._agent.client):
             with suppress(RpcError, ConnectionClosed):
                 answer = await client.request(COMPLETE_METHOD, {"sessionId": self.id, "text": text})
-                found = [*read_completions(answer, text), *found][:MOST]
-        tab.add({"@menu": self._renderer.render("menu", found, text)})
+                if added := read_completions(answer, text)[:MOST]:
+                    tab.add({"@menu": self._renderer.render("menu", [*found, *added], text)})

@@ -108,6 +108,7 @@ class ChatSession:
         match update:
             case AvailableCommandsUpdate(available_commands=commands):
                 self.commands = [*commands]
+                self.feed.put("@commands", " ".join(each.name for each in commands))
             case CurrentModeUpdate(current_mode_id=mode):
                 self.options.set_mode(mode)
             case ConfigOptionUpdate(config_options=options):

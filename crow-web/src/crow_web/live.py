@@ -17,6 +17,8 @@ class Tab:
         self._pending: dict[str, str | None] = dict(blocks)
         self._changed = asyncio.Event()
         self._changed.set()
+        self.completing: asyncio.Task[None] | None = None
+        """Makes the completions that the page asked for last."""
 
     def add(self, blocks: Mapping[str, str | None]) -> None:
         """Add changes; a later change of a block replaces an earlier one, so a slow page gets fewer."""
@@ -88,6 +90,8 @@ class Feed:
 
     def leave(self, tab: Tab) -> None:
         self.tabs.discard(tab)
+        if tab.completing:
+            tab.completing.cancel()
 
 
 def is_of_log(id: str) -> bool:

@@ -46,7 +46,7 @@ def carry_out(chat: WebChat, tab: Tab, action: Mapping[str, Any]) -> None:
         case {"do": "fork"}:
             chat.start(chat.fork(tab))
         case {"do": "complete", "text": str(text)}:
-            chat.start(chat.complete(tab, text))
+            chat.complete(tab, text)
         case _:
             pass
 

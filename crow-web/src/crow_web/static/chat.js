@@ -5,7 +5,7 @@ const log = get("log"), box = get("text"), menu = get("menu"), images = get("ima
 const page = Math.random().toString(36).slice(2);
 const shown = new Map(); // the HTML of each block
 const outbox = new Map(); // the actions that have not arrived yet, by their numbers
-let socket, number = 0, boot = "", news = "", looksForEnd = false, phase = "", completed = "", live = document.querySelector("[data-live]").dataset.live;
+let socket, number = 0, boot = "", news = "", looksForEnd = false, phase = "", completed = null, live = document.querySelector("[data-live]").dataset.live;
 
 // The server escapes and cleans all HTML that it sends. What was unfolded stays unfolded.
 const fill = (place, html) => {
@@ -32,16 +32,23 @@ const put = (id, html) => {
 };
 const values = {
   "@name": (text) => { document.title = text; },
-  "@phase": (text) => { phase = document.body.dataset.phase = text; },
+  "@phase": (text) => {
+    const before = phase;
+    phase = document.body.dataset.phase = text;
+    if (!before && document.activeElement === box) begin(); // it got the focus before the connection was there
+    if (text === "ready") suggest();
+  },
+  "@commands": () => suggest(),
   "@session": (id) => { live = `/live/${id}`; history.replaceState(null, "", `/chat/${id}`); get("place")?.remove(); },
   "@go": (place) => { location.assign(place); },
   "@arrived": (last) => { for (const each of outbox.keys()) if (each <= Number(last)) outbox.delete(each); },
   "@edit": (text) => { box.value = [text, box.value].filter(Boolean).join("\n"); box.focus(); fit(); },
   "@problem": (text) => { const [id, ...words] = text.split(" "); get(id).querySelector("[role=alert]").textContent = words.join(" "); },
   "@menu": (html) => {
-    const text = beforeCursor();
+    const text = beforeCursor(), chosen = menu.querySelector("[aria-selected=true]"), at = [...menu.children].indexOf(chosen);
     fill(menu, html);
     if (text === completed || !text.startsWith(menu.firstElementChild?.dataset.for ?? "\n")) fill(menu, "");
+    else if (at > 0 && menu.children[at]?.dataset.for === chosen.dataset.for) choose(at); // more of the same
   },
   "@boot": (id) => {
     if (boot && boot !== id && phase === "working") say(news = "crow web was started again while crow worked: the turn was stopped. All that was said and done until then is stored, and stands here. Say “go on” to go on.");
@@ -71,7 +78,7 @@ const send = (action) => {
 const connect = () => {
   const own = socket = new WebSocket(`${location.protocol === "https:" ? "wss" : "ws"}://${location.host}${live}`);
   let opened = false;
-  own.addEventListener("open", () => { for (const each of outbox.values()) own.send(JSON.stringify(each)); });
+  own.addEventListener("open", () => { for (const each of outbox.values()) own.send(JSON.stringify(each)); suggest(); });
   own.addEventListener("message", (event) => {
     if (!opened) { opened = true; say(news); }
     receive(JSON.parse(event.data));
@@ -135,17 +142,20 @@ const choose = (step) => {
   next.scrollIntoView({ block: "nearest" });
 };
 box.value = sessionStorage.getItem(key) ?? "";
-box.addEventListener("input", () => {
-  fit();
-  if (/^\/[^\n]*$|(^|\s)@\S*$/.test(beforeCursor())) send({ do: "complete", text: beforeCursor() }); else fill(menu, "");
-});
-box.addEventListener("focus", () => { if (phase === "viewing" || phase === "new") send({ do: "open" }); });
+const suggest = () => {
+  const text = beforeCursor();
+  if (document.activeElement !== box || text === completed) return;
+  if (/^\/[^\n]*$|(^|\s)@\S*$/.test(text)) send({ do: "complete", text }); else fill(menu, "");
+};
+const begin = () => { if (phase === "viewing" || phase === "new") send({ do: "open" }); };
+box.addEventListener("input", () => { completed = null; fit(); suggest(); });
+box.addEventListener("focus", begin);
 box.addEventListener("keydown", (event) => {
   const has = menu.childElementCount > 0;
   if (event.isComposing) return;
   if (has && (event.key === "ArrowDown" || event.key === "ArrowUp")) choose(event.key === "ArrowDown" ? 1 : -1);
   else if (has && (event.key === "Enter" || event.key === "Tab") && !event.shiftKey) complete(menu.querySelector("[aria-selected=true]"));
-  else if (has && event.key === "Escape") fill(menu, "");
+  else if (has && event.key === "Escape") { completed = beforeCursor(); fill(menu, ""); }
   else if (event.key === "Escape" && phase === "working") send({ do: "cancel" });
   else if (event.key === "Enter" && !event.shiftKey && !matchMedia("(pointer: coarse)").matches) {
     get("say").requestSubmit(event.altKey && phase === "working" ? get("say").elements.later : get("say").querySelector(".main"));
