@@ -22,6 +22,7 @@ from crow_core.acp.schema import (
 from crow_core.acp.transports import HIGH_WATER_BYTES, MemoryTransport, memory_pair
 from crow_core.agent.acp_agent import AcpAgent
 from crow_core.app import Crow
+from crow_core.content import replay
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Server
 from crow_core.mcp.tool import ToolCall
@@ -112,6 +113,17 @@ async def start_turn(editor: Editor, session_id: str) -> AsyncGenerator["asyncio
     turn = asyncio.ensure_future(editor.prompt(session_id, "go"))
     yield turn
     assert (await turn).stop_reason == "cancelled"
+
+
+async def test_a_cancelled_reply_is_replayed_with_its_end_marked():
+    crow = Crow(ScriptedModel([Reply("Once upon a time", hang=True)]))
+    async with connect(crow) as editor:
+        id = (await editor.new_session("/")).session_id
+        async with start_turn(editor, id):
+            await editor.until(lambda editor: editor.text == "Once upon a time")
+            await editor.cancel(id)
+        *_, reply, end = (update.content.text for update in replay(log_of(crow), "/"))
+    assert (reply, end) == ("Once upon a time", "Interrupted here.\n")
 
 
 async def test_cancelling_while_text_streams_keeps_the_text_that_was_shown():

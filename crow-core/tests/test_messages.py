@@ -982,7 +982,7 @@ def test_bytes_of_a_request_up_to_its_last_message_begin_the_next_request() -> N
         ],
         [{"role": "assistant", "reasoning_content": "Hm."}, user("Well?")],
         [{"crow": {"kind": "decision"}}, assistant_with_calls(c), user("Stop. Do something else.")],
-        [{"role": "assistant", "content": "Half a sen", "crow": {"cut": "CancelledError"}}, user("Go on")],
+        [{"role": "assistant", "content": "Half a sen", "crow": {"cut": "cancelled"}}, user("Go on")],
         [assistant_with_calls(use("d")), answer_tool_call(use("d"), "done")],
     ]
     before = b""

@@ -279,6 +279,8 @@ def test_what_is_typed_while_a_question_appears_stays_in_the_prompt(start: "Star
     screen.until("❯ 1 a y and 2 eggs")
     screen.type("\x1b[200~y\x1b[201~")
     screen.until("❯ 1 a y and 2 eggsy")
+    screen.type("\x0aand a second line")
+    screen.until("  and a second line")
     screen.until("Ctrl-U empties the prompt")
     assert "Answer:" not in screen.text
     screen.type("\x15")
@@ -286,7 +288,7 @@ def test_what_is_typed_while_a_question_appears_stays_in_the_prompt(start: "Star
     screen.type("y")
     screen.until("Answer: yes")
     screen.type("\x19")
-    screen.until("❯ 1 a y and 2 eggsy")
+    screen.until("❯ 1 a y and 2 eggsy\n  and a second line")
 
 
 def test_a_question_that_is_withdrawn_takes_no_answer(start: "Start"):
@@ -380,6 +382,16 @@ def test_a_model_is_chosen_from_a_list(start: "Start"):
     screen.until("  large ·")
     screen.type("hi\r")
     screen.until("You said: hi <large>")
+    for name in ("small", "large"):  # F2 goes back to the one before
+        screen.type("\x1bOQ")
+        screen.until(f"  {name} ·")
+
+
+def test_f2_lists_the_models_while_no_other_was_used(start: "Start"):
+    screen = start()
+    screen.until("small")
+    screen.type("\x1bOQ")
+    screen.until("● small")
 
 
 def test_a_command_of_the_user_is_told_to_the_agent(start: "Start"):

@@ -476,6 +476,26 @@ def test_all_of_a_command_is_read_page_by_page_and_printed_with_the_answer():
 DIFF = DiffContent(path="/work/src/pancakes.py", old_text="a\n", new_text="b\n")
 
 
+def test_a_short_command_that_has_run_stands_above_what_it_changed():
+    async def look() -> None:
+        person = Person()
+        told = BlockContent(
+            content=TextBlock(text="It ran in the sandbox, and would change:\n\n- a.txt (new, 0 bytes)")
+        )
+        new = DiffContent(path="/work/a.txt", new_text="")
+        fields = {"raw_input": {"command": "touch a.txt"}, "meta": {"crow": {"changed": 1}}}
+        person.ask(make_request(content=[told, new], **fields))
+        assert [line.text for line in person.question.lines] == [
+            "touch a.txt",
+            "",
+            "It ran in the sandbox, and would change:",
+            "",
+            "- a.txt (new, 0 bytes)",
+        ]
+
+    run(look())
+
+
 @pytest.mark.parametrize(
     ("fields", "title", "danger"),
     [

@@ -14,6 +14,7 @@ from crow_core.acp.schema import (
     BooleanPropertySchema,
     Cost,
     CreateElicitationRequest,
+    DiffContent,
     ElicitationSchema,
     ImageBlock,
     MultiSelectItems,
@@ -368,7 +369,18 @@ def test_call_that_ran_when_the_turn_was_cancelled_is_not_drawn_as_not_run():
     ask(state)
     state.stop(11.0)
     (effect,) = state.receive(ToolCallUpdate(tool_call_id="2", status="failed"), 12.0)
-    assert paint(effect) == ["✗ sleep  11s"]
+    assert paint(effect) == ["○ sleep  stopped · 11s"]
+
+
+def test_changes_of_a_command_that_were_not_answered_are_drawn_as_discarded():
+    state = ready()
+    state.submit("one", 0.0)
+    changes: Any = {"content": [DiffContent(path="/a", new_text="a\n")], "kind": "execute"}
+    state.receive(ToolCall(tool_call_id="1", title="touch a", status="in_progress", **changes), 1.0)
+    ask(state)
+    state.stop(11.0)
+    (effect,) = state.receive(ToolCallUpdate(tool_call_id="1", status="failed"), 12.0)
+    assert paint(effect) == ["○ rm x  discarded"]
 
 
 @pytest.mark.parametrize("answered", [True, False])

@@ -383,7 +383,7 @@ def replay_entries(entries: Sequence[Message], cwd: str, compactions: bool) -> I
                     yield AgentThoughtChunk(content=TextBlock(text=text), message_id=id)
                 if text := entry.get("content"):
                     yield AgentMessageChunk(content=TextBlock(text=str(text)), message_id=id)
-                if notes.get("cut") == "interrupted":
+                if notes.get("cut") in ("interrupted", "cancelled"):
                     yield AgentThoughtChunk(content=TextBlock(text="Interrupted here.\n"), message_id=f"{id}-cut")
                 for use in map(unwrap_proxy_call, name_raw_calls(entry)):
                     message = answers.get(use["id"]) or answer_tool_call(use, INTERRUPTED, failed=True)

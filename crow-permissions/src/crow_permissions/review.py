@@ -550,7 +550,7 @@ async def ask_about_changes(
     announcement = to_announcement(tool_call, session.cwd)
     count = len(found.list_names()) or len(found.shown)
     things = "file or folder" if count == 1 else "files or folders"
-    told = f"This has run in the sandbox, and would change {count:,} {things}."
+    told = f"It ran in the sandbox, and would change {count:,} {things}."
     told += f" {ENDS_SESSION}" if command.is_in_terminal else ""
     text = f"{told}\n\n{await work_on_files(describe_changes, found)}"
     diffs = await work_on_files(make_diffs, found, session.secrets)

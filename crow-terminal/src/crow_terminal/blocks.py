@@ -52,6 +52,8 @@ class Call(Struct, frozen=True):
     denied: bool = False
     not_run: bool = False
     """True if the tool did not run, because the turn ended before."""
+    stopped: bool = False
+    """True if it ran when the user stopped the turn."""
 
 
 class StyledLine(Struct, frozen=True):

@@ -163,6 +163,9 @@ class KeyActions(ChatBase):
     def pick_model(self) -> None:
         self.perform(pick_option(self.state, "model"))
 
+    def choose_former_model(self) -> None:
+        self.perform(self.state.options.choose_former_model() or pick_option(self.state, "model"))
+
     def search_history(self) -> None:
         self.perform(pick_prompt(self.state, self.terminal.editor.history.get_strings()))
 

@@ -55,6 +55,10 @@ class Actions(Protocol):
     def fold_thoughts(self) -> None: ...
     def next_mode(self) -> None: ...
     def pick_model(self) -> None: ...
+    def choose_former_model(self) -> None:
+        """Choose the model that was used before; list the models if there is none."""
+        ...
+
     def run_local(self, name: str) -> None:
         """Run a command of the terminal."""
         ...
@@ -111,6 +115,11 @@ def make_bindings(actions: Actions) -> KeyBindings:
     def _(event: KeyPressEvent) -> None:  # pyright: ignore[reportUnusedFunction]
         actions.type_letter(event.data)
 
+    @keys.add("c-u", filter=asking)
+    def _(event: KeyPressEvent) -> None:  # pyright: ignore[reportUnusedFunction]
+        event.app.clipboard.set_text(event.current_buffer.text)  # Ctrl-Y brings it back
+        event.current_buffer.text = ""
+
     bind("enter", act=actions.confirm, filter=asking & ~has_completions)
     for name, delta in (("up", -1), ("c-p", -1), ("s-tab", -1), ("down", 1), ("c-n", 1), ("tab", 1)):
         bind(name, act=partial(actions.move, delta), filter=answering)
@@ -130,6 +139,7 @@ def make_bindings(actions: Actions) -> KeyBindings:
     bind("s-tab", act=actions.next_mode, filter=writing & ~has_completions & ~asking)
     bind("escape", "q", act=lambda: actions.submit(later=True), filter=writing)
     bind("escape", "m", act=actions.pick_model, filter=writing)
+    bind("f2", act=actions.choose_former_model, filter=writing)
     for letter, name in (("n", "new"), ("r", "resume"), ("u", "undo")):
         bind("escape", letter, act=partial(actions.run_local, name), filter=writing)
     bind("c-r", act=actions.search_history, filter=writing)

@@ -22,7 +22,9 @@ HELP = """\
 - Enter sends; Alt-Enter or Ctrl-J begins a new line; Ctrl-G opens your editor
 - ↑ ↓ bring back earlier prompts, Ctrl-R searches them
 {working}{background}
-- Ctrl-O shows what was folded, Ctrl-T hides thoughts, Shift-Tab changes the mode, Alt-M the model
+- A question: y is yes, a is yes from now on, n is no and says why, e edits the command; PgUp and PgDn scroll
+- Ctrl-O shows what was folded, Ctrl-T hides thoughts, Shift-Tab changes the mode, Alt-M the model, F2 goes back
+  to the model before
 - Alt-N begins a new session, Alt-R goes on with a stored one, Alt-U takes back the last turn
 - Ctrl-V pastes an image, and so does the path of one
 - `@` completes files, `/` commands; `!command` runs a command and tells the agent, `!!command` does not tell it

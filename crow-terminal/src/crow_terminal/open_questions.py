@@ -11,6 +11,7 @@ from crow_core.acp.schema import (
     RequestPermissionRequest,
     ToolCall,
 )
+from msgspec.structs import replace
 
 from crow_terminal.abilities import Abilities
 from crow_terminal.blocks import Block, BlockRecord, Call, CommandOutput
@@ -300,6 +301,8 @@ class OpenQuestions:
         return [Ring(sentence)]
 
     def _show(self, blocks: Sequence[Block]) -> list[Effect]:
+        if self.cancelled:
+            blocks = [note_stop(block) for block in blocks]
         for block in blocks:
             if isinstance(block, Call | CommandOutput) or (
                 self.fold_thoughts and isinstance(block, Prose) and block.thought
@@ -318,6 +321,13 @@ def find_call(request: RequestPermissionRequest | CreateElicitationRequest) -> s
     if isinstance(request, RequestPermissionRequest):
         return request.tool_call.tool_call_id
     return request.tool_call_id if isinstance(request.tool_call_id, str) else ""
+
+
+def note_stop(block: Block) -> Block:
+    """Mark a tool call that ended because the user stopped the turn. Other blocks stay as they are."""
+    if isinstance(block, Call) and block.call.status == "failed" and not (block.denied or block.not_run):
+        return replace(block, stopped=True)
+    return block
 
 
 def make_cancellation(request: RequestPermissionRequest | CreateElicitationRequest) -> Any:

@@ -113,7 +113,7 @@ def paint_prompt(text: str, width: int, theme: Theme) -> list[str]:
 def paint_call(block: Call, width: int, theme: Theme, *, whole: bool) -> list[str]:
     call = block.call
     match call.status:
-        case _ if block.not_run:
+        case _ if block.not_run or block.stopped:
             mark, style = "○", "warning"
         case "completed":
             mark, style = "●", "good"
@@ -121,13 +121,16 @@ def paint_call(block: Call, width: int, theme: Theme, *, whole: bool) -> list[st
             mark, style = "✗", "bad"
         case _:
             mark, style = "○", "warning"
+    diffs = find_diffs(call)
+    discarded = block.not_run and bool(diffs) and call.kind == "execute"  # it ran in the sandbox
+    end = "denied" if block.denied else "discarded" if discarded else "not run" if block.not_run else ""
+    end = end or ("stopped" if block.stopped else "" if mark in "●✗" else "did not end")
     remarks = [
-        *(["denied"] if block.denied else ["not run"] if block.not_run else [] if mark in "●✗" else ["did not end"]),
+        *([end] if end else []),
         *([format_seconds(block.seconds)] if block.seconds >= 1 and not (block.denied or block.not_run) else []),
     ]
-    diffs = find_diffs(call)
     counts = [count_changes(diff) for diff in diffs]
-    if diffs:
+    if any(map(any, counts)) and not discarded:
         remarks.insert(0, f"+{sum(added for added, _ in counts)} −{sum(removed for _, removed in counts)}")
     remark = f"  {' · '.join(remarks)}" if remarks else ""
     title = escape_line(call.title or call.name or call.tool_call_id)
@@ -137,8 +140,8 @@ def paint_call(block: Call, width: int, theme: Theme, *, whole: bool) -> list[st
         for diff in diffs:
             lines += paint_diff(diff, width, theme, whole=whole, name=len(diffs) > 1)
     output = find_output(call)
-    if output and not (diffs and call.status == "completed"):
-        failed = call.status == "failed" and not (block.denied or block.not_run)
+    if output and not discarded and not (diffs and call.status == "completed"):
+        failed = call.status == "failed" and not (block.denied or block.not_run or block.stopped)
         quiet = call.kind in ("read", "search") and not failed
         lines += paint_output(output, theme, width, whole=whole, quiet=quiet, failed=failed)
     return lines

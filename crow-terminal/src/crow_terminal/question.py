@@ -104,10 +104,12 @@ def make_question(
     rows, lasting = list_answers(request, folder, takes)
     text = find_output(replace(call, content=request.tool_call.content or []))  # not what it has printed so far
     title = describe_call(call, request, folder)
-    parts = [list_remarks(text), list_input(call, title)]
-    parts = parts[::-1] if len(parts[0]) > SHORT else parts
+    remarks, given = list_remarks(text), list_input(call, title)
+    has_run = bool(find_count(request))
+    given_first = len(remarks) > SHORT or (has_run and len(given) <= SHORT)
+    parts = [given, remarks] if given_first else [remarks, given]
     lines: list[StyledLine] = []
-    for part in (*parts, list_changes(call, folder)):
+    for part in (*parts, list_changes(call, folder, skips_empty=has_run)):
         lines += [StyledLine(""), *part] if lines and part else part
     return Question(title, lines, rows, lasting, choose, find_danger(call, text))
 
@@ -195,10 +197,10 @@ def list_input(call: ToolCall, title: str) -> list[StyledLine]:
             return split(name) if not find_diffs(call) and (clean(name) != title or call.kind == "execute") else []
 
 
-def list_changes(call: ToolCall, folder: str) -> list[StyledLine]:
-    """List the changes of files as lines with their numbers."""
+def list_changes(call: ToolCall, folder: str, *, skips_empty: bool = False) -> list[StyledLine]:
+    """List the changes of files as lines with their numbers; `skips_empty` leaves out files without lines."""
     lines: list[StyledLine] = []
-    diffs = find_diffs(call)
+    diffs = [diff for diff in find_diffs(call) if diff.old_text or diff.new_text or not skips_empty]
     for diff in diffs:
         if len(diffs) > 1 or call.kind == "execute":
             lines.append(StyledLine(show_path(diff.path, folder), "prompt"))

@@ -20,11 +20,21 @@ class OfferedOptions:
 
     modes: SessionModeState | None = None
     config: Sequence[SessionConfigOption] = field(default_factory=list[SessionConfigOption])
+    former_model: str = ""
+    """The model that the user changed for another one; empty for none."""
 
     def set_mode(self, mode: str) -> None:
         """Set the current mode, if the session has modes."""
         if self.modes:
             self.modes = SessionModeState(current_mode_id=mode, available_modes=self.modes.available_modes)
+
+    def replace(self, config: Sequence[SessionConfigOption]) -> None:
+        """Take the options that the agent has answered after the user changed one."""
+        before = self.find("model")
+        self.config = config
+        after = self.find("model")
+        if before and after and before.current_value != after.current_value:
+            self.former_model = before.current_value
 
     def find(self, category: str) -> SelectConfigOption | None:
         """Return the option of a category, such as `model`."""
@@ -44,6 +54,12 @@ class OfferedOptions:
             return ""
         entry = next((one for one in list_entries(option) if one.value == option.current_value), None)
         return escape_line(entry.name if entry else option.current_value)
+
+    def choose_former_model(self) -> list[SetOption]:
+        """Choose the model that the user had before; nothing if there is none."""
+        option = self.find("model")
+        values = [one.value for one in list_entries(option)] if option else []
+        return [SetOption(option.id, self.former_model)] if option and self.former_model in values else []
 
     def next_mode(self) -> list[SetOption]:
         """Choose the mode after the current one, but none that asks nothing: the user names such a mode."""

@@ -1,6 +1,6 @@
 """A call of a language model: its request, the reply as it streams, its times and its cost."""
 
-from asyncio import sleep
+from asyncio import CancelledError, sleep
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from time import monotonic
@@ -124,7 +124,7 @@ class ModelCall:
                     await sleep(0)
                     rested = monotonic()
         except BaseException as error:
-            self.error = str(error) or type(error).__name__
+            self.error = str(error) or ("cancelled" if isinstance(error, CancelledError) else type(error).__name__)
             raise
         finally:
             self.ended, self.reply = monotonic(), self.arriving.build()
