@@ -13,7 +13,7 @@ from crow_extensions.commands import commands
 from crow_extensions.mask_secrets import mask_secrets
 from crow_extensions.memory import memory
 from crow_extensions.repository_memory import NoteRefused, RepositoryMemory, make_note, parse_notes
-from crow_system.git import find_common_folder
+from crow_system.repository import find_common_folder
 
 pytestmark = pytest.mark.anyio
 

@@ -22,13 +22,13 @@ from crow_agent.settings.home import Home
 from crow_agent.settings.mcp_servers import TOKENS_FOLDER, describe_missing_login, to_server
 from crow_agent.settings.reading import read_servers, read_toml
 from crow_agent.settings.structs import Config, ProgramLevel, ProjectConfig, ServerSettings, UnusableServer
-from crow_agent.settings.trust import TrustedFolders, lock_folder
+from crow_agent.settings.trust import TrustedFolders
 from crow_core.errors import ConfigError
 from crow_core.masking import find_secrets, mask
 from crow_core.mcp.sdk_import import import_sdk, run_in_thread
 from crow_core.mcp.server_answers import describe_error, list_or_empty
 from crow_core.text import escape_controls
-from crow_system.files import make_private_folder
+from crow_system.files import lock_folder, make_private_folder
 
 from crow_cli.console import AS_JSON, escape_line, print_json, print_note, print_table, shorten_path
 from crow_cli.mcp_discovery import discover, search

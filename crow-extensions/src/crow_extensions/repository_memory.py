@@ -17,7 +17,7 @@ from crow_core.masking import MASK, mask
 from crow_core.redaction import holds_secret
 from crow_core.text import show_invisible, to_line
 from crow_system.files import lock_folder, write_atomically
-from crow_system.git import find_common_folder
+from crow_system.repository import find_common_folder
 
 PAGE = 4_000
 """Characters that all notes may have together."""

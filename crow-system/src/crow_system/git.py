@@ -174,33 +174,6 @@ def read_head(folder: str) -> tuple[str, str]:
     return top, head
 
 
-def find_common_folder(folder: str) -> str:
-    """Find the folder that all work trees of a folder's repository share; "" outside of a repository.
-
-    A `.git` that is a file counts only if the repository knows this work tree: anybody can write such a file. If it
-    does not, as with a submodule, the answer is the folder of the file. No git is started.
-    """
-    while not os.path.lexists(git := os.path.join(folder, ".git")):
-        if folder == (folder := os.path.dirname(folder)):
-            return ""
-    if os.path.isdir(git):
-        return os.path.realpath(git)
-    try:
-        own = os.path.join(folder, read_path(git).removeprefix("gitdir:").strip())
-        back = os.path.join(own, read_path(os.path.join(own, "gitdir")))
-        if os.path.realpath(back) == os.path.realpath(git):
-            return os.path.realpath(os.path.join(own, read_path(os.path.join(own, "commondir"))))
-    except OSError:
-        pass
-    return os.path.realpath(folder)
-
-
-def read_path(file: str) -> str:
-    """Return the path that a file of git holds. Raises OSError."""
-    with open(file, encoding="utf-8", errors="surrogateescape") as reading:
-        return reading.read(10_000).strip()
-
-
 def may_fetch_objects(folder: str) -> bool:
     """Test whether the settings of a folder's repository let any git command ask a remote for missing objects.
 

@@ -34,17 +34,31 @@ def find_top(folder: str) -> str | None:
 
 def find_main_tree(top: str) -> str:
     """Return the main work tree of a linked one, given by its top folder; "" for any other folder."""
-    own = os.path.join(top, ".git")
-    if not os.path.isfile(own):
+    common = "" if os.path.isdir(os.path.join(top, ".git")) else read_common_folder(top)
+    return os.path.dirname(common) if os.path.basename(common) == ".git" else ""
+
+
+def find_common_folder(folder: str) -> str:
+    """Return the folder of git's files that all work trees of a folder's repository share; "" outside of a repository.
+
+    Of a submodule, and of a folder that only claims to belong to a repository, it is the top folder.
+    """
+    if (top := find_top(folder)) is None:
         return ""
+    own = os.path.join(top, ".git")
+    return os.path.realpath(own) if os.path.isdir(own) else read_common_folder(top) or top
+
+
+def read_common_folder(top: str) -> str:
+    """Return the folder that a linked work tree shares with others; "" if the repository does not name this one."""
+    own = os.path.join(top, ".git")
     try:
         git = os.path.realpath(os.path.join(top, read_line(own).removeprefix("gitdir:").strip()))
         common = os.path.realpath(os.path.join(git, read_line(os.path.join(git, "commondir"))))
         named = os.path.realpath(os.path.join(git, read_line(os.path.join(git, "gitdir"))))
     except OSError:
         return ""
-    is_named = os.path.dirname(git) == os.path.join(common, "worktrees") and named == own
-    return os.path.dirname(common) if is_named and os.path.basename(common) == ".git" else ""
+    return common if os.path.dirname(git) == os.path.join(common, "worktrees") and named == own else ""
 
 
 def list_same_folders(folder: str) -> list[str]:
