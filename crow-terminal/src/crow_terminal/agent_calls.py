@@ -256,7 +256,7 @@ class AgentCalls(ChatBase):
             kind = "boolean" if isinstance(value, bool) else UNSET
             request = SetSessionConfigOptionRequest(session_id=self.session_id, config_id=id, value=value, type=kind)
             answer = await client.request("session/set_config_option", request)
-            options.replace(answer.config_options)
+            options.take(answer.config_options)
         self.link.send_options()
         self.terminal.update()
 

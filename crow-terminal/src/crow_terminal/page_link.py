@@ -260,7 +260,7 @@ class PageLink:
     async def _set_option(self, request: SetSessionConfigOptionRequest) -> Any:
         answer = await self._forward("session/set_config_option", request)
         if request.session_id == self._terminal.session_id:
-            self._terminal.state.options.replace(answer.config_options)
+            self._terminal.state.options.take(answer.config_options)
             self._terminal.perform([])
         return answer
 

@@ -28,7 +28,7 @@ class OfferedOptions:
         if self.modes:
             self.modes = SessionModeState(current_mode_id=mode, available_modes=self.modes.available_modes)
 
-    def replace(self, config: Sequence[SessionConfigOption]) -> None:
+    def take(self, config: Sequence[SessionConfigOption]) -> None:
         """Take the options that the agent has answered after the user changed one."""
         before = self.find("model")
         self.config = config
