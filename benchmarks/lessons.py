@@ -14,7 +14,7 @@ from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
 
-from crow_eval.lessons.lessons import find_lessons
+from crow_eval.lessons.lessons import make_lessons, read_sessions
 from crow_persistence.database import Database
 from crow_persistence.entries import pack
 from crow_persistence.tables import messages, sessions
@@ -81,8 +81,10 @@ def main() -> None:
         count = fill(database, rows)
         with database.begin_read() as connection:
             began, cpu = perf_counter(), process_time()
-            lessons, read = find_lessons(connection, 0, "", Path(folder), (), 20)
-            print(f"{count:,} messages of {read:,} sessions: {len(lessons)} lessons in {perf_counter() - began:.2f} s")
+            reading = read_sessions(connection, 0, "", ())
+            lessons = make_lessons(connection, reading.signals, Path(folder), (), 20)
+            seconds = perf_counter() - began
+            print(f"{count:,} messages of {reading.sessions:,} sessions: {len(lessons)} lessons in {seconds:.2f} s")
             print(f"CPU time: {process_time() - cpu:.2f} s")
         database.close()
 

@@ -31,7 +31,9 @@ PLACEHOLDERS = {
 """The texts that stand for what was replaced, by what they stand for."""
 INSTRUCTIONS = ("render", "tools")
 """The kinds of markers with the prompts and tools of the model, which are left out."""
-NAMING = ("command", "cwd", "glob", "path", "pattern")
+PATH_NAMES = ("path", "file_path", "filePath")
+"""The arguments for a file in crow's tools, and in those of imported sessions."""
+NAMING = ("command", "cwd", "file_path", "filePath", "glob", "path", "pattern")
 """The arguments of a call that say what it reads; all others of a call for private data are left out."""
 
 FOLDERS = ("home", "Users", "root", "mnt", "media", "srv", "data", "work", "workspaces?", "Volumes", "private", "tmp")
@@ -124,7 +126,8 @@ def find_private_calls(log: Iterable[Message], cwd: str) -> set[str]:
 def names_private_data(call: RawToolCall, cwd: str) -> bool:
     """Test whether the arguments of a tool call name private data."""
     arguments = parse_arguments(call) or {}
-    path, command = arguments.get("path"), arguments.get("command")
+    path = next((arguments[name] for name in PATH_NAMES if name in arguments), None)
+    command = arguments.get("command")
     if isinstance(path, str):
         return is_private_path(path)
     return isinstance(command, str) and find_private_file(command, cwd) != ""

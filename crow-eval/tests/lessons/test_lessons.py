@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from crow_eval.lessons.corrections import find_correction
-from crow_eval.lessons.lessons import find_lessons
+from crow_eval.lessons.lessons import make_lessons, read_sessions
 from crow_persistence.database import Database
 
 pytestmark = pytest.mark.anyio
@@ -29,8 +29,9 @@ async def test_planted_faults_are_found_with_texts_that_no_pattern_was_made_for(
     planted: Planted, stored: Database, tmp_path: Path
 ) -> None:
     with stored.begin_read() as connection:
-        lessons, read = find_lessons(connection, 0, "", tmp_path, (), 1_000)
-    assert read == 30
+        reading = read_sessions(connection, 0, "", ())
+        lessons = make_lessons(connection, reading.signals, tmp_path, (), 1_000)
+    assert reading.sessions == 30
     found = {(one.session, lesson.kind, one.quote) for lesson in lessons for one in lesson.evidence}
     precision, recall = count_hits(planted, found)
     assert (precision >= 0.9, recall >= 0.8) == (True, True), (precision, recall, found ^ planted)

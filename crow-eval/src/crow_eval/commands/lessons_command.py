@@ -1,12 +1,13 @@
 """`crow lessons`: what went wrong in stored sessions, and lines of instructions that could prevent it."""
 
+import asyncio
 import os
 import re
 import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from crow_cli.console import (
@@ -26,7 +27,9 @@ from crow_core.text import escape_controls
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from crow_eval.lessons.call_signals import Signal
     from crow_eval.lessons.lessons import Lesson
+    from crow_eval.lessons.session_signals import SaidMessage
 
 AGE = re.compile(r"(\d{1,4})([hdw])")
 HOURS = {"h": 1, "d": 24, "w": 24 * 7}
@@ -49,17 +52,20 @@ NAMES = {
     "--since", metavar="AGE", default="30d", show_default=True, help="Read sessions used since: 12h, 30d, 8w."
 )
 @click.option("--all", "everywhere", is_flag=True, help="Read the sessions of all folders.")
+@click.option("-m", "--model", default="", help="Also let a model read what you said.")
 @click.option("--apply", is_flag=True, help="Show each line as a diff of its file, and ask whether to add it.")
 @limit_option(20)
 @AS_JSON
-def lessons(ids: tuple[str, ...], since: str, everywhere: bool, apply: bool, limit: int, as_json: bool) -> None:
+def lessons(ids: tuple[str, ...], everywhere: bool, apply: bool, as_json: bool, **options: Any) -> None:
     """List what went wrong in the sessions of this folder, and lines for AGENTS.md that could prevent it.
 
     It finds your corrections, calls that you rejected with a reason, undone turns, failures that repeat, detours,
     loops, refused arguments, and output that was read twice because it was cut. Give the beginnings of IDs to see the
-    evidence. Imported sessions count, too.
+    evidence. Imported sessions count, too. With --model, a model reads the last 200 messages that followed an answer,
+    finds further corrections, and proposes lines; its quotes are checked.
     """
-    found, count = read_lessons(to_time(since), "" if everywhere else os.getcwd(), limit, as_json=as_json)
+    cwd = "" if everywhere else os.getcwd()
+    found, count = read_lessons(cwd, as_json=as_json, **options)
     found = select(found, ids)
     if as_json:
         print_json([asdict(lesson) for lesson in found])
@@ -87,16 +93,47 @@ def to_time(age: str) -> int:
     return int((time.time() - int(match[1]) * HOURS[match[2]] * 3600) * 1000)
 
 
-def read_lessons(since: int, cwd: str, limit: int, *, as_json: bool) -> "tuple[list[Lesson], int]":
-    """Read the lessons from the database; on an error, print it and exit."""
+def read_lessons(cwd: str, *, since: str, model: str, limit: int, as_json: bool) -> "tuple[list[Lesson], int]":
+    """Read the lessons from the database, and perhaps by a model; on an error, print it and exit."""
     from crow_agent.settings.home import Home
     from crow_cli.share_command import find_known_secrets
     from crow_cli.storage import connect
 
-    from crow_eval.lessons.lessons import find_lessons
+    from crow_eval.lessons.lessons import add_model_signals, make_lessons, read_sessions
 
+    secrets = find_known_secrets()
     with connect(lists=True, as_json=as_json) as connection:
-        return find_lessons(connection, since, cwd, Home.find(os.environ).config, find_known_secrets(), limit)
+        reading = read_sessions(connection, to_time(since), cwd, secrets, for_model=bool(model))
+    signals = reading.signals
+    if model and reading.said:
+        signals = add_model_signals(signals, ask_model(model, reading.said))
+    with connect() as connection:
+        return make_lessons(connection, signals, Home.find(os.environ).config, secrets, limit), reading.sessions
+
+
+def ask_model(model: str, said: "Sequence[SaidMessage]") -> "list[Signal]":
+    """Return the corrections that a model finds; none, with a note, if its answers cannot be used."""
+    from crow_agent.errors import AgentError
+
+    from crow_eval.lessons.model_reading import read_with_model
+
+    try:
+        reading = asyncio.run(read_with_model(model, said))
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except AgentError as error:
+        fail(escape_controls(str(error)))
+    for error in reading.errors[:1]:
+        print_note(f"{len(reading.errors)} of the model's answers cannot be used: {error}")
+    if reading.invented:
+        print_note(f"Left out: {reading.invented} answers of the model whose quote is in no message.")
+    if not reading.is_usable:
+        print_note(
+            f"The model took {reading.agreed} of {reading.controls} first prompts for corrections, which none can be. "
+            "It is no better than chance, so its answers are left out."
+        )
+        return []
+    return reading.signals
 
 
 def select(found: "Sequence[Lesson]", ids: tuple[str, ...]) -> "list[Lesson]":

@@ -56,7 +56,7 @@ class Cleaner:
     def clean(self, session: str, text: str) -> str:
         """Return a text of a session without secrets, private data, absolute paths, addresses and names."""
         found = self._get(session)
-        values = {value for result in find_sources(text, found) for value in find_values(result)}
+        values = set(find_private_values(text, found))
         names = Names({*found.names.secrets, *values}, found.names.names, found.names.roots)
         return hide(redact_text(mask(text, names.secrets)), names)
 
@@ -85,13 +85,15 @@ def find_named_calls(log: RecentLog) -> Iterator[str]:
         yield from (call["id"] for call in entry.get("tool_calls", []) if names_private_data(call, log.cwd))
 
 
-def find_sources(text: str, session: SessionTexts) -> Iterator[Message]:
-    """Yield the results with private data in which a word of a text is a value."""
+def find_private_values(text: str, session: SessionTexts) -> Iterator[str]:
+    """Yield the words of a text that are values in results with private data, and the secrets in other results."""
     words = WORD.findall(text)
     if not words:
         return
-    value = re.compile(rf"[=:][ \t]*[\"']?(?:{'|'.join(map(re.escape, words))})")
+    value = re.compile(rf"[=:][ \t]*[\"']?({'|'.join(map(re.escape, words))})")
     for id, result in session.results.items():
-        texts = list_texts(result)
-        if any(map(value.search, texts)) and (id in session.private or any(map(holds_secret, texts))):
-            yield result
+        found = {match[1] for part in list_texts(result) for match in value.finditer(part)}
+        if found and id in session.private:
+            yield from found
+        elif found and any(map(holds_secret, list_texts(result))):
+            yield from find_values(result)

@@ -2,8 +2,9 @@
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
+from itertools import islice
 from pathlib import Path
 
 from crow_persistence.recent_logs import load_recent_logs
@@ -13,7 +14,7 @@ from crow_eval.lessons.call_signals import Signal
 from crow_eval.lessons.cleaning import Cleaner
 from crow_eval.lessons.corrections import DATA
 from crow_eval.lessons.instruction_files import find_instruction_file
-from crow_eval.lessons.session_signals import find_signals
+from crow_eval.lessons.session_signals import SaidMessage, find_signals, list_said
 
 LEAST = {"failure": 3, "refused": 2, "cut": 2}
 """How often a signal must have occurred to be a lesson; once for the others."""
@@ -72,16 +73,36 @@ class Group:
         return {signal.session for signal in self.signals}
 
 
-def find_lessons(
-    connection: Connection, since: int, cwd: str, config: Path, secrets: Collection[str], limit: int
-) -> tuple[list[Lesson], int]:
-    """Return the lessons of the sessions in a folder ("" for all) that were used after a time, the most frequent first,
-    and the number of sessions. `config` is the user's folder of settings."""
-    signals, count = list[Signal](), 0
+@dataclass
+class Reading:
+    """What was read of the stored sessions."""
+
+    signals: list[Signal] = field(default_factory=list[Signal])
+    said: list[SaidMessage] = field(default_factory=list[SaidMessage])
+    """The messages of users, without secrets and private data, if a model is to read them."""
+    sessions: int = 0
+
+
+def read_sessions(
+    connection: Connection, since: int, cwd: str, secrets: Collection[str], *, for_model: bool = False
+) -> Reading:
+    """Read the sessions in a folder ("" for all) that were used after a time, in milliseconds since 1970."""
+    reading = Reading()
+    cleaner = Cleaner(connection, secrets)
     for log in load_recent_logs(connection, since, cwd):
-        count += 1
-        signals += find_signals(log)
-    return make_lessons(connection, group_signals(signals), config, secrets, limit), count
+        reading.sessions += 1
+        reading.signals += find_signals(log)
+        if for_model:
+            reading.said += list_said(log, cleaner.clean)
+    return reading
+
+
+def add_model_signals(signals: Sequence[Signal], found: Sequence[Signal]) -> list[Signal]:
+    """Return signals with those that a model has found. Its line is used where there was none."""
+    lines = {(one.session, one.entry): one.line for one in found}
+    known = {(one.session, one.entry) for one in signals}
+    completed = [replace(one, line=one.line or lines.get((one.session, one.entry), "")) for one in signals]
+    return [*completed, *(one for one in found if (one.session, one.entry) not in known)]
 
 
 def group_signals(signals: Iterable[Signal]) -> list[Group]:
@@ -127,17 +148,15 @@ def are_alike(one: frozenset[str], other: frozenset[str]) -> bool:
 
 
 def make_lessons(
-    connection: Connection, groups: Sequence[Group], config: Path, secrets: Collection[str], limit: int
+    connection: Connection, signals: Iterable[Signal], config: Path, secrets: Collection[str], limit: int
 ) -> list[Lesson]:
-    """Make at most `limit` lessons of groups, without secrets and private data."""
-    lessons: list[Lesson] = []
+    """Make at most `limit` lessons of signals, the most frequent first, without secrets and private data.
+
+    `config` is the user's folder of settings.
+    """
     cleaner = Cleaner(connection, secrets)
-    for group in groups:
-        if len(lessons) == limit:
-            break
-        if (lesson := make_lesson(group, cleaner, config)) is not None:
-            lessons.append(lesson)
-    return lessons
+    lessons = (make_lesson(group, cleaner, config) for group in group_signals(signals))
+    return list(islice(filter(None, lessons), limit))
 
 
 def make_lesson(group: Group, cleaner: Cleaner, config: Path) -> Lesson | None:

@@ -2,7 +2,8 @@
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from crow_core.messages.message import Message, find_turns, get_id, joins_turn, marker_kind
 from crow_core.messages.passes import drop_rewound, find_entry
@@ -29,6 +30,18 @@ REJECTED_ELSEWHERE = re.compile(
 """The user's words in results of calls that were rejected in Claude Code and opencode."""
 
 
+@dataclass(frozen=True)
+class SaidMessage:
+    """A message of a user, without secrets and private data."""
+
+    session: str
+    entry: str
+    cwd: str
+    text: str
+    is_first: bool = False
+    """True if it begins its session, so that it cannot correct anything."""
+
+
 def find_signals(log: RecentLog) -> Iterator[Signal]:
     """Yield the signals of a session."""
     turn, uses = TurnCalls(log.id, log.cwd), dict[str, Use]()
@@ -36,7 +49,7 @@ def find_signals(log: RecentLog) -> Iterator[Signal]:
     for at, entry in enumerate(log.entries):
         notes = entry.get("crow", {})
         match entry.get("role") or marker_kind(entry):
-            case "user" if not notes.get("hidden") and not notes.get("command"):
+            case "user" if is_said(entry):
                 if answered and is_of_user and (said := find_correction(get_text(entry))):
                     yield turn.make_signal("correction", get_id(entry), said.quote, said.line)
                 if not joins_turn(entry):
@@ -59,6 +72,23 @@ def find_signals(log: RecentLog) -> Iterator[Signal]:
         if words := find_rejection(entry):
             yield turn.make_signal("rejection", get_id(entry), words, make_rejection_line(words))
     yield from find_call_signals(turn)
+
+
+def list_said(log: RecentLog, clean: Callable[[str, str], str]) -> list[SaidMessage]:
+    """List the messages that the user wrote in a session, cleaned by a function; none if there is only a first one."""
+    said = [entry for entry in log.entries if is_said(entry)]
+    if len(said) < 2 or any(map(is_of_sub_agents, log.entries)):
+        return []
+    return [
+        SaidMessage(log.id, get_id(entry), log.cwd, clean(log.id, get_text(entry)), is_first=at == 0)
+        for at, entry in enumerate(said)
+    ]
+
+
+def is_said(entry: Message) -> bool:
+    """Return whether an entry is a message that the user wrote, unlike one of crow or of a command file."""
+    notes = entry.get("crow", {})
+    return entry.get("role") == "user" and not notes.get("hidden") and not notes.get("command")
 
 
 def is_of_sub_agents(entry: Message) -> bool:
