@@ -28,7 +28,7 @@ from crow_eval.compared_prompts import PromptVersion, check_prompt, replace_prom
 from crow_eval.evaluation_store import Evaluation, now, save_settings
 from crow_eval.gepa_search import MINIBATCH, search
 from crow_eval.meter import Meter, measure
-from crow_eval.runs import run_cells
+from crow_eval.runs import Runners, run_cells
 from crow_eval.tasks import Task
 
 T = TypeVar("T")
@@ -63,12 +63,11 @@ class Improvement:
     evaluation: Evaluation
     tasks: Sequence[Task]
     database: Database
+    runners: Runners
     budget: Budget
     env: Mapping[str, str]
     at_once: int
     report: Callable[[Cell], None]
-    model: Any = None
-    """An object in place of all models, for programs."""
     own_time: float = 0.0
     """Seconds of processor time that GEPA took."""
     _seen: set[tuple[str, int, int]] = field(default_factory=set[tuple[str, int, int]], init=False)
@@ -233,11 +232,11 @@ class Improvement:
                 cells,
                 self.tasks,
                 self.database,
+                self.runners,
                 env=self.env,
                 at_once=self.at_once,
                 report=self.report,
                 budget=self.budget,
-                model=self.model,
             )
         if errors := [cell for cell in self.evaluation.cells if cell.state == "error"]:
             said = to_line(errors[0].outcome.error)
@@ -278,7 +277,7 @@ class Improvement:
             crow.use(replace_prompts, prompts={"system": system})
             crow.use(measure, meter=meter)
 
-        model = self.model or self.notes.proposer or self.evaluation.settings.models[0]
+        model = self.notes.proposer or self.evaluation.settings.models[0]
         async with Agent(model, tools=[], extensions=[use], budget=self.budget, env=self.env) as agent:
             session = await agent.session()
             began = monotonic()
