@@ -14,6 +14,7 @@ pytestmark = pytest.mark.anyio
 USAGE = {"prompt_tokens": 100, "completion_tokens": 5, "total_tokens": 105}
 PLAIN = "You work in {{ cwd }}."
 CAPITALS = "Answer in capitals."
+STRICT = "A quiet answer is not done well."
 
 
 def answer(request: dict[str, Any]) -> Reply:
@@ -22,7 +23,11 @@ def answer(request: dict[str, Any]) -> Reply:
     if system.startswith("You improve a text"):
         match = re.search(r"```\n(.*?)\n```", asked, re.DOTALL)
         assert match
-        return Reply(f"```\n{match[1]} {CAPITALS}\n```", usage=USAGE)
+        more = STRICT if match[1].startswith("You judge") else CAPITALS
+        return Reply(f"```\n{match[1]} {more}\n```", usage=USAGE)
+    if system.startswith("You judge") and "<answer>" in asked:
+        is_loud = "WORD" in asked.partition("<answer>")[2] or STRICT not in system
+        return Reply(json.dumps({"reason": "So it is.", "verdict": "yes" if is_loud else "no"}), usage=USAGE)
     if system.startswith("You judge"):
         new = re.findall(r"<new reply>\n(.*?)\n</new reply>", asked, re.DOTALL)
         verdict = {"reason": "It is loud.", "verdict": "yes" if "WORD" in new[0] else "no"}
@@ -66,3 +71,26 @@ async def test_few_sessions_and_an_unknown_one_are_refused(machine: "Machine") -
     assert (few.code, unknown.code) == (2, 2)
     assert "There are 1 tasks that tell something, and a search needs 12" in few.err
     assert "aaaa" in unknown.err
+
+
+async def test_judge_that_always_says_yes_is_named_and_improves(machine: "Machine") -> None:
+    async with ScriptedServer(answer) as server:
+        machine.ask(server.url)
+        for n in range(14):
+            word, rating = (f"WORD {n}", "/good") if n % 2 else (f"word {n}", "/bad")
+            assert (await machine.crow("run", word)).code == 0
+            assert (await machine.crow("run", "-c", rating)).code == 0
+        done = await machine.crow("prompts", "improve", "judge", "--on", "rated", "--seed", "1", "--json")
+        assert done.code == 0, done.err
+        report = json.loads(done.out)
+        shown = await machine.crow("eval", "show", report["id"])
+        refused = await machine.crow("prompts", "improve", "judge", "--on", "daily")
+        promoted = await machine.crow("prompts", "promote", report["best"])
+    first, best = report["agreements"]
+    assert (first["said_yes"], first["is_chance"]) == (7, True)
+    assert (best["agreed"], best["is_chance"]) == (7, False)
+    assert f"{report['first']} agrees with {first['agreed']} of 7 ratings" in shown.out
+    assert "which is no better than chance: it says yes to 7." in shown.out
+    assert "give --on rated, or ids of sessions" in refused.err
+    assert promoted.code == 0, promoted.err
+    assert STRICT in (machine.home / "crow" / "prompts" / "judge.md.j2").read_text()

@@ -6,10 +6,12 @@ from typing import Any
 
 from crow_agent.agent import Agent
 from crow_agent.errors import AgentError
+from crow_agent.settings.config import load_config
+from crow_agent.settings.home import Home
 from crow_core.session.prompts import Prompt
 
 from crow_eval.checks import CheckResult, Work
-from crow_eval.compared_prompts import replace_prompts
+from crow_eval.compared_prompts import load_judge_prompt, replace_prompts
 from crow_eval.tasks import PASS_RULE, JudgeCheck, Task, describe_check, read_text
 from crow_eval.workspaces import describe_changes, open_workspace
 
@@ -27,13 +29,14 @@ class Judges:
         self._hidden = hidden
         self._agents: dict[tuple[str, str], Agent] = {}
 
+    def _find_own(self) -> Prompt:
+        """Return the prompt of checks that name none. Raises ConfigError."""
+        home = Home.find(self._options["env"])
+        return load_judge_prompt(load_config(home, self._options["env"]), home)
+
     def find_agent(self, task: Task, check: JudgeCheck) -> Agent:
         """Return the agent for a check. Raises ConfigError."""
-        template = (
-            read_text(task.folder / check.prompt)
-            if check.prompt
-            else Prompt.from_package("judge", "crow_eval").template
-        )
+        template = read_text(task.folder / check.prompt) if check.prompt else self._find_own().template
         model = check.model or self._model
         if (agent := self._agents.get((model, template))) is None:
             system = Prompt("judge", template)

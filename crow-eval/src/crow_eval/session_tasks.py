@@ -10,8 +10,10 @@ from typing import Any
 from crow_agent.agent import Agent
 from crow_agent.budget import Budget
 from crow_agent.errors import AgentError
+from crow_agent.settings.config import load_config
+from crow_agent.settings.home import Home
 from crow_core.app import Crow
-from crow_core.errors import ModelError, PromptError
+from crow_core.errors import ModelError, PromptError, StoreError
 from crow_core.messages.message import Message, marker_kind
 from crow_core.models.model_call import Model
 from crow_core.session.prompts import Prompt
@@ -22,11 +24,12 @@ from sqlalchemy import Connection, select
 
 from crow_eval.cells import Cell, Variant
 from crow_eval.checks import CheckResult
-from crow_eval.compared_prompts import PromptVersion, replace_prompts
+from crow_eval.compared_prompts import JUDGE, PromptVersion, load_judge_prompt, replace_prompts
 from crow_eval.evaluation_store import now
 from crow_eval.judging import ask_judge
+from crow_eval.meter import Meter, measure
 from crow_eval.reask import Changes, Reasked, StoredRequest, StoredSession, load_stored, read_log, reask, render_system
-from crow_eval.runs import CellRunner
+from crow_eval.runs import CellRunner, take_counts
 from crow_eval.tasks import Task, TaskFile
 
 RATED = "rated"
@@ -34,6 +37,7 @@ RATED = "rated"
 SHOWN = 12_000
 """Characters of a conversation that a judge reads, from its end."""
 AS_GOOD = "Is the new reply at least as good a next step for the person as the stored one?"
+WELL = "Does the answer do well what the person asked for?"
 BETTER = "The person rated the stored reply as bad. Is the new reply clearly better for the person?"
 
 
@@ -48,7 +52,10 @@ def load_sessions(connection: Connection, ids: Collection[str], first: PromptVer
     """Load sessions to ask them again. Raises StoreError, PromptError for one that cannot be asked with `first`."""
     found = {stored.id: stored for stored in (load_stored(connection, id) for id in ids)}
     for stored in found.values():
-        render_system(stored, Changes(Prompt(first.name, first.template)))
+        if first.name == JUDGE:
+            find_rated_reply(stored)
+        else:
+            render_system(stored, Changes(Prompt(first.name, first.template)))
     return [*found.values()]
 
 
@@ -83,6 +90,16 @@ def find_rating(stored: StoredSession) -> tuple[str, str]:
     return "", ""
 
 
+def find_rated_reply(stored: StoredSession) -> int:
+    """Return the index of the reply that the last rating of a session is about. Raises StoreError if there is none."""
+    rated = [entry.get("crow", {}) for entry in stored.log if marker_kind(entry) == "rating"]
+    reply: Any = rated[-1].get("reply") if rated else None
+    found = [at for at, entry in enumerate(stored.log) if reply and entry.get("crow", {}).get("id") == reply]
+    if not found:
+        raise StoreError(f"Session {stored.id} has no rated answer. Rate one with /good or /bad.")
+    return found[0]
+
+
 def find_replies(stored: StoredSession, outcome: Reasked, log: Sequence[Message]) -> tuple[int, Message, Message]:
     """Return the number of the request that decides, its stored reply, and the new one: the departure, or the last."""
     if outcome.departure:
@@ -93,9 +110,9 @@ def find_replies(stored: StoredSession, outcome: Reasked, log: Sequence[Message]
     return number, was, replies[-1] if replies else was
 
 
-def describe_before(stored: StoredSession, number: int) -> str:
-    """Return the end of the conversation before a request, for a judge."""
-    entries = [entry for entry in stored.log[: stored.requests[number - 1].entry] if entry.get("role")]
+def describe_before(stored: StoredSession, at: int) -> str:
+    """Return the end of the conversation before an entry of the log, for a judge."""
+    entries = [entry for entry in stored.log[:at] if entry.get("role")]
     return "\n\n".join(f"{entry.get('role')}: {to_text(entry)}" for entry in entries)[-SHOWN:]
 
 
@@ -151,7 +168,7 @@ class SessionRunner:
             result = CheckResult(name="reply", kind="rating", passed=rating != "bad", reason=said)
         else:
             parts = {
-                "task": describe_before(stored, number),
+                "task": describe_before(stored, stored.requests[number - 1].entry),
                 "stored reply": to_text(was),
                 **({"why it was rated so": why} if why else {}),
                 "new reply": to_text(now_),
@@ -180,7 +197,8 @@ async def open_session_runners(
     variants: Sequence[Variant],
 ) -> AsyncGenerator[Mapping[int, CellRunner]]:
     """Start the app that asks again, and the judge. Raises AgentError."""
-    system = Prompt.from_package("judge", "crow_eval")
+    home = Home.find(env)
+    system = load_judge_prompt(load_config(home, env), home)
 
     def use(crow: Crow) -> None:
         crow.use(replace_prompts, prompts={"system": system})
@@ -201,3 +219,56 @@ async def open_session_runners(
             )
             for variant in variants
         }
+
+
+@dataclass
+class RatingRunner:
+    """Has a judge judge answers that a person rated; a verdict passes if it is the person's."""
+
+    stored: Mapping[str, StoredSession]
+    judge: Agent
+    meter: Meter
+
+    async def run(self, cell: Cell, task: Task) -> None:
+        """Have an answer judged. A failure of the judge is the error of the cell."""
+        stored, cell.started, began = self.stored[task.id], now(), monotonic()
+        at, (rating, _) = find_rated_reply(stored), find_rating(stored)
+        try:
+            parts = {"task": describe_before(stored, at), "answer": to_text(stored.log[at])}
+            given, cell.session = await ask_judge(self.judge, parts, WELL)
+            result = CheckResult(
+                name=f"the person's rating: {rating}",
+                kind="judge",
+                passed=(given["verdict"] == "yes") == (rating == "good"),
+                reason=f"{given['verdict']}: {given['reason']}",
+            )
+            cell.outcome.answer = result.reason
+            cell.outcome.checks.append(result)
+            cell.state = "passed" if result.passed else "failed"
+            take_counts(cell, self.meter.counts[cell.session])
+        except AgentError as error:
+            cell.state, cell.outcome.error = "error", str(error)
+        cell.total, cell.ended = (monotonic() - began) * 1000, now()
+
+
+@asynccontextmanager
+async def open_rating_runners(
+    stored: Mapping[str, StoredSession],
+    model: str,
+    env: Mapping[str, str],
+    budget: Budget,
+    variants: Sequence[Variant],
+) -> AsyncGenerator[Mapping[int, CellRunner]]:
+    """Start a judge for each variant of its prompt. Raises AgentError."""
+    async with AsyncExitStack() as stack:
+        runners: dict[int, CellRunner] = {}
+        for variant in variants:
+            prompt, meter = Prompt(variant.prompt.name, variant.prompt.template), Meter()
+
+            def use(crow: Crow, prompt: Prompt = prompt, meter: Meter = meter) -> None:
+                crow.use(replace_prompts, prompts={"system": prompt})
+                crow.use(measure, meter=meter)
+
+            agent = Agent(model, tools=[], extensions=[use], budget=budget, env=env)
+            runners[variant.number] = RatingRunner(stored, await stack.enter_async_context(agent), meter)
+        yield runners

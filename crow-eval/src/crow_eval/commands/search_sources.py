@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from crow_cli.console import print_note
+from crow_core.errors import ConfigError
 
 if TYPE_CHECKING:
     from crow_agent.budget import Budget
@@ -30,10 +31,13 @@ async def find_tasks(
     Raises ConfigError, StoreError, PromptError, WorkspaceError.
     """
     from crow_eval import runs
+    from crow_eval.compared_prompts import JUDGE
     from crow_eval.session_tasks import RATED, find_rated, load_sessions, to_task
     from crow_eval.task_parts import find_leaks
     from crow_eval.tasks import find_dataset, load_dataset
 
+    if first.name == JUDGE and is_dataset(given):
+        raise ConfigError("The prompt of judges is compared with your ratings: give --on rated, or ids of sessions.")
     if not is_dataset(given):
         with database.begin_read() as connection:
             ids = find_rated(connection) if [*given] == [RATED] else given
@@ -89,13 +93,17 @@ async def find_runners(
     from crow_persistence.extension import persistence
 
     from crow_eval.commands.reask_command import choose_model, find_only_model
+    from crow_eval.compared_prompts import JUDGE
     from crow_eval.reask import Changes
-    from crow_eval.session_tasks import load_sessions, open_session_runners
+    from crow_eval.session_tasks import load_sessions, open_rating_runners, open_session_runners
 
     home, model = Home.find(env), settings.models[0]
     config = load_config(home, env)
     with database.begin_read() as connection:
         stored = load_sessions(connection, [task.id for task in tasks], settings.prompts[0])
+    by_id = {one.id: one for one in stored}
+    if settings.prompts[0].name == JUDGE:
+        return partial(open_rating_runners, by_id, settings.judge or model, env, budget)
     models = (await search_models(config, env, model or find_only_model(stored, env))).models
     changes = Changes(model=next(iter(models.values())) if model else None)
     for one in stored:
@@ -108,7 +116,7 @@ async def find_runners(
         open_session_runners,
         make_app,
         database,
-        {one.id: one for one in stored},
+        by_id,
         lambda request: choose_model(models, changes, request),
         settings.judge or model,
         env,
