@@ -18,6 +18,7 @@ from crow_eval.statistics import (
     count_effective,
     find_pass_at,
     find_rate_interval,
+    fisher,
     mcnemar,
 )
 from crow_persistence.intervals import wilson
@@ -39,6 +40,20 @@ def test_wilson_interval_is_that_of_scipy(passed: int, runs: int, low: float, hi
     """`scipy.stats.binomtest(passed, runs).proportion_ci(method="wilson")`"""
     found = wilson(passed, runs)
     assert (found.low, found.high) == pytest.approx((low, high), abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("table", "p_value"),
+    [
+        ((6, 0, 6, 0), 1.0),
+        ((3, 1, 1, 3), 0.2428571428571429),
+        ((7, 0, 0, 7), 1 / 3432),
+        ((1, 4, 5, 2), 0.9924242424242424),
+    ],
+)
+def test_fisher_s_p_value_is_that_of_scipy(table: tuple[int, int, int, int], p_value: float) -> None:
+    """`scipy.stats.fisher_exact([[a, b], [c, d]], alternative="greater").pvalue`"""
+    assert fisher(*table) == pytest.approx(p_value, abs=1e-12)
 
 
 def test_wilson_interval_of_no_runs_is_everything() -> None:

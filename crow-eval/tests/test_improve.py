@@ -152,8 +152,8 @@ async def test_too_few_tasks_are_refused_before_anything_runs(machine: "Machine"
         same = await machine.crow("prompts", "improve", "system", "--on", "tasks.jsonl")
         assert not server.requests
     assert (few.code, same.code) == (2, 2)
-    assert "The dataset has 3 tasks that tell something, and a search needs 12" in few.err
-    assert "The dataset has 1 different tasks" in same.err
+    assert "There are 3 tasks that tell something, and a search needs 12" in few.err
+    assert "There are 1 different tasks" in same.err
 
 
 FAULTS: dict[str, tuple[Callable[[str], str], str]] = {

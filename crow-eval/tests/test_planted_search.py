@@ -82,7 +82,9 @@ async def improve(model: PlantedModel, folder: Path, capsys: pytest.CaptureFixtu
             patch.setenv("CROW_MODEL", "scripted")
             options = {"model": "", "proposer": "", "judge": "", "repeat": 2, "mode": "accept-edits", "max_runs": 60}
             dataset = str(folder / "tasks.jsonl")
-            code = await improve_prompt("system", dataset, "", {}, as_json=True, at_once=8, seed=model.seed, **options)
+            code = await improve_prompt(
+                "system", [dataset], "", {}, as_json=True, at_once=8, seed=model.seed, **options
+            )
     output = capsys.readouterr()
     assert code == 0, output.err
     return json.loads(output.out)

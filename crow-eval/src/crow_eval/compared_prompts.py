@@ -17,6 +17,8 @@ from msgspec import Struct
 
 CURRENT = "current"
 """Names the system prompt that sessions have without an evaluation."""
+JUDGE = "judge"
+"""The name of the system prompt of judges."""
 SYSTEM_VARIABLES = ("cwd", "roots", "platform", "date", "tools", "instructions")
 """The variables that the system prompt is rendered with."""
 
@@ -76,9 +78,21 @@ def load_current(name: str, config: Config, home: Home, database: Database) -> P
         return load_prompt(CURRENT, config, home, database)
     if "@" in name:
         return load_prompt(name, config, home, database)
+    if name == JUDGE:
+        return PromptVersion(name, name, load_judge_prompt(config, home).template)
     if (path := find_prompt_files(config, home).get(name)) is None:
         raise ConfigError(f"Which version of the prompt {name} to begin with is not clear. Give one, such as {name}@1.")
     return PromptVersion(name, name, path.read_text("utf-8"))
+
+
+def load_judge_prompt(config: Config, home: Home) -> Prompt:
+    """Load the user's own prompt of judges if there is one, else the packaged one. Raises ConfigError."""
+    path = find_prompt_files(config, home).get(JUDGE)
+    try:
+        return Prompt.from_file(JUDGE, path) if path else Prompt.from_package(JUDGE, "crow_eval")
+    except (OSError, UnicodeDecodeError) as error:
+        assert path
+        raise to_read_error(path, error) from error
 
 
 def check_prompt(prompt: PromptVersion) -> None:

@@ -24,11 +24,11 @@ from crow_persistence.database import Database
 from crow_persistence.prompt_versions import find_number, find_variables, find_version, store_version
 
 from crow_eval.cells import Candidate, Cell, Proposal, SearchNotes
-from crow_eval.compared_prompts import PromptVersion, check_prompt, replace_prompts
+from crow_eval.compared_prompts import JUDGE, SYSTEM_VARIABLES, PromptVersion, check_prompt, replace_prompts
 from crow_eval.evaluation_store import Evaluation, now, save_settings
 from crow_eval.gepa_search import MINIBATCH, search
 from crow_eval.meter import Meter, measure
-from crow_eval.runs import run_cells
+from crow_eval.runs import Runners, run_cells
 from crow_eval.tasks import Task
 
 T = TypeVar("T")
@@ -63,12 +63,11 @@ class Improvement:
     evaluation: Evaluation
     tasks: Sequence[Task]
     database: Database
+    runners: Runners
     budget: Budget
     env: Mapping[str, str]
     at_once: int
     report: Callable[[Cell], None]
-    model: Any = None
-    """An object in place of all models, for programs."""
     own_time: float = 0.0
     """Seconds of processor time that GEPA took."""
     _seen: set[tuple[str, int, int]] = field(default_factory=set[tuple[str, int, int]], init=False)
@@ -101,9 +100,11 @@ class Improvement:
         """
         if self.notes.winner is None:
             await self.search()
-        if winner := self.notes.winner:
+        winner = self.notes.winner
+        if winner or self.notes.target == JUDGE:  # the agreement of today's judge is told in any case
             repetitions = range(1, self.evaluation.settings.repeat + 1)
-            keys = [(id, at, n) for n in repetitions for id in self.notes.test for at in (0, winner)]
+            compared = sorted({0, winner or 0})
+            keys = [(id, at, n) for n in repetitions for id in self.notes.test for at in compared]
             await self.run_all(keys)
         save_settings(self.database, self.evaluation, ended=True)
 
@@ -233,11 +234,11 @@ class Improvement:
                 cells,
                 self.tasks,
                 self.database,
+                self.runners,
                 env=self.env,
                 at_once=self.at_once,
                 report=self.report,
                 budget=self.budget,
-                model=self.model,
             )
         if errors := [cell for cell in self.evaluation.cells if cell.state == "error"]:
             said = to_line(errors[0].outcome.error)
@@ -278,7 +279,7 @@ class Improvement:
             crow.use(replace_prompts, prompts={"system": system})
             crow.use(measure, meter=meter)
 
-        model = self.model or self.notes.proposer or self.evaluation.settings.models[0]
+        model = self.notes.proposer or self.evaluation.settings.models[0]
         async with Agent(model, tools=[], extensions=[use], budget=self.budget, env=self.env) as agent:
             session = await agent.session()
             began = monotonic()
@@ -307,6 +308,8 @@ def find_fault(prompt: PromptVersion, first: PromptVersion) -> str:
         check_prompt(prompt)
     except ConfigError as error:
         return str(error).partition(": ")[2] or str(error)
+    if new := sorted({*find_variables(prompt.template)} - {*find_variables(first.template)} - {*SYSTEM_VARIABLES}):
+        return f"The template uses {new[0]}, which it is not given."
     if lost := sorted({*find_variables(first.template)} - {*find_variables(prompt.template)}):
         return f"The template has lost {', '.join(f'{{{{ {name} }}}}' for name in lost)}."
     return ""

@@ -1,12 +1,17 @@
 """What a search has found: its best candidate against the first prompt, on tasks that the search never saw."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from crow_persistence.intervals import Interval, wilson
+
 from crow_eval.cells import Cell, SearchNotes
-from crow_eval.evaluation_report import Comparison, VariantReport, compare, report_variant
+from crow_eval.compared_prompts import JUDGE
+from crow_eval.evaluation_report import LEVEL, Comparison, VariantReport, compare, report_variant
 from crow_eval.evaluation_store import Evaluation
+from crow_eval.statistics import fisher
 
 
 @dataclass(frozen=True)
@@ -15,6 +20,24 @@ class Noise:
 
     pairs: int
     differing: int
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How often a judge agrees with a person, in its first verdict of each answer."""
+
+    prompt: str
+    rated: int
+    agreed: int
+    interval: Interval
+    said_yes: int
+    p_value: float
+    """Of Fisher's exact test: how likely chance alone agrees so often, with as many of each verdict and rating."""
+
+    @property
+    def is_chance(self) -> bool:
+        """True if the agreement is no better than chance."""
+        return self.p_value >= LEVEL
 
 
 @dataclass(frozen=True)
@@ -43,6 +66,8 @@ class ImprovementReport:
     """Of the runs of the search, without the proposals."""
     proposals: Sums
     test: Sums
+    agreements: list[Agreement]
+    """Of a judge's prompts with a person's ratings: of the first, and of the best."""
 
     @property
     def is_better(self) -> bool:
@@ -66,6 +91,7 @@ def make_improvement_report(evaluation: Evaluation) -> ImprovementReport:
         comparison = compare(test, variants[0], test, variants[notes.winner])
         comparison = Comparison(comparison.first, comparison.second, comparison.pairs, comparison.pairs.p_value)
         noise = find_noise(test)
+    agreements = find_agreements(evaluation, test)
     asked = notes.proposals
     costs = [each.cost for each in asked if each.cost is not None]
     proposals = Sums(
@@ -76,7 +102,16 @@ def make_improvement_report(evaluation: Evaluation) -> ImprovementReport:
         next((each.currency for each in asked if each.currency), None),
     )
     return ImprovementReport(
-        evaluation, notes, before, after, comparison, noise, sum_cells(search), proposals, sum_cells(test)
+        evaluation,
+        notes,
+        before,
+        after,
+        comparison,
+        noise,
+        sum_cells(search),
+        proposals,
+        sum_cells(test),
+        agreements,
     )
 
 
@@ -85,6 +120,25 @@ def find_noise(cells: Sequence[Cell]) -> Noise | None:
     states = {(cell.task, cell.repetition): cell.state for cell in cells if cell.variant == 0 and cell.state != "error"}
     pairs = [(state, states[task, 2]) for (task, n), state in states.items() if n == 1 and (task, 2) in states]
     return Noise(len(pairs), sum(one != two for one, two in pairs)) if pairs else None
+
+
+def find_agreements(evaluation: Evaluation, cells: Sequence[Cell]) -> list[Agreement]:
+    """Compare the verdicts of a judge's prompts with the ratings; none of other prompts."""
+    notes, prompts = evaluation.settings.search, evaluation.settings.prompts
+    if notes is None or notes.target != JUDGE:
+        return []
+    found: list[Agreement] = []
+    for at in sorted({0, notes.winner or 0}):
+        pairs: Counter[tuple[bool, bool]] = Counter()
+        for cell in cells:
+            if cell.variant == at and cell.repetition == 1 and cell.outcome.checks:
+                said_yes = cell.outcome.answer.startswith("yes")
+                pairs[said_yes, said_yes == (cell.state == "passed")] += 1
+        if rated := pairs.total():
+            agreed, yes = pairs[True, True] + pairs[False, False], pairs[True, True] + pairs[True, False]
+            p = fisher(pairs[True, True], pairs[True, False], pairs[False, True], pairs[False, False])
+            found.append(Agreement(prompts[at].label, rated, agreed, wilson(agreed, rated), yes, p))
+    return found
 
 
 def sum_cells(cells: Sequence[Cell]) -> Sums:
@@ -130,5 +184,6 @@ def improvement_to_json(report: ImprovementReport) -> dict[str, Any]:
         "unchanged": report.noise and asdict(report.noise),
         "parts": {"train": notes.train, "validation": notes.validation, "test": notes.test},
         "took": {"search": asdict(report.search), "proposals": asdict(report.proposals), "test": asdict(report.test)},
+        "agreements": [{**asdict(each), "is_chance": each.is_chance} for each in report.agreements],
         "candidates": list_candidates(report),
     }

@@ -54,6 +54,8 @@ class Changes:
     """Parameters of each request; None removes one."""
     start: int = 1
     """The number of the first request that is asked again; the replies before it are kept."""
+    repetition: int = 1
+    """From 2 on, the same is asked once more, in a session of its own."""
 
     def describe(self) -> ReaskNotes:
         """Return the changes as the marker in the log holds them."""
@@ -97,7 +99,8 @@ class StoredSession:
 
     def derive_id(self, changes: Changes, *more: str) -> str:
         """Return the id of the session that asks this one again with these changes: the same each time."""
-        asked = [self.id, changes.describe(), [entry_id(self.log[one.entry]) for one in self.requests], *more]
+        again = [changes.repetition] if changes.repetition > 1 else []
+        asked = [self.id, changes.describe(), [entry_id(self.log[one.entry]) for one in self.requests], *more, *again]
         return hashlib.sha256(encode(asked, order="sorted")).hexdigest()[:32]
 
 

@@ -2,12 +2,12 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from crow_agent.agent import Agent
@@ -38,6 +38,18 @@ ANSWER_LIMIT = 20_000
 
 Report = Callable[[Cell], None]
 """Is called with each cell that has ended."""
+
+
+class CellRunner(Protocol):
+    """Runs the cells of one variant."""
+
+    async def run(self, cell: Cell, task: Task) -> None:
+        """Run a cell and give it its outcome. Raises StoreError, BudgetSpent."""
+        ...
+
+
+Runners = Callable[[Sequence[Variant]], AbstractAsyncContextManager[Mapping[int, CellRunner]]]
+"""Starts the runners of variants, by their numbers. Raises AgentError."""
 
 
 @dataclass(frozen=True)
@@ -156,9 +168,11 @@ async def run_evaluation(
     """
     with locked(Home.find(env).data, evaluation.id):
         evaluation.cells[:] = load(database, evaluation.id).cells  # another process may have run some until now
-        cells = plan_cells(evaluation.settings)
+        settings = evaluation.settings
+        runners = partial(open_runners, settings, tasks, env, budget, find_hidden(env), model)
+        cells = plan_cells(settings)
         await run_cells(
-            evaluation, cells, tasks, database, env=env, at_once=at_once, report=report, budget=budget, model=model
+            evaluation, cells, tasks, database, runners, env=env, at_once=at_once, report=report, budget=budget
         )
 
 
@@ -167,32 +181,32 @@ async def run_cells(
     cells: Iterable[Cell],
     tasks: Sequence[Task],
     database: Database,
+    runners: Runners,
     *,
     env: Mapping[str, str],
     at_once: int,
     report: Report,
     budget: Budget | None = None,
-    model: Any = None,
 ) -> None:
     """Run those of the cells that have not passed or failed, as `run_evaluation` does, whose lock the caller holds.
 
     The evaluation ends with the last of its cells.
     """
     secrets = find_own_secrets(env)
-    writer, hidden, done = CellWriter(database, evaluation), find_hidden(env), evaluation.finished
+    writer, done = CellWriter(database, evaluation), evaluation.finished
     evaluation.cells[:] = done.values()  # errors are run again
     by_id = {task.id: task for task in tasks}
     left = [cell for cell in cells if cell.key not in done]
     waiting = iter(left)
     wanted = {cell.variant for cell in left}
     variants = [variant for variant in evaluation.settings.variants if variant.number in wanted]
-    async with open_runners(evaluation.settings, variants, tasks, env, budget, hidden, model) as runners:
+    async with runners(variants) as by_variant:
 
         async def work() -> None:
             for cell in waiting:
                 if budget is not None:
                     budget.check()
-                await runners[cell.variant].run(cell, by_id[cell.task])
+                await by_variant[cell.variant].run(cell, by_id[cell.task])
                 cell.outcome = msgspec.convert(mask(msgspec.to_builtins(cell.outcome), secrets), CellOutcome)
                 if budget is not None and cell.state == "failed":
                     budget.check()  # it may have ended the turn: the cell has no outcome then
@@ -295,18 +309,18 @@ def take_counts(cell: Cell, counts: SessionCounts) -> None:
 @asynccontextmanager
 async def open_runners(
     settings: EvaluationSettings,
-    variants: Sequence[Variant],
     tasks: Sequence[Task],
     env: Mapping[str, str],
     budget: Budget | None,
     hidden: Collection[str],
     model: Any,
-) -> AsyncGenerator[dict[int, Runner]]:
+    variants: Sequence[Variant],
+) -> AsyncGenerator[Mapping[int, CellRunner]]:
     """Start the agents of the variants, by their numbers, and of the judges. Raises AgentError."""
     async with AsyncExitStack() as stack:
         judges = Judges(model or settings.judge or settings.models[0], {"env": env, "budget": budget}, hidden)
         stack.push_async_callback(judges.close)
-        runners: dict[int, Runner] = {}
+        runners: dict[int, CellRunner] = {}
         for variant in variants:
             meter = Meter()
             agent = make_agent(variant, settings, meter, env, budget, model)

@@ -72,6 +72,17 @@ def mcnemar(only_a: int, only_b: int) -> float:
     return min(1.0, 2 * sum(comb(differing, k) for k in range(least + 1)) / 2**differing)
 
 
+def fisher(both: int, only_first: int, only_second: int, neither: int) -> float:
+    """Return the one-sided p-value of Fisher's exact test: whether two yes-or-no judgements agree more than by chance.
+
+    The numbers of each answer of either are held fixed. R. A. Fisher, Statistical Methods for Research Workers (1934).
+    """
+    first, second = both + only_first, both + only_second
+    total = first + only_second + neither
+    ways = (comb(second, k) * comb(total - second, first - k) for k in range(both, min(first, second) + 1))
+    return min(1.0, sum(ways) / comb(total, first))
+
+
 def adjust_p_values(p_values: Sequence[float]) -> list[float]:
     """Return the p-values of several tests, corrected by Holm's method: with any of them, all keep one level together.
 

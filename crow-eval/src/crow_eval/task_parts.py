@@ -36,7 +36,7 @@ def split_tasks(tasks: Sequence[Task], seed: int, max_runs: int) -> TaskParts:
     if len(groups) < LEAST_TASKS:
         different = " different" if len(groups) < len(tasks) else ""
         raise ConfigError(
-            f"The dataset has {len(groups)}{different} tasks that tell something, and a search needs {LEAST_TASKS}: 3 "
+            f"There are {len(groups):,}{different} tasks that tell something, and a search needs {LEAST_TASKS}: 3 "
             "to learn from, 3 to choose by, and 6 that it never sees. With fewer, no difference could be shown."
         )
     shuffled = [*groups.values()]

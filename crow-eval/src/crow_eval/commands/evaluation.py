@@ -12,7 +12,7 @@ import click
 from crow_cli.console import AS_JSON, escape_line, format_time, limit_option, print_json, print_note, print_table
 from crow_cli.process import fail, hide_memory, run_to_end
 from crow_core import __version__
-from crow_core.errors import ConfigError, ModelError, StoreError
+from crow_core.errors import ConfigError, ModelError, PromptError, StoreError
 from crow_core.text import escape_controls
 from crow_system.files import make_private_folder
 
@@ -104,7 +104,7 @@ def run_and_exit(function: Callable[[], Any]) -> None:
         sys.exit(run_to_end(function()))
     except KeyboardInterrupt:
         sys.exit(130)
-    except (AgentError, ConfigError, ModelError, StoreError, WorkspaceError) as error:
+    except (AgentError, ConfigError, ModelError, PromptError, StoreError, WorkspaceError) as error:
         fail(str(error))
 
 
@@ -138,8 +138,6 @@ async def run_dataset(
     budget = Budget(money=max_cost, setting="--max-cost")
     if resume:
         evaluation, tasks = load_begun(database, resume)
-        if evaluation.settings.search:
-            raise ConfigError(f"It is a search. Go on with it: crow prompts improve --resume {evaluation.id[:8]}")
         await runs.check_prices(evaluation.settings.models, evaluation.settings.judge, tasks, budget, env)
     else:
         tasks = load_dataset(dataset)
@@ -263,15 +261,22 @@ def load_begun(database: "Database", id: str) -> "tuple[Evaluation, list[Task]]"
     evaluation = load(database, id)
     if by := evaluation.settings.imported:
         raise ConfigError(f"{evaluation.id[:8]} was run by {by}, and cannot go on here.")
-    tasks = {task.id: task for task in load_dataset(evaluation.dataset)}
+    if evaluation.settings.search:
+        raise ConfigError(f"It is a search. Go on with it: crow prompts improve --resume {evaluation.id[:8]}")
+    return evaluation, match_tasks(evaluation, load_dataset(evaluation.dataset))
+
+
+def match_tasks(evaluation: "Evaluation", tasks: "Sequence[Task]") -> "list[Task]":
+    """Return the tasks of an evaluation, in its order. Raises ConfigError if one is gone or was changed since."""
+    by_id = {task.id: task for task in tasks}
     for name in evaluation.settings.tasks:
-        if name.id not in tasks:
+        if name.id not in by_id:
             raise ConfigError(f"{evaluation.dataset} has no task {name.id} any more. Begin a new evaluation.")
-        if tasks[name.id].digest != name.digest:
+        if by_id[name.id].digest != name.digest:
             raise ConfigError(
-                f"{tasks[name.id].source}: the task {name.id} was changed since the evaluation began. Begin a new one."
+                f"{by_id[name.id].source}: the task {name.id} was changed since the evaluation began. Begin a new one."
             )
-    return evaluation, [tasks[name.id] for name in evaluation.settings.tasks]
+    return [by_id[name.id] for name in evaluation.settings.tasks]
 
 
 @contextmanager

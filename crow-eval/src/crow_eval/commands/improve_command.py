@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +12,9 @@ from crow_cli.process import fail, hide_memory
 from crow_core import __version__
 from crow_core.errors import ConfigError
 
-from crow_eval.commands.evaluation import open_database, run_and_exit
+from crow_eval.commands.evaluation import match_tasks, open_database, run_and_exit
 from crow_eval.commands.improvement_output import describe_best, print_improvement
+from crow_eval.commands.search_sources import find_runners, find_tasks, load_tasks
 
 if TYPE_CHECKING:
     from crow_agent.budget import Budget
@@ -31,7 +32,12 @@ REPEAT = 2
 
 @click.command()
 @click.argument("name", required=False, default="")
-@click.option("--on", "dataset", metavar="DATASET", default="", help="A dataset, as for `crow eval`.")
+@click.option(
+    "--on",
+    metavar="DATASET|SESSION",
+    multiple=True,
+    help="A dataset, as for `crow eval`; or the ids of stored sessions, repeatable; or `rated`, those that you rated.",
+)
 @click.option("-m", "--model", default="", help="The model of the tasks, as for `crow run`.")
 @click.option("--proposer", metavar="MODEL", default="", help="The model that proposes; by default that of the tasks.")
 @click.option("--judge", metavar="MODEL", default="", help="The model that judges; by default that of the tasks.")
@@ -54,7 +60,7 @@ REPEAT = 2
 )
 @click.option("--resume", metavar="ID", default="", help="Go on with a search that was stopped or killed.")
 @AS_JSON
-def improve(name: str, dataset: str, resume: str, as_json: bool, **options: Any) -> None:
+def improve(name: str, on: tuple[str, ...], resume: str, as_json: bool, **options: Any) -> None:
     """Search for a better version of the prompt NAME, and compare it with today's on tasks that the search never saw.
 
     Half of the tasks are kept for that report. A model reads runs that failed and proposes another text; GEPA chooses
@@ -68,16 +74,16 @@ def improve(name: str, dataset: str, resume: str, as_json: bool, **options: Any)
 
     Example: crow prompts improve system --on tasks --max-cost 5
     """
-    if bool(resume) == bool(name) or bool(name) != bool(dataset):
-        fail("give the NAME of a prompt with --on DATASET, or --resume with the id of a search.")
+    if bool(resume) == bool(name) or bool(name) != bool(on):
+        fail("give the NAME of a prompt with --on, or --resume with the id of a search.")
     limits = {what: options.pop(option) for option, what in LIMITS.items()}
     given = {what: limit for what, limit in limits.items() if limit is not None}
-    run_and_exit(lambda: improve_prompt(name, dataset, resume, given, as_json=as_json, **options))
+    run_and_exit(lambda: improve_prompt(name, on, resume, given, as_json=as_json, **options))
 
 
 async def improve_prompt(
     name: str,
-    dataset: str,
+    on: Sequence[str],
     resume: str,
     limits: dict[str, float],
     *,
@@ -109,7 +115,7 @@ async def improve_prompt(
     if resume:
         evaluation, tasks = load_search(database, resume)
     else:
-        evaluation, tasks = await begin_search(database, name, dataset, limits, at_once, env, **options)
+        evaluation, tasks = await begin_search(database, name, on, limits, at_once, env, **options)
     settings, notes = evaluation.settings, evaluation.settings.search
     assert notes
     notes.limits |= limits
@@ -118,12 +124,13 @@ async def improve_prompt(
     for what, limit in notes.limits.items():
         setattr(budget, what, limit)
     await runs.check_prices([*settings.models, *filter(None, [notes.proposer])], settings.judge, tasks, budget, env)
+    runners = await find_runners(database, evaluation.dataset, settings, tasks, budget, env)
     reason = ""
     with locked(Home.find(env).data, evaluation.id):
         evaluation.cells[:] = load(database, evaluation.id).cells
         count_spent(budget, evaluation)
         with reporting(evaluation) as report:
-            work = Improvement(evaluation, tasks, database, budget, env, at_once, report)
+            work = Improvement(evaluation, tasks, database, runners, budget, env, at_once, report)
             try:
                 budget.start()
                 await work.run()
@@ -149,7 +156,7 @@ async def improve_prompt(
 async def begin_search(
     database: "Database",
     name: str,
-    dataset: str,
+    on: Sequence[str],
     limits: dict[str, float],
     at_once: int,
     env: Mapping[str, str],
@@ -174,21 +181,13 @@ async def begin_search(
     from crow_eval.compared_prompts import load_current
     from crow_eval.evaluation_store import create
     from crow_eval.improvement import load_first
-    from crow_eval.task_parts import find_leaks, split_tasks
-    from crow_eval.tasks import find_dataset, load_dataset
+    from crow_eval.task_parts import split_tasks
 
     home = Home.find(env)
-    tasks = load_dataset(dataset)
     names = await runs.find_model_names([model, *filter(None, [proposer])], env)
-    faults = await runs.find_untouched(tasks, at_once, runs.find_hidden(env))
-    useless = {fault.task for fault in faults if fault.is_fatal}
-    if useless:
-        print_note(f"Left out, as every check passes on the untouched start: {', '.join(sorted(useless))}.")
-    tasks = [task for task in tasks if task.id not in useless]
-    parts = split_tasks(tasks, seed, max_runs or MAX_RUNS)
-    if leaks := find_leaks(tasks):
-        print_note(f"Warning: the prompts of these tasks hold the text that a check expects: {', '.join(leaks)}.")
     first = load_first(database, load_current(name, load_config(home, env), home, database))
+    dataset, tasks = await find_tasks(database, on, first, at_once, env)
+    parts = split_tasks(tasks, seed, max_runs or MAX_RUNS)
     search = SearchNotes(
         target=first.name,
         train=parts.train,
@@ -211,17 +210,17 @@ async def begin_search(
         crow=__version__,
         search=search,
     )
-    return create(database, find_dataset(dataset), settings), tasks
+    return create(database, dataset, settings), tasks
 
 
 def load_search(database: "Database", id: str) -> "tuple[Evaluation, list[Task]]":
     """Load a search and its tasks. Raises StoreError, and ConfigError if it is none or a task was changed."""
-    from crow_eval.commands.evaluation import load_begun
+    from crow_eval.evaluation_store import load
 
-    evaluation, tasks = load_begun(database, id)
+    evaluation = load(database, id)
     if evaluation.settings.search is None:
         raise ConfigError(f"{evaluation.id[:8]} is no search. Go on with it: crow eval --resume {evaluation.id[:8]}")
-    return evaluation, tasks
+    return evaluation, match_tasks(evaluation, load_tasks(database, evaluation))
 
 
 def count_spent(budget: "Budget", evaluation: "Evaluation") -> None:

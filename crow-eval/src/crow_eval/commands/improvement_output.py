@@ -50,6 +50,11 @@ def print_improvement(evaluation: "Evaluation", *, as_json: bool) -> None:
         click.echo(
             f"Today's prompt, run twice: {report.noise.differing} of {report.noise.pairs} tasks ended otherwise."
         )
+    for one in report.agreements:
+        between = f"{one.interval.low:.0%} to {one.interval.high:.0%}"
+        words = f"{one.prompt} agrees with {one.agreed} of {one.rated} ratings ({between})"
+        chance = f", which is no better than chance: it says yes to {one.said_yes}" if one.is_chance else ""
+        click.echo(escape_line(f"{words}{chance}."))
     took = {"search": report.search, "proposals": report.proposals, "report": report.test}
     print_table(("", "RUNS", "CALLS", "TOKENS", "COST"), [to_row(name, sums) for name, sums in took.items()])
     if notes.winner and report.is_better:
