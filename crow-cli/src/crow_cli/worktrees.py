@@ -24,6 +24,8 @@ GIT_TIMEOUT = 600.0
 """Seconds that git may take, such as for the files of a large repository."""
 MAKING = "crow is making it"
 """The reason with which a worktree is locked until it is complete."""
+RECORD = ("gitdir", "commondir", "HEAD")
+"""The files of a worktree's record in the repository without which git does not work."""
 NAME_LENGTH = 40
 """Characters of a name that is made of the words of a prompt."""
 
@@ -110,12 +112,14 @@ class TreeChanges:
         return " and ".join(parts) + (f": {self.size}" if self.size else "")
 
 
-def ask_git(arguments: Sequence[str], folder: str, more: Mapping[str, str] | None = None) -> str:
+def ask_git(
+    arguments: Sequence[str], folder: str, more: Mapping[str, str] | None = None, descriptors: Sequence[int] = ()
+) -> str:
     """Return what git prints, without the last line end; its hooks do not run. Raises NoWorktree with what it says."""
     own = {name: value for name, value in os.environ.items() if name not in FOREIGN_VARIABLES}
     environment = {**own, **make_git_environment(), "LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0", **(more or {})}
     try:
-        return run_git(["git", *arguments], folder, environment, GIT_TIMEOUT).removesuffix("\n")
+        return run_git(["git", *arguments], folder, environment, GIT_TIMEOUT, descriptors).removesuffix("\n")
     except FileNotFoundError:
         raise NoWorktree("A worktree needs git, which is not installed.") from None
     except OSError as error:
@@ -143,8 +147,30 @@ def read_repository(folder: str) -> Repository:
         raise
     if above := ask_git(["rev-parse", "--show-superproject-working-tree"], folder):
         raise NoWorktree(f"{top} is a submodule, and a worktree of it would not belong to {above}: start crow there.")
+    drop_incomplete(common)
     below = os.path.relpath(os.path.realpath(folder), os.path.realpath(top))
     return Repository(top, below, common, list(read_trees(folder)))
+
+
+def drop_incomplete(common: str) -> None:
+    """Remove the records of worktrees that a killed git has begun to write: with them, git can list none."""
+    begun: list[Path] = []
+    with suppress(OSError):
+        begun = [git for git in Path(common, "worktrees").iterdir() if is_incomplete(git)]
+    if begun:
+        with suppress(OSError), hold_lock(common):
+            for git in filter(is_incomplete, begun):
+                shutil.rmtree(git)
+
+
+def is_incomplete(git: Path) -> bool:
+    """Test whether the record of a worktree was begun by crow, and lacks a file or the content of one."""
+    try:
+        if (git / "locked").read_text().strip() not in ("", MAKING):
+            return False
+    except OSError:
+        return False
+    return not all(os.path.exists(git / name) and os.path.getsize(git / name) for name in RECORD)
 
 
 def read_trees(folder: str) -> Iterator[LinkedTree]:
@@ -162,14 +188,15 @@ def make_tree(repository: Repository, name: str) -> tuple[LinkedTree, list[str]]
     Raises NoWorktree. It begins with the commit of the work tree that the repository was read from.
     """
     try:
-        with hold_lock(Path(repository.common, "crow-worktrees.lock")):
-            return make_locked(repository, name)
+        with hold_lock(repository.common) as lock:
+            return make_locked(repository, name, lock)
     except OSError as error:
         where = error.filename or repository.common
         raise NoWorktree(f"{where} cannot be written ({error.strerror}), so no worktree was made.") from error
 
 
-def make_locked(repository: Repository, name: str) -> tuple[LinkedTree, list[str]]:
+def make_locked(repository: Repository, name: str, lock: int) -> tuple[LinkedTree, list[str]]:
+    """Make a worktree. git holds the lock, too, and so goes on undisturbed if this process is killed."""
     top, path, said = repository.top, repository.make_path(name), list[str]()
     repository = replace(repository, trees=list(read_trees(top)))
     exists = has_branch(top, name)
@@ -184,15 +211,17 @@ def make_locked(repository: Repository, name: str) -> tuple[LinkedTree, list[str
             ask_git(["worktree", "prune"], top)
     elif exists:
         raise NoWorktree(f"There is a branch {name} already, without a worktree of crow: give another name.")
-    if os.path.isdir(path) and os.listdir(path):
+    if os.path.isdir(path) and os.listdir(path) == [".git"]:
+        shutil.rmtree(path)  # git was killed before it wrote a file there
+    elif os.path.isdir(path) and os.listdir(path):
         raise NoWorktree(f"{path} exists, and is no worktree of this repository: give another name.")
     if not ask_git(["rev-list", "--max-count=1", "--all"], top):
         raise NoWorktree(f"{repository.main.folder} has no commit yet, and a worktree begins with one.")
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    lock = ["--lock", f"--reason={MAKING}"]
-    ask_git(["worktree", "add", "--quiet", *lock, *([path, name] if exists else ["--detach", path])], top)
+    words, held = [path, name] if exists else ["--detach", path], [] if system.WINDOWS else [lock]
+    ask_git(["worktree", "add", "--quiet", "--lock", f"--reason={MAKING}", *words], top, descriptors=held)
     if not exists:
-        ask_git(["checkout", "--quiet", "-b", name], path)
+        ask_git(["checkout", "--quiet", "-b", name], path, descriptors=held)
     ask_git(["worktree", "unlock", path], top)
     commit = ask_git(["rev-parse", "HEAD"], path)
     start = ask_git(["rev-parse", "--abbrev-ref", "HEAD"], top)
@@ -351,12 +380,12 @@ def is_open_elsewhere(tree: LinkedTree) -> bool:
 
 
 @contextmanager
-def hold_lock(file: Path) -> Generator[None]:
-    """Context manager: wait for a lock that one process at a time holds. Raises OSError."""
-    descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
+def hold_lock(common: str) -> Generator[int]:
+    """Context manager: wait for the lock with which one process at a time makes a worktree. Raises OSError."""
+    descriptor = os.open(os.path.join(common, "crow-worktrees.lock"), os.O_RDWR | os.O_CREAT, 0o600)
     try:
         system.lock(descriptor, wait=True)
-        yield
+        yield descriptor
     finally:
         os.close(descriptor)
 

@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -151,11 +151,23 @@ def find_submodules(git: str, folder: str, environment: Mapping[str, str]) -> It
             yield path
 
 
-def run_git(arguments: list[str], folder: str, environment: Mapping[str, str], timeout: float = TIMEOUT) -> str:
-    """Return what git prints within `timeout` seconds. Raises OSError."""
+def run_git(
+    arguments: list[str],
+    folder: str,
+    environment: Mapping[str, str],
+    timeout: float = TIMEOUT,
+    descriptors: Collection[int] = (),
+) -> str:
+    """Return what git prints within `timeout` seconds; it inherits these descriptors. Raises OSError."""
     try:
         done = subprocess.run(
-            arguments, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout
+            arguments,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=timeout,
+            pass_fds=descriptors,
         )
     except subprocess.TimeoutExpired:
         raise OSError(f"git did not answer within {timeout:g} s") from None
