@@ -51,6 +51,8 @@ class NestedClient:
 
     def __init__(self, parent: Session, tool_call_id: str, name: str = "") -> None:
         self.parent, self.tool_call_id, self.name = parent, tool_call_id, name
+        self.shown_in = tool_call_id
+        """The id of the tool call that shows its text; "" for none."""
         self.notices = 0
         """The number of its notices."""
         notices = ClientSessionCapabilities(notices=NoticeCapabilities())  # `Session.notice` of the parent shows them
@@ -126,11 +128,11 @@ class NestedClient:
             case AgentMessageChunk(content=TextBlock(text=text)):
                 self._text = (self._text + text)[-2 * TEXT_LIMIT :]
                 self.unseen += len(text)
-                if self.unseen < UPDATE_INTERVAL:
+                if self.unseen < UPDATE_INTERVAL or not self.shown_in:
                     return None
                 self.unseen = 0
                 content = BlockContent(content=TextBlock(text=self.text))
-                return ToolCallUpdate(tool_call_id=self.tool_call_id, content=[content])
+                return ToolCallUpdate(tool_call_id=self.shown_in, content=[content])
             case _:
                 return None
 

@@ -238,7 +238,9 @@ class AgentCalls(ChatBase):
         if wanted.action == "send":
             self.perform(self.state.end_send(len(answer["sent"]), time.monotonic()))
         else:
-            self.perform(show_background(self.state, answer["work"]))
+            said = answer.get("said")
+            shown = self.state.remark(str(said)) if said else show_background(self.state, answer["work"])
+            self.perform(shown)
 
     async def _set_option(self, client: ChatClient, options: OfferedOptions, change: effects.SetOption) -> None:
         id, value = change.id, change.value
