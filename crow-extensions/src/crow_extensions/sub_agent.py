@@ -155,7 +155,8 @@ class SubAgent:
                 await self.kill()
             raise
         finally:
-            self.client.shown_in = ""
+            if not self.over.is_set():
+                await self.client.hide()
         if self.over.is_set():
             return self.take_report()
         self.answer_wanted.clear()
@@ -204,7 +205,7 @@ class SubAgent:
             await self.start(words, self.call)
         except (AgentGone, ModelError) as error:
             return str(error)
-        self.client.shown_in = ""
+        await self.client.hide()
         go_on(self.parent, self.call, self)
         return f"{self.name} goes on with your words, in the background."
 

@@ -230,6 +230,8 @@ class AgentCalls(ChatBase):
         if not self.client:
             return
         params = {"sessionId": self.session_id, "action": wanted.action, "name": wanted.name, "text": wanted.text}
+        if wanted.action == "tell":
+            self.state.show_hint("It reads your words at its next step.", time.monotonic())
         try:
             answer = await self.client.request(BACKGROUND_METHOD, params)
         except RpcError as error:
