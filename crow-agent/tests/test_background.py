@@ -237,7 +237,7 @@ async def test_nothing_to_send_an_unknown_name_and_an_unknown_action_are_one_sen
         assert await talk.background(action="send") == {"sent": [], "work": []}
         for params, sentence in (
             ({"action": "stop", "name": "9"}, "Nothing in the background has the name '9'. Nothing is there."),
-            ({"action": "fly"}, "There is no action 'fly'. The actions are list, send and stop."),
+            ({"action": "fly"}, "There is no action 'fly'. The actions are list, send, stop and tell."),
         ):
             with pytest.raises(RpcError) as failure:
                 await talk.background(**params)

@@ -42,7 +42,8 @@ from crow_extensions.budgets import budgets
 from crow_extensions.commands import commands
 from crow_extensions.mask_secrets import mask_secrets
 from crow_extensions.other_agents import other_agents
-from crow_extensions.subagents import REPORT, subagents
+from crow_extensions.sub_agent import REPORT
+from crow_extensions.subagents import subagents
 from crow_extensions.undo import undo
 from crow_extensions.usage import usage
 from crow_permissions.extension import permissions

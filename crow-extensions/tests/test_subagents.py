@@ -23,7 +23,8 @@ from crow_extensions.commands import commands
 from crow_extensions.loop_guard import loop_guard
 from crow_extensions.plan import plan
 from crow_extensions.shell_hooks import ShellHook, shell_hooks
-from crow_extensions.subagents import REPORT, subagents
+from crow_extensions.sub_agent import REPORT
+from crow_extensions.subagents import subagents
 from crow_extensions.usage import usage
 from crow_permissions.extension import permissions
 from fastmcp import FastMCP
@@ -235,7 +236,10 @@ async def test_a_sub_agent_can_have_another_model_and_fewer_tools():
 @pytest.mark.parametrize(
     ("reply", "says"),
     [
-        (call("agent", description="x"), "No agent was started: prompt: required, but missing."),
+        (
+            call("agent", description="x"),
+            "No agent was started: give a prompt, or the name of an agent that there is (none yet).",
+        ),
         (task(model="huge"), "There is no model 'huge'. Choose one of: scripted."),
         (
             task(sandbox="read-only"),

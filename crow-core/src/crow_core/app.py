@@ -406,7 +406,7 @@ def cancel_turn(session: Session, turn: "asyncio.Task[StopReason]") -> None:
         turn.cancel()
 
 
-async def wait_for_end(turn: "asyncio.Task[StopReason]") -> None:
+async def wait_for_end(turn: "asyncio.Task[Any]") -> None:
     """Wait for the end of a cancelled turn, even if the waiting task is cancelled again."""
     while not turn.done():
         with suppress(asyncio.CancelledError):

@@ -36,6 +36,7 @@ UPDATE_INTERVAL = 400
 """Characters of new text after which the client is sent an update."""
 
 
+GOES_ON = "It goes on in the background."
 NOTICES_LIMIT = 20
 """Notices of one task that are shown."""
 NOTICE_LIMIT = 1_000
@@ -51,6 +52,10 @@ class NestedClient:
 
     def __init__(self, parent: Session, tool_call_id: str, name: str = "") -> None:
         self.parent, self.tool_call_id, self.name = parent, tool_call_id, name
+        self.shown_in = tool_call_id
+        """The id of the tool call that shows its text; "" for none."""
+        self.open_calls: dict[str, None] = {}
+        """The ids of the agent's tool calls that the client was shown and that have not ended, for the client."""
         self.notices = 0
         """The number of its notices."""
         notices = ClientSessionCapabilities(notices=NoticeCapabilities())  # `Session.notice` of the parent shows them
@@ -102,6 +107,16 @@ class NestedClient:
             case _:
                 await self.parent.client.notify(method, self.to_parent_request(params))
 
+    async def hide(self) -> None:
+        """Show no tool calls and no text from now on; those that are open end for the client."""
+        self.shown_in = ""
+        calls, self.open_calls = self.open_calls, {}
+        content = [BlockContent(content=TextBlock(text=GOES_ON))]
+        for id in calls:
+            unknown = {"exitStatus": {}}
+            update = ToolCallUpdate(tool_call_id=id, status="completed", content=content, raw_output=unknown)
+            await self.parent.send(update)
+
     async def show_notice(self, title: str, severity: Literal["info", "warning", "error"]) -> None:
         """Show a notice, but not more than NOTICES_LIMIT."""
         self.notices += 1
@@ -122,15 +137,21 @@ class NestedClient:
         """Convert an update of the agent to one of the session; None for what the client is not shown."""
         match update:
             case ToolCall() | ToolCallUpdate():
-                return self.mask(replace(update, tool_call_id=self.to_parent_id(update.tool_call_id)))
+                if not self.shown_in:
+                    return None
+                id = self.to_parent_id(update.tool_call_id)
+                self.open_calls[id] = None
+                if update.status in ("completed", "failed"):
+                    del self.open_calls[id]
+                return self.mask(replace(update, tool_call_id=id))
             case AgentMessageChunk(content=TextBlock(text=text)):
                 self._text = (self._text + text)[-2 * TEXT_LIMIT :]
                 self.unseen += len(text)
-                if self.unseen < UPDATE_INTERVAL:
+                if self.unseen < UPDATE_INTERVAL or not self.shown_in:
                     return None
                 self.unseen = 0
                 content = BlockContent(content=TextBlock(text=self.text))
-                return ToolCallUpdate(tool_call_id=self.tool_call_id, content=[content])
+                return ToolCallUpdate(tool_call_id=self.shown_in, content=[content])
             case _:
                 return None
 

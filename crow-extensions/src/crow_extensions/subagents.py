@@ -1,22 +1,22 @@
 """The tool `agent`: the model gives a part of its work to a sub-agent, a session that starts with the task alone."""
 
+import re
 from collections.abc import Sequence
+from itertools import count
 from typing import Any, Literal
 
 from crow_core.acp.decoding import convert_leniently
 from crow_core.acp.schema import ToolCallUpdate
 from crow_core.app import Crow
-from crow_core.errors import EndTurn, ModelError
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Server
 from crow_core.mcp.tool import ToolCall
-from crow_core.messages.message import Message, marker_kind
-from crow_core.session.output import STOPPED, TURN_NOTES
+from crow_core.session.background_work import BACKGROUND
 from crow_core.session.session import Session
 from crow_core.text import to_line
 from msgspec import Struct, ValidationError
 
-from crow_extensions.nested import NestedClient
+from crow_extensions.sub_agent import AgentGone, SubAgent
 
 NAME = "agent"
 DESCRIPTION = """\
@@ -25,24 +25,19 @@ say all it needs, and what it shall report. You get its last message alone; the 
 For searches through much, and for work that can be done apart. Call it several times at once for parts that do not \
 depend on one another and do not change the same files."""
 NO_OTHERS = "You are a sub-agent, which starts no other. Do it yourself."
-ONLY = "\n\nUse only these of your tools: {}."
-"""Is appended to the task where the sub-agent may not use all tools."""
-READ_ONLY = "\n\nYou may read and run commands, but you change nothing: what your commands change is discarded."
-"""Is appended to the task of a sub-agent that may change nothing."""
-UNLIMITED = "No agent was started: there are no permissions here, so nothing would keep it from changing files."
-REPORT = """
-
----
-Another agent gave you this task, and nobody else reads along. Your last message is your report to it, and all that it \
-gets: say what you found or did, with paths and lines, and what is left."""
-"""Is appended to the task."""
+AGENT_NAME = re.compile(r"[A-Za-z][\w.-]{0,39}")
 
 
 def make_schema(models: Sequence[str]) -> dict[str, Any]:
     """Make the schema of the tool's arguments, where these models can be chosen."""
     properties: dict[str, Any] = {
         "description": {"type": "string", "description": "the task in a few words, for the user"},
-        "prompt": {"type": "string", "description": "the task"},
+        "prompt": {"type": "string", "description": "the task, or words to one that you named before"},
+        "name": {
+            "type": "string",
+            "description": "a new name, so that you can go on with it later, or that of an earlier one, which knows "
+            "all that it did; an earlier name without a prompt waits for its report",
+        },
         "tools": {
             "type": "array",
             "items": {"type": "string"},
@@ -52,14 +47,15 @@ def make_schema(models: Sequence[str]) -> dict[str, Any]:
     }
     if len(models) > 1:
         properties["model"] = {"type": "string", "enum": [*models], "description": "yours if left out"}
-    return {"type": "object", "properties": properties, "required": ["description", "prompt"]}
+    return {"type": "object", "properties": properties, "required": ["description"]}
 
 
 class AgentTask(Struct):
     """The arguments of a call of `agent`."""
 
-    prompt: str
+    prompt: str = ""
     description: str = ""
+    name: str = ""
     tools: list[str] = []
     model: str = ""
     sandbox: Literal["read-only", ""] = ""
@@ -68,7 +64,8 @@ class AgentTask(Struct):
 def subagents(crow: Crow, *, sandbox: Literal["read-only", "off"] = "off") -> None:
     """Let the model give work to sub-agents, each in a session of its own.
 
-    They share the permissions and the budget of their parent, and end when its turn does. In the `sandbox` "read-only",
+    They share the permissions and the budget of their parent. They end with its turn, unless the user sends them to the
+    background. One with a name can go on later with all that it knows. In the `sandbox` "read-only",
     which a call can name, too, they work in the mode `plan`: they change no file, and their commands run only where
     what these change can be discarded. Their requests begin as the parent's do, with its system prompt and all its
     tools, so that a server has that in its cache; a call of `agent`, or of a tool that they were not given, is refused.
@@ -101,21 +98,18 @@ def subagents(crow: Crow, *, sandbox: Literal["read-only", "off"] = "off") -> No
             task = convert_leniently(tool_call.arguments, AgentTask)
         except ValidationError as error:
             return ToolResult.error(f"No agent was started: {error}.")
-        if task.model and task.model not in session.models:
-            return ToolResult.error(f"There is no model {task.model!r}. Choose one of: {', '.join(session.models)}.")
+        if fault := find_fault(session, task):
+            return ToolResult.error(fault)
         if sandbox == "read-only":
             task.sandbox = sandbox
         result = await run_task(crow, session, tool_call, task)
-        return ToolResult(result.content, result.is_error, {"crow/title": make_title(task)})
+        known = session.state[BACKGROUND].agents.get(task.name)
+        return ToolResult(result.content, result.is_error, {"crow/title": known.title if known else make_title(task)})
 
-
-def share_system_prompt(parent: Session, child: Session) -> None:
-    """Give a sub-agent the system prompt of its parent, and append the marker of its rendering to its log."""
-    child.prompts.system = parent.prompts.system
-    renders = [entry.get("crow", {}) for entry in parent.log if marker_kind(entry) == "render"]
-    for notes in [notes.copy() for notes in renders if notes.get("purpose") == "system"][-1:]:
-        notes.pop("id", None)
-        child.log.append({"crow": notes})
+    @crow.session_start
+    def restore(session: Session) -> None:
+        if not session.parent and session.log.entries:
+            restore_agents(crow, session)
 
 
 def make_title(task: AgentTask) -> str:
@@ -123,46 +117,48 @@ def make_title(task: AgentTask) -> str:
     return to_line(task.description or task.prompt)[:80]
 
 
+def restore_agents(crow: Crow, session: Session) -> None:
+    """Find the sub-agents of a stored session that have a name, so that they can go on."""
+    agents = session.state[BACKGROUND].agents
+    for entry in session.view.find_kind("child"):
+        if name := (notes := entry.get("crow", {})).get("name"):
+            agents[name] = agent = SubAgent(crow, session, name, notes.get("title", ""))
+            agent.session_id, agent.call = notes.get("session", ""), notes.get("call", "")
+            agent.only, agent.sandbox = notes.get("only", []), notes.get("sandbox", "")
+
+
+def find_fault(session: Session, task: AgentTask) -> str:
+    """Find the reason why a task cannot be given to an agent; empty if there is none."""
+    background = session.state[BACKGROUND]
+    known = background.agents.get(task.name)
+    if task.model and task.model not in session.models:
+        return f"There is no model {task.model!r}. Choose one of: {', '.join(session.models)}."
+    if not (task.prompt or known):
+        names = ", ".join(background.agents) or "none yet"
+        return f"No agent was started: give a prompt, or the name of an agent that there is ({names})."
+    if task.name and not known and (not AGENT_NAME.fullmatch(task.name) or task.name == "stop"):
+        return f"No agent was started: {task.name[:60]!r} is no name for one. Use a word, such as 'tests'."
+    if known and task.prompt and not known.over.is_set() and known in background.waiting.values():
+        return f"No agent was started: the agent {task.name!r} works for another call. Choose another name."
+    return ""
+
+
 async def run_task(crow: Crow, session: Session, tool_call: ToolCall, task: AgentTask) -> ToolResult:
-    """Run a task in a session of its own; return its report."""
-    title = make_title(task)
-    await session.update(ToolCallUpdate(tool_call_id=tool_call.id, title=title))
-    client = NestedClient(session, tool_call.id)
-    child = await crow.open(
-        client,
-        session.cwd,
-        roots=session.folders.roots[1:],
-        servers=session.toolbox.client_servers,
-        models=session.models,
-        parent=session,
-    )
+    """Give a task to a new sub-agent, or words to one that there is. Return its report, unless it goes on."""
+    agents = session.state[BACKGROUND].agents
+    agent, starts = agents.get(task.name), bool(task.prompt)
+    if agent is None:
+        name = task.name or next(name for n in count(1) if (name := f"agent-{n}") not in agents)
+        agent = agents[name] = SubAgent(crow, session, name, make_title(task))
+        agent.only, agent.sandbox = task.tools, task.sandbox
+    elif starts and not agent.over.is_set():
+        return ToolResult.text(f"{await agent.tell(task.prompt)} Its name alone waits for its report.")
+    assert isinstance(agent, SubAgent)
+    await session.update(ToolCallUpdate(tool_call_id=tool_call.id, title=agent.title))
     try:
-        child.model = session.models.get(task.model, session.model)
-        child.toolbox.allowed = task.tools
-        child.folders.current = session.folders.current
-        session.log.append({"crow": {"kind": "child", "session": child.id, "call": tool_call.id}})
-        child.log.append({"crow": {"kind": "parent", "session": session.id, "call": tool_call.id}})
-        share_system_prompt(session, child)
-        await child.set_title(title)
-        only = ONLY.format(", ".join(task.tools)) if task.tools else ""
-        if task.sandbox:
-            if not (mode := child.options.find_mode()):
-                return ToolResult.error(UNLIMITED)
-            await child.options.choose(mode, "plan")
-            only += READ_ONLY
-        notes_before = TURN_NOTES.set(notes := dict[str, Any]())  # those of the sub-agent's turn are its own
-        try:
-            stop_reason = await crow.prompt(child, {"role": "user", "content": task.prompt + only + REPORT})
-        finally:
-            TURN_NOTES.reset(notes_before)
-    except ModelError as error:
-        return ToolResult.error(f"The agent failed: {error}\n\n{client.text}".strip())
-    finally:
-        await crow.close(child)
-    if stop_reason == "cancelled":
-        raise EndTurn("cancelled")
-    last = next((entry for entry in reversed(child.log) if entry.get("role") == "assistant"), Message())
-    if stop_reason == "end_turn" and STOPPED not in notes and last.get("content") and not last.get("tool_calls"):
-        return ToolResult.text(str(last.get("content")))
-    why = notes.get(STOPPED, {}).get("reason") or f"The agent did not come to its end ({stop_reason})."
-    return ToolResult.error(f"{why} Its last words:\n\n{client.text}")
+        if starts:
+            agent.model = session.models.get(task.model) or agent.model
+            await agent.start(task.prompt, tool_call.id)
+        return await agent.wait(tool_call.id, starts=starts)
+    except AgentGone as error:
+        return ToolResult.error(str(error))

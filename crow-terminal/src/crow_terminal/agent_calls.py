@@ -237,6 +237,8 @@ class AgentCalls(ChatBase):
         if not self.client:
             return
         params = {"sessionId": self.session_id, "action": wanted.action, "name": wanted.name, "text": wanted.text}
+        if wanted.action == "tell":
+            self.state.show_hint("It reads your words at its next step.", time.monotonic())
         try:
             answer = await self.client.request(BACKGROUND_METHOD, params)
         except RpcError as error:
@@ -245,7 +247,9 @@ class AgentCalls(ChatBase):
         if wanted.action == "send":
             self.perform(self.state.end_send(len(answer["sent"]), time.monotonic()))
         else:
-            self.perform(show_background(self.state, answer["work"]))
+            said = answer.get("said")
+            shown = self.state.remark(str(said)) if said else show_background(self.state, answer["work"])
+            self.perform(shown)
 
     async def _set_option(self, client: ChatClient, options: OfferedOptions, change: effects.SetOption) -> None:
         id, value = change.id, change.value

@@ -28,6 +28,7 @@ def describe_work(work: dict[str, Any]) -> str:
 def call_background(state: State, words: str) -> list[Effect]:
     """Run the command /background, as far as it needs no turn."""
     first, _, rest = words.strip().partition(" ")
+    rest = rest.strip()
     if first == "stop" and rest:
-        return [CallBackground("stop", rest.strip())]
-    return [CallBackground("list")]
+        return [CallBackground("stop", rest)]
+    return [CallBackground("tell", first, rest) if rest else CallBackground("list")]

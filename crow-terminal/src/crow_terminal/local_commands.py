@@ -202,9 +202,9 @@ LOCAL_COMMANDS = (
     ),
     LocalCommand(
         "background",
-        "what runs in the background: list, bring back, stop",
+        "what runs in the background, and sub-agents: list, bring back, tell, stop",
         call_background,
-        "[NAME | stop NAME]",
+        "[NAME | NAME words | stop NAME]",
         words="jobs ps tasks fg bg agents sub-agents",
     ),
     LocalCommand("diff", "the changes of files in this session", show_diff, group="Results", words="edits files git"),

@@ -285,6 +285,14 @@ class LinkNotes(TypedDict, total=False):
     """The id of the other session."""
     call: str
     """The id of the parent's tool call."""
+    name: str
+    """The name by which the parent goes on with the sub-agent."""
+    title: str
+    """The task in a few words."""
+    only: list[str]
+    """Patterns of the names of the tools that it may use; empty for all."""
+    sandbox: str
+    """`read-only` if it may change nothing."""
 
 
 class ChangesNotes(TypedDict, total=False):

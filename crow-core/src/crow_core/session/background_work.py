@@ -61,6 +61,24 @@ class RunningWork(Protocol):
     async def kill(self) -> None: ...
 
 
+class KnownAgent(RunningWork, Protocol):
+    """A sub-agent of a session, which runs or has ended."""
+
+    @property
+    def session_id(self) -> str:
+        """The id of its own session."""
+        ...
+
+    @property
+    def call(self) -> str:
+        """The id of the tool call that began it."""
+        ...
+
+    async def tell(self, words: str) -> str:
+        """Give words to the sub-agent: it goes on with them. Return a sentence for the user."""
+        ...
+
+
 class BackgroundNotes(Notes, total=False):
     """ContinuedWork went on after its tool call `call`; `end` says how it ended, in a second marker."""
 
@@ -96,14 +114,16 @@ class Background:
     """The ids of tool calls that are to be answered as soon as they wait for something."""
     works: list[ContinuedWork] = field(default_factory=list[ContinuedWork])
     """The work that went on and whose end the model does not know, in the order of its start."""
+    agents: dict[str, KnownAgent] = field(default_factory=dict[str, KnownAgent])
+    """The sub-agents of the session by name, the oldest first."""
     listeners: list[Callable[[], object]] = field(default_factory=list[Callable[[], object]])
     """Are called when work has gone on or ended."""
     lost: dict[str, str] = field(default_factory=dict[str, str])
     """The titles of work that ended with an earlier process, by the ids of its tool calls; the model does not know."""
 
-    def find(self, name: str) -> ContinuedWork | None:
-        """Find work by its name."""
-        return next((work for work in self.works if work.running.name == name), None)
+    def find(self, name: str) -> RunningWork | None:
+        """Find work in the background, or a sub-agent, by its name."""
+        return next((work.running for work in self.works if work.running.name == name), self.agents.get(name))
 
     def list_open(self) -> list[ContinuedWork]:
         """List the work that runs."""
@@ -111,6 +131,8 @@ class Background:
 
 
 BACKGROUND = StateKey("background", Background)
+AGENTS_SHOWN = 20
+"""Sub-agents that are listed, the newest, in addition to those in the background."""
 LINE_LENGTH = 1_000
 """Characters of a last line that are shown."""
 
@@ -142,17 +164,19 @@ def waiting(session: Session, call: str, running: RunningWork) -> Generator[None
     finally:
         del background.waiting[call]
         background.wanted.discard(call)
-    if not running.over.is_set() and not any(work.running is running for work in background.works):
+    goes_on = any(work.running is running and work.watch and not work.watch.done() for work in background.works)
+    if not (running.over.is_set() or goes_on):
         go_on(session, call, running)
 
 
 def go_on(session: Session, call: str, running: RunningWork) -> None:
     """Note that something goes on after its tool call, and watch for its end."""
-    work = ContinuedWork(call, running, shorten_line(to_line(mask(running.title, session.secrets)), TITLE_LENGTH))
+    work = ContinuedWork(call, running, to_title(session, running))
     background = session.state[BACKGROUND]
-    background.works = [each for each in background.works if not each.running.is_told]
+    background.works = [each for each in background.works if not (each.running.is_told or each.running is running)]
     background.works.append(work)
-    notes: BackgroundNotes = {"kind": "background", "call": call, "name": running.name, "title": work.title}
+    title = work.title if running.kind == "command" else f"{work.title} (agent {running.name!r})"
+    notes: BackgroundNotes = {"kind": "background", "call": call, "name": running.name, "title": title}
     session.log.append({"crow": notes})
     work.watch = asyncio.ensure_future(watch(session, work))
 
@@ -161,11 +185,12 @@ async def watch(session: Session, work: ContinuedWork) -> None:
     """Tell the client that work goes on in the background, and its end."""
     with suppress(ConnectionClosed):
         await announce(session)
+    background = session.state[BACKGROUND]
     await work.running.over.wait()
     note_end(session, work.call, work.running.end)
     with suppress(ConnectionClosed):
         await announce(session)
-        if not work.running.is_told:
+        if not (work.running.is_told or work.running in background.waiting.values()):
             await session.notice(f"In the background, {work.title} has ended ({work.running.end}).")
 
 
@@ -207,9 +232,26 @@ def find_lost(session: Session) -> dict[str, str]:
     return found
 
 
-def describe(work: ContinuedWork, secrets: Any) -> dict[str, Any]:
+def list_all(session: Session) -> list[dict[str, Any]]:
+    """Describe for a client the work in the background, and all sub-agents."""
+    background = session.state[BACKGROUND]
+    works = [(work.running, work.call, work.title) for work in background.works]
+    known = [work.running for work in background.works]
+    agents = [each for each in background.agents.values() if each not in known]
+    works = [*((each, each.call, to_title(session, each)) for each in agents[-AGENTS_SHOWN:]), *works]
+    return [describe(session, *work) for work in works]
+
+
+def to_title(session: Session, running: RunningWork) -> str:
+    """Make the title of work in a line, with secrets masked."""
+    return shorten_line(to_line(mask(running.title, session.secrets)), TITLE_LENGTH)
+
+
+def describe(session: Session, running: RunningWork, call: str, title: str) -> dict[str, Any]:
     """Describe work for a client."""
-    running = work.running
+    secrets, over = session.secrets, running.over.is_set()
     line = to_line(mask(running.get_last_line(LINE_LENGTH), secrets))
-    about = {"name": running.name, "kind": running.kind, "title": work.title, "toolCallId": work.call}
-    return {**about, "state": "ended" if work.is_over else "running", "end": running.end, "lastLine": line}
+    about = {"name": running.name, "kind": running.kind, "title": title, "toolCallId": call}
+    agent = session.state[BACKGROUND].agents.get(running.name) if running.kind == "agent" else None
+    session_id = {"sessionId": agent.session_id} if agent else {}
+    return {**about, **session_id, "state": "ended" if over else "running", "end": running.end, "lastLine": line}
