@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from crow_core.messages.message import marker_kind
-from crow_eval.histories import claude_code, codex, pi
+from crow_eval.histories import claude_code, codex, goose, kimi_code, pi, vibe, zed
 from crow_eval.histories.history import ForeignSession
 from crow_eval.histories.importing import READERS, import_history
 from crow_persistence.checks import check
@@ -167,7 +167,43 @@ def test_database_with_other_columns_is_named(store: BlockingStore, columns: str
         import_history(store, "llm", tmp_path)
 
 
-LINES = {agent: (RECORDED / f"{agent}.jsonl").read_text().splitlines() for agent in ("claude-code", "codex", "pi")}
+def read_vibe_messages(file: Path) -> Iterator[ForeignSession]:
+    session = ForeignSession("vibe", "s", file)
+    vibe.add_messages(session, file, 0)
+    yield session
+
+
+LINE_FILES = {
+    **{agent: RECORDED / f"{agent}.jsonl" for agent in ("claude-code", "codex", "pi")},
+    **{agent: next((RECORDED / agent).rglob("wire.jsonl")) for agent in ("kimi-code", "kimi-cli")},
+    "vibe": next((RECORDED / "vibe").rglob("messages.jsonl")),
+}
+LINES = {agent: file.read_text().splitlines() for agent, file in LINE_FILES.items()}
+LINE_READERS = {"claude-code": claude_code.read, "codex": codex.read, "pi": pi.read, "vibe": read_vibe_messages}
+PARTS: dict[str, Any] = {
+    "vibe": json.loads(next((RECORDED / "vibe").rglob("chunks/*.json")).read_text()),
+    "goose": [
+        {"type": "text", "text": "I look."},
+        {"type": "toolRequest", "id": "c", "toolCall": {"status": "success", "value": {"name": "n", "arguments": {}}}},
+        {"type": "toolResponse", "id": "c", "toolResult": {"status": "success", "value": {"content": [{"text": "x"}]}}},
+    ],
+    "zed": [
+        {"User": {"content": [{"Text": "Hi"}, {"Mention": {"uri": {"File": {"abs_path": "a"}}, "content": "x"}}]}},
+        {
+            "Agent": {
+                "content": [{"ToolUse": {"id": "c", "name": "n"}}],
+                "tool_results": {"c": {"content": [{"Text": "x"}]}},
+            }
+        },
+        {
+            "role": "assistant",
+            "segments": [{"text": "x"}],
+            "tool_uses": [{"id": "c"}],
+            "tool_results": [{"content": "x"}],
+        },
+    ],
+}
+"""What `add_entries`, `add_message` and `add_thread` of these agents read."""
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
     lambda inner: (
@@ -194,16 +230,35 @@ def test_any_broken_line_costs_at_most_its_message(data: st.DataObject, agent: s
     lines[cut] = lines[cut][: data.draw(st.integers(0, len(lines[cut])))]
     file = tmp_path / "rollout-1.jsonl"
     file.write_text("\n".join(lines))
-    sessions: list[ForeignSession] = list({"claude-code": claude_code, "codex": codex, "pi": pi}[agent].read(file))
-    for session in sessions:
-        session.settle()
-        assert isinstance(session.left_out, Counter)
-        for at, message in session.entries:
-            assert isinstance(at, int)
-            assert message.get("role") in ("user", "assistant", "tool")
-            assert isinstance(message.get("content"), (str, list, type(None)))
-            json.dumps(message)
+    for session in LINE_READERS.get(agent, kimi_code.read)(file):
+        check_session(session)
+
+
+@given(data=st.data(), agent=st.sampled_from([*PARTS]))
+def test_any_broken_part_of_an_object_is_passed_over(data: st.DataObject, agent: str) -> None:
+    session = ForeignSession(agent, "s", Path("/"))
+    parts: Any = [replace_some(part, data.draw) for part in PARTS[agent]]
+    match agent:
+        case "vibe":
+            vibe.add_entries(session, [part for part in parts if isinstance(part, dict)])
+        case "goose":
+            goose.add_message(session, 0, data.draw(st.sampled_from(["user", "assistant", None])), parts)
+        case _:
+            zed.add_thread(session, 0, {"messages": parts})
+    check_session(session)
+
+
+def check_session(session: ForeignSession) -> None:
+    """Check that the messages of a session can be stored."""
+    session.settle()
+    assert isinstance(session.left_out, Counter)
+    for at, message in session.entries:
+        assert isinstance(at, int)
+        assert message.get("role") in ("user", "assistant", "tool")
+        assert isinstance(message.get("content"), (str, list, type(None)))
+        json.dumps(message)
 
 
 def test_every_agent_has_a_recorded_history() -> None:
-    assert {file.stem for file in RECORDED.iterdir() if file.suffix in (".jsonl", ".sql")} == READERS.keys()
+    recorded = {file.stem for file in RECORDED.iterdir() if file.suffix in (".jsonl", ".sql")}
+    assert recorded | {"vibe", "kimi-code", "goose", "zed"} == READERS.keys()  # these are in test_recorded_folders.py

@@ -11,7 +11,7 @@ from crow_cli.process import fail
 from crow_core.errors import ConfigError, StoreError
 from crow_core.text import escape_controls
 
-AGENTS = ("claude-code", "codex", "opencode", "pi", "llm")
+AGENTS = ("claude-code", "codex", "opencode", "pi", "llm", "vibe", "kimi-code", "goose", "zed")
 
 
 @click.command("import")

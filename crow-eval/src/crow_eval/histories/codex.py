@@ -11,7 +11,6 @@ from typing import Any
 from crow_core.messages.message import Message
 
 from crow_eval.histories.history import (
-    LEFT,
     ForeignSession,
     get_dict,
     get_list,
@@ -52,7 +51,7 @@ def read_file(file: Path) -> Iterator[ForeignSession]:
                 session.model = to_line(item.get("model")) or session.model
                 session.cwd = session.cwd or to_line(item.get("cwd"))
             case "event_msg" if item.get("type") == "thread_rolled_back":
-                roll_back(session, item.get("num_turns"))
+                session.drop_turns(item.get("num_turns"))
                 reasoning.clear()
             case "event_msg":
                 pass  # it repeats an item
@@ -61,15 +60,6 @@ def read_file(file: Path) -> Iterator[ForeignSession]:
             case _:
                 session.left_out[f"lines of type {kind}"] += 1
     yield session
-
-
-def roll_back(session: ForeignSession, turns: Any) -> None:
-    """Drop the last turns, which the user has left."""
-    prompts = [at for at, (_, message) in enumerate(session.entries) if message.get("role") == "user"]
-    if isinstance(turns, int) and turns > 0 and prompts:
-        end = prompts[-min(turns, len(prompts))]
-        session.left_out[LEFT] += len(session.entries) - end
-        del session.entries[end:]
 
 
 def add_item(session: ForeignSession, at: int, item: Mapping[str, Any], reasoning: list[str]) -> None:

@@ -85,6 +85,14 @@ class ForeignSession:
         message = {"role": "tool", "tool_call_id": id, "content": text}
         self.add(at, cast(Message, {**message, "crow": notes} if notes else message))
 
+    def drop_turns(self, turns: Any) -> None:
+        """Drop the last turns, which the user has left."""
+        prompts = [at for at, (_, message) in enumerate(self.entries) if message.get("role") == "user"]
+        if isinstance(turns, int) and turns > 0 and prompts:
+            end = prompts[-min(turns, len(prompts))]
+            self.left_out[LEFT] += len(self.entries) - end
+            del self.entries[end:]
+
     def settle(self) -> None:
         """Give each tool call an id of its own, and put its first result right behind its reply. Other results are
         dropped and counted. Calls without a result stay: it may follow with a later import."""
@@ -107,6 +115,48 @@ class ForeignSession:
             else:
                 self.left_out["further results of a call" if id in waiting else "results without a call"] += 1
         self.entries = [entry for group in groups for entry in group]
+
+
+@dataclass
+class ReplyParts:
+    """The parts of a reply that a history has as records which follow each other."""
+
+    session: ForeignSession
+    at: int = 0
+    """The time of the first part; 0 if it is not known."""
+    texts: list[str] = field(default_factory=list[str])
+    reasoning: list[str] = field(default_factory=list[str])
+    uses: list[RawToolCall] = field(default_factory=list[RawToolCall])
+    results: list[tuple[int, str, Any, bool]] = field(default_factory=list[tuple[int, str, Any, bool]])
+    """The results of its calls: the time, the call's id, the content, and True if it failed."""
+
+    def add_call(self, at: int, use: RawToolCall) -> None:
+        """Add a tool call."""
+        self.at = self.at or at
+        self.uses.append(use)
+
+    def add_text(self, at: int, text: str) -> None:
+        """Add text. It begins another reply if calls were before it."""
+        if self.uses:
+            self.flush()
+        self.at = self.at or at
+        self.texts.append(text)
+
+    def add_reasoning(self, at: int, text: str) -> None:
+        """Add reasoning. It begins another reply if text or calls were before it."""
+        if self.texts or self.uses:
+            self.flush()
+        self.at = self.at or at
+        self.reasoning.append(text)
+
+    def flush(self) -> None:
+        """Add the reply and the results of its calls to the session, and begin another one."""
+        text, reasoning = "".join(self.texts), "".join(self.reasoning)
+        if text or reasoning or self.uses:
+            self.session.add(self.at, make_reply(text, reasoning, self.uses))
+        for at, id, content, failed in self.results:
+            self.session.add_result(at, id, content, failed=failed)
+        self.at, self.texts, self.reasoning, self.uses, self.results = 0, [], [], [], []
 
 
 def make_own_id(id: str, used: set[str], repeated: Counter[str]) -> str:

@@ -24,7 +24,7 @@ from crow_persistence.tables import messages, sessions
 from crow_persistence.writes import SessionWrite
 from sqlalchemy import Connection, Row, select, update
 
-from crow_eval.histories import claude_code, codex, llm, opencode, pi
+from crow_eval.histories import claude_code, codex, goose, kimi_code, llm, opencode, pi, vibe, zed
 from crow_eval.histories.history import ForeignSession
 
 READERS: dict[str, tuple[Callable[[Path], Iterator[ForeignSession]], str]] = {
@@ -33,6 +33,10 @@ READERS: dict[str, tuple[Callable[[Path], Iterator[ForeignSession]], str]] = {
     "opencode": (opencode.read, opencode.DEFAULT),
     "pi": (pi.read, pi.DEFAULT),
     "llm": (llm.read, llm.DEFAULT),
+    "vibe": (vibe.read, vibe.DEFAULT),
+    "kimi-code": (kimi_code.read, kimi_code.DEFAULT),
+    "goose": (goose.read, goose.DEFAULT),
+    "zed": (zed.read, zed.DEFAULT),
 }
 """For each agent, what reads its history, and its place in the home folder."""
 KIND = "imported"

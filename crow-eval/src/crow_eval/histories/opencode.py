@@ -15,10 +15,10 @@ from crow_core.text import decode_json
 from crow_eval.histories.history import (
     LEFT,
     ForeignSession,
+    ReplyParts,
     find_image,
     get_dict,
     get_list,
-    make_reply,
     make_use,
     prepare,
     read_object,
@@ -123,34 +123,26 @@ def make_session(
 
 def add_steps(session: ForeignSession, at: int, parts: Sequence[Object]) -> None:
     """Add the replies of a turn, one for each step, and the results of their calls."""
-    text, reasoning, uses, results = list[str](), list[str](), list[Any](), list[tuple[str, Any, bool]]()
-
-    def flush() -> None:
-        if text or reasoning or uses:
-            session.add(at, make_reply("".join(text), "".join(reasoning), uses))
-            for id, output, failed in results:
-                session.add_result(at, id, output, failed=failed)
-        for each in (text, reasoning, uses, results):
-            each.clear()
-
+    reply = ReplyParts(session, at)
     for part in parts:
         match part.get("type"):
             case "text":
-                text.append(to_text(part))
+                reply.texts.append(to_text(part))
             case "reasoning":
-                reasoning.append(to_text(part))
+                reply.reasoning.append(to_text(part))
             case "tool":
                 state, id = get_dict(part, "state"), str(part.get("callID") or part.get("id"))
-                uses.append(make_use(id, part.get("tool"), state.get("input")))
+                reply.uses.append(make_use(id, part.get("tool"), state.get("input")))
                 if state.get("status") in ("completed", "error"):
                     failed = state["status"] == "error"
                     output = state.get("error" if failed else "output")
                     images = [part for part in get_list(state, "attachments") if find_image(part)]
-                    results.append((id, [output, *images] if images else output, failed))
+                    reply.results.append((at, id, [output, *images] if images else output, failed))
             case "step-start":
-                flush()
+                reply.flush()
+                reply.at = at
             case "step-finish":
                 pass
             case kind:
                 session.left_out[f"parts of type {kind}"] += 1
-    flush()
+    reply.flush()
