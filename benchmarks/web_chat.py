@@ -36,7 +36,7 @@ class Tab:
 
     async def act(self, do: str, **fields: Any) -> None:
         self.number += 1
-        await self.socket.send(json.dumps({"do": do, "page": str(id(self)), "number": self.number, **fields}))
+        await self.socket.send(json.dumps({"do": do, "number": self.number, **fields}))
 
     async def receive(self) -> None:
         text = await self.socket.recv()

@@ -47,10 +47,12 @@ async def test_keys_go_to_the_search_and_from_prompt_to_prompt(page: "Page", sit
 async def test_a_newcomer_finds_the_cost_the_rule_and_the_request_in_three_clicks(page: "Page", site: "Site"):
     assert await page.locator(".day .end").first.is_visible(), "the cost and the time of each session, by day"
     await page.get_by_role("link", name="Permissions", exact=True).click()
+    await page.wait_for_url("**/permissions")
     assert "by the mode yolo" in (ledger := await page.inner_text("main")) or "by mode yolo" in ledger
     await page.locator(".rows .end a").first.click()
     await page.wait_for_url(f"**/session/{site.sessions[0]}?at=*#*")
     await page.locator(".usage a[href^='/call/']").first.click()
+    await page.wait_for_url("**/call/**")
     assert "byte for byte" in await page.inner_text("main")
 
 
@@ -59,7 +61,7 @@ async def test_a_kept_answer_is_revoked_on_the_page(page: "Page", database: Data
     for command in ("git log", "git push"):
         kept.add(KeptAnswer(True, AnswerRule("subcommand", "terminal", command), "always"))
     await page.goto("/permissions")
-    await page.locator("form.row", has_text="git push").get_by_role("button", name="Revoke").click()
-    await page.wait_for_url("**/permissions")
+    async with page.expect_navigation():  # the address stays the same
+        await page.locator("form.row", has_text="git push").get_by_role("button", name="Revoke").click()
     assert "git push" not in await page.inner_text("main")
     assert [answer.rule.value for answer in KeptAnswers(database.folder).list_all()] == ["git log"]

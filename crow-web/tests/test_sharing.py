@@ -106,7 +106,7 @@ async def test_a_chat_talks_with_the_agent_of_another_process(site: "Site", env:
                 cookie = (await client.get(address)).headers["set-cookie"].partition(";")[0]
             live = f"{place.replace('http', 'ws', 1)}/live"
             async with connect(live, additional_headers={"Cookie": cookie}, origin=place, proxy=None) as tab:  # type: ignore
-                await tab.send('{"do": "prompt", "page": "p", "number": 1, "text": "Where is the heron?"}')
+                await tab.send('{"do": "prompt", "number": 1, "text": "Where is the heron?"}')
                 async with asyncio.timeout(60):
                     while "The heron is in the garden." not in str(await tab.recv()):
                         pass

@@ -31,13 +31,6 @@ ALONE = 30.0
 class WebChat(ChatSession):
     """A session with what a person does in it."""
 
-    def take_number(self, page: str, number: int) -> bool:
-        """Return whether the action with this number of a page is a new one."""
-        if number <= self.numbers.setdefault(page, 0):
-            return False
-        self.numbers[page], self.touched = number, get_time()
-        return True
-
     def say(self, words: Words, *, later: bool = False) -> None:
         """Send a prompt, or let the running turn have it; `later` keeps it for after the turn."""
         if not (words.text.strip() or words.images):

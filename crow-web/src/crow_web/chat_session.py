@@ -82,8 +82,6 @@ class ChatSession:
         """True if the log shows what was said, so that the agent need not send it."""
         self.cards = OpenCards(agent, renderer, get_time, self._put_frame)
         self._undo = TurnUndo(renderer)
-        self.numbers: dict[str, int] = {}
-        """The number of the last action of each page."""
         self._is_cancelled = False
         self._problem = ""
         self._lock = asyncio.Lock()

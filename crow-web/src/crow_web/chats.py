@@ -24,7 +24,7 @@ from crow_web.chat_session import get_time
 from crow_web.history import read_history
 from crow_web.live import INTERVAL, Tab
 from crow_web.log import BlockRenderer
-from crow_web.page_actions import act
+from crow_web.page_actions import ActingPage, act
 from crow_web.pages import make_templates
 from crow_web.shared_agent import SharedAgent
 
@@ -32,6 +32,8 @@ TEND_SECONDS = 1.0
 """Seconds between two looks at the sessions that others may change."""
 MAX_CHATS = 50
 """Chats that are known at once."""
+MAX_PAGES = 1_000
+"""Pages that are known; the oldest is forgotten."""
 
 
 class Chats:
@@ -56,6 +58,8 @@ class Chats:
         self._templates = make_templates(has_chats=True)
         self._renderer = BlockRenderer(self._templates)
         self._chats: set[WebChat] = set()
+        self._pages: dict[str, ActingPage] = {}
+        """The pages by the names that they give themselves. A page that comes back sends some actions again."""
         self._boot = token_hex(8)
         """Tells pages that the server was started again."""
         self._is_remote = is_remote
@@ -104,7 +108,8 @@ class Chats:
     async def serve_page(self, socket: WebSocket) -> None:
         """Send a page what it shows, and carry out its actions."""
         await socket.accept()
-        chat = await self._find(socket.path_params.get("id", ""))
+        page = self._find_page(socket.query_params.get("page", ""))
+        page.chat = chat = await self._find(socket.path_params.get("id", ""), page.chat)
         if chat is None:
             await socket.close(1008, "There is no such session.")
             return
@@ -119,7 +124,7 @@ class Chats:
             async for text in socket.iter_text():
                 action: Any = json.loads(text)
                 if isinstance(action, dict):
-                    act(chat, tab, action)  # pyright: ignore[reportUnknownArgumentType]
+                    act(chat, page, tab, action)  # pyright: ignore[reportUnknownArgumentType]
         except (WebSocketDisconnect, ValueError):
             pass
         finally:
@@ -127,8 +132,24 @@ class Chats:
             chat.touched = get_time()
             sending.cancel()
 
-    async def _find(self, id: str) -> WebChat | None:
-        """Return the chat of a session, or a new one; None if there is no such session."""
+    def _find_page(self, name: str) -> ActingPage:
+        """Return what is known of a page."""
+        page = self._pages.pop(name, None) or ActingPage()
+        if name:
+            self._pages[name] = page
+        while len(self._pages) > MAX_PAGES:
+            del self._pages[next(iter(self._pages))]
+        return page
+
+    async def _find(self, id: str, last: WebChat | None) -> WebChat | None:
+        """Return the chat of a session, or a new one; None if there is no such session.
+
+        `last` is the one that the page has shown. A new chat may have got an id of which the page does not know.
+        """
+        if last and not id:
+            id = last.id
+        if last in self._chats and last.id == id:
+            return last
         for chat in self._chats:
             if id and chat.id == id:
                 return chat

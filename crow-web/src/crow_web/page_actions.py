@@ -1,23 +1,35 @@
 """The actions of a page: each is a JSON object, whose `do` names what the person did."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from crow_core.acp.schema import ImageBlock
 
 from crow_web.chat import WebChat
-from crow_web.chat_session import Words
+from crow_web.chat_session import Words, get_time
 from crow_web.live import Tab
 from crow_web.log import make_image_url
 
 
-def act(chat: WebChat, tab: Tab, action: Mapping[str, Any]) -> None:
+@dataclass
+class ActingPage:
+    """A page in a browser, over all its connections."""
+
+    chat: WebChat | None = None
+    """The chat that it shows."""
+    number: int = 0
+    """The number of its last action."""
+
+
+def act(chat: WebChat, page: ActingPage, tab: Tab, action: Mapping[str, Any]) -> None:
     """Carry out an action, once: a page sends it again until it is told that it has arrived."""
-    page, number = str(action.get("page", "")), action.get("number")
+    number = action.get("number")
     if isinstance(number, int):
-        if chat.take_number(page, number):
+        if number > page.number:
+            page.number, chat.touched = number, get_time()
             carry_out(chat, tab, action)
-        tab.add({"@arrived": str(chat.numbers[page])})
+        tab.add({"@arrived": str(page.number)})
 
 
 def carry_out(chat: WebChat, tab: Tab, action: Mapping[str, Any]) -> None:

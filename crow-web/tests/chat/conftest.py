@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from playwright.async_api import Browser, Page
 
 Script: TypeAlias = Callable[[dict[str, Any]], Any] | Sequence[Reply]
-PAGES = count(1)
 
 
 class Tab:
@@ -52,7 +51,6 @@ class Tab:
         self.blocks: dict[str, str] = {}
         self.values: dict[str, str] = {}
         self.received: list[dict[str, str | None]] = []
-        self.page = f"page {next(PAGES)}"
         self._numbers = count(1)
 
     @property
@@ -83,7 +81,7 @@ class Tab:
         return found
 
     async def act(self, do: str, **fields: Any) -> None:
-        action = {"do": do, "page": self.page, "number": next(self._numbers), **fields}
+        action = {"do": do, "number": next(self._numbers), **fields}
         await self.socket.send(json.dumps(action))
 
     async def say(self, text: str, **fields: Any) -> None:
@@ -106,9 +104,9 @@ class Tab:
 
 
 @asynccontextmanager
-async def open_tab(url: str, cookie: str, session: str = "") -> AsyncIterator[Tab]:
-    """Open a page of a session, or of a new one, at the URL of a server."""
-    address = url.replace("http", "ws", 1) + "/live" + (f"/{session}" if session else "")
+async def open_tab(url: str, cookie: str, session: str = "", page: str = "") -> AsyncIterator[Tab]:
+    """Open a page of a session, or of a new one, at the URL of a server. One with a name may come back."""
+    address = url.replace("http", "ws", 1) + "/live" + (f"/{session}" if session else "") + f"?page={page}"
     headers = {"Cookie": cookie}
     async with connect(address, additional_headers=headers, origin=url, proxy=None) as socket:  # type: ignore
         tab = Tab(socket)
@@ -138,9 +136,9 @@ class Site:
     frames: AppFrames
 
     @asynccontextmanager
-    async def open(self, session: str = "") -> AsyncIterator[Tab]:
-        """Open a page of a session, or of a new one."""
-        async with open_tab(self.url, self.cookie, session) as tab:
+    async def open(self, session: str = "", page: str = "") -> AsyncIterator[Tab]:
+        """Open a page of a session, or of a new one. One with a name may come back."""
+        async with open_tab(self.url, self.cookie, session, page) as tab:
             yield tab
 
 

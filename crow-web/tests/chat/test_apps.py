@@ -29,18 +29,22 @@ async def open_app(start: Any, visit: Any, name: str, *more: Reply) -> "tuple[Si
 
     sites.append(site := await start(replies, app=read))
     page: Page = await visit(site)
-    await page.locator("#text").fill("Show a bird")
-    await page.locator("#say .main").click()
     return site, page
+
+
+async def say(page: "Page", text: str) -> None:
+    await page.locator("#text").fill(text)
+    await page.locator("#say .main").click()
 
 
 async def test_an_app_gets_its_call_and_speaks_with_the_persons_consent_alone(
     start: Any, visit: Any, problems: list[str]
 ):
     site, page = await open_app(start, visit, "good", Reply("You are welcome."))
+    await say(page, "Show a bird")
     app = page.frame_locator(".app iframe").frame_locator("iframe")
     await app.get_by_text("crow shows a picture of a </script>heron for </script>heron").wait_for()
-    assert await page.locator(".app iframe").evaluate("(frame) => frame.style.height") == "345px"
+    await page.locator(".app iframe[style='height: 345px;']").wait_for()
     await page.locator(".app .card pre", has_text="Delete all").wait_for()
     await page.get_by_role("button", name="Refuse").click()
     await app.get_by_text("Delete all: Message sending denied").wait_for()
@@ -64,6 +68,7 @@ async def test_a_hostile_app_reaches_nothing(start: Any, visit: Any, problems: l
 
     site, page = await open_app(start, visit, "hostile")
     await page.context.route("https://evil.example/**", note)
+    await say(page, "Show a bird")
     app = page.frame_locator(".app iframe").frame_locator("iframe")
     await app.get_by_text("END").wait_for()
     written = (await app.locator("body").inner_text()).splitlines()

@@ -224,19 +224,38 @@ async def test_nothing_of_hostile_texts_becomes_markup(start: Any):
 
 async def test_a_page_that_comes_back_has_all_and_an_action_is_done_once(start: Any):
     site: Site = await start([Reply("Hello."), Reply("Again.")])
-    async with site.open() as tab:
+    async with site.open(page="a") as tab:
         await tab.say("Hi")
         id = await tab.until(lambda tab: tab.values.get("@session"))
         await tab.is_ready()
-        page = tab.page
-    async with site.open(id) as back:
+    async with site.open(id, page="a") as back:
         assert "Hello." in back.text
-        back.page = page
         await back.say("Hi")  # the number 1 again: it had arrived
         await back.until(lambda tab: tab.values.get("@arrived"))
         assert len(site.crow.models["scripted"].requests) == 1
         await back.say("And now?")
         await back.until(lambda tab: "Again." in tab.text)
+
+
+async def test_a_page_of_a_new_session_that_comes_back_before_it_knows_the_session_sends_its_prompt_once(start: Any):
+    site: Site = await start([Reply("Hello."), Reply("Again.")])
+    async with site.open(page="a") as tab:
+        await tab.say("Hi")
+        await tab.until(lambda tab: tab.values.get("@arrived"))  # assume that neither this nor what follows has come
+    async with site.open(page="a") as back:
+        await back.say("Hi")
+        await back.until(lambda tab: "Hello." in tab.text and tab.values["@phase"] == "ready")
+        assert back.values["@session"]
+    (chat,) = site.chats.list_chats()
+    await chat.close()
+    while site.chats.list_chats():
+        await asyncio.sleep(0.02)
+    async with site.open(page="a") as late:
+        await late.say("Hi")
+        await late.until(lambda tab: "Hello." in tab.text and tab.values.get("@arrived"))
+        await late.say("And now?")
+        await late.until(lambda tab: "Again." in tab.text)
+    assert len(site.crow.models["scripted"].requests) == 2
 
 
 async def test_a_page_that_only_shows_a_session_does_not_hold_it(start: Any):

@@ -70,13 +70,13 @@ const receive = (batch) => {
 
 const say = (text) => { get("connection").textContent = text; };
 const send = (action) => {
-  const sent = { ...action, page, number: ++number };
+  const sent = { ...action, number: ++number };
   outbox.set(number, sent);
   if (socket.readyState === WebSocket.OPEN) socket.send(JSON.stringify(sent));
   setTimeout(() => { if (outbox.has(sent.number)) socket.close(); }, 8000); // as after a sleep of the device
 };
 const connect = () => {
-  const own = socket = new WebSocket(`${location.protocol === "https:" ? "wss" : "ws"}://${location.host}${live}`);
+  const own = socket = new WebSocket(`${location.protocol === "https:" ? "wss" : "ws"}://${location.host}${live}?page=${page}`);
   let opened = false;
   own.addEventListener("open", () => { for (const each of outbox.values()) own.send(JSON.stringify(each)); suggest(); });
   own.addEventListener("message", (event) => {
