@@ -149,7 +149,7 @@ def print_lesson(lesson: "Lesson") -> None:
     times = f"{lesson.times:,} times in {lesson.sessions:,} session{'s' if lesson.sessions > 1 else ''}"
     click.secho(escape_line(f"{lesson.id}  {NAMES[lesson.kind]}, {times}"), bold=True)
     for one in lesson.evidence:
-        click.secho(indent(f"{one.session[:8]} {one.entry[:8]}"), dim=True)
+        click.secho(indent(f"session {one.session[:8]}, message {one.entry[:8]}"), dim=True)
         click.echo(indent(f"“{one.quote}”"))
     if lesson.line:
         click.echo(escape_line(f"Line for {shorten_path(lesson.file, 60)}: {lesson.line}"))
