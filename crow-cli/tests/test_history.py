@@ -253,9 +253,11 @@ async def test_session_becomes_a_task_whose_checks_are_to_be_filled_in(machine: 
         await asyncio.to_thread(subprocess.run, [*git, *words], check=True)
     await talk(machine, prompt="What do the notes say?")
     (session,) = await read(machine, "sessions", "list")
-    made = await run_command(machine, "sessions", "to-task", session["id"][:8], "task")
-    assert made.out == "task\n"
+    made = await machine.crow("sessions", "to-task", session["id"][:8], "--into", "tasks")
+    name = f"task-{session['id'][:8]}"
+    assert (made.code, made.out) == (1, f"tasks/{name}\n"), "it has no checks"
     assert "as recorded" in made.err
+    (machine.project / "tasks" / name).rename(machine.project / "task")
     assert (machine.project / "task" / "prompt.md").read_text() == "What do the notes say?\n"
     refused = await machine.crow("eval", "--validate", "task")
     assert (refused.code, "checks: there are none" in refused.err) == (2, True)
@@ -266,8 +268,9 @@ async def test_session_becomes_a_task_whose_checks_are_to_be_filled_in(machine: 
         done = await machine.crow("eval", "task", "--json")
     assert done.code == 0, done.err
     assert json.loads(done.out)["cells"][0]["state"] == "passed"
-    again = await machine.crow("sessions", "to-task", session["id"], "task")
-    assert (again.code, "task exists" in again.err) == (2, True)
+    (machine.project / name).mkdir()
+    again = await machine.crow("sessions", "to-task", session["id"])
+    assert (again.code, f"{name} exists" in again.err) == (2, True)
     assert "has 1 prompts" in (await machine.crow("sessions", "to-task", session["id"], "--turn", "2")).err
 
 
@@ -289,7 +292,8 @@ async def test_task_of_a_session_starts_from_the_changes_that_were_recorded_with
     exported = await run_command(machine, "sessions", "export", session["id"], "--format", "jsonl")
     (marker,) = [line["crow"] for line in map(json.loads, exported.out.splitlines()) if "changes" in line["crow"]]
     assert [one["path"] for one in marker["changes"]] == ["notes.txt", "old.txt", "new/bytes"]
-    made = await run_command(machine, "sessions", "to-task", session["id"][:8], "task")
+    made = await machine.crow("sessions", "to-task", session["id"][:8], "--into", "tasks")
+    (machine.project / "tasks" / f"task-{session['id'][:8]}").rename(machine.project / "task")
     assert f"The task starts from {marker['commit'][:12]} and the 3 changes of then, as recorded." in made.err
     (machine.project / "task" / "check.py").write_text(
         "from pathlib import Path\n\ndef check(folder: Path, answer: str) -> bool:\n"

@@ -12,7 +12,7 @@ from crow_cli.run_command import to_run_arguments, told_as
 GROUP = "crow.commands"
 """The entry points with which packages add commands: `eval`, or `acp.check` for a command of the group `acp`."""
 PACKAGES = {
-    **dict.fromkeys(("eval", "import", "lessons", "reask", "prompts.improve"), "crow-eval"),
+    **dict.fromkeys(("eval", "import", "lessons", "reask", "prompts.improve", "sessions.to-task"), "crow-eval"),
     "web": "crow-web",
     **dict.fromkeys(("acp.check", "acp.record", "acp.replay"), "crow-acp-tools"),
 }
@@ -68,6 +68,12 @@ class PromptsGroup(PackageGroup):
     """The commands of `crow prompts`."""
 
     prefix = "prompts."
+
+
+class SessionsGroup(PackageGroup):
+    """The commands of `crow sessions`."""
+
+    prefix = "sessions."
 
 
 class CrowGroup(PackageGroup):

@@ -100,7 +100,7 @@ CLASSES = {
     "sessions search": READS,
     "sessions share": READS,
     "sessions show": READS,
-    "sessions to-task": READS,
+    "sessions to-task": PROGRAMS,
     "setup": SETTINGS,
     "skills list": READS,
     "skills new": SETTINGS,

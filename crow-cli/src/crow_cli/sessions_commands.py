@@ -1,8 +1,6 @@
-"""`crow sessions`: list, show, search, export, fork and delete stored sessions, and make tasks of them."""
+"""`crow sessions`: list, show, search, export, fork and delete stored sessions."""
 
-import json
 import os
-import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,13 +23,13 @@ from crow_cli.console import (
     shorten,
     shorten_path,
 )
+from crow_cli.groups import SessionsGroup
 from crow_cli.menu import confirm
 from crow_cli.process import fail
 from crow_cli.storage import connect, open_database
 
 if TYPE_CHECKING:
     from crow_core.messages.message import Message
-    from crow_core.messages.worktree import WorkTree
     from crow_persistence.export.transcript import Transcript, TranscriptPart, TranscriptToolCall
 
 FORMATS = ("markdown", "jsonl", "html", "atif")
@@ -40,28 +38,7 @@ UNTITLED = "(no title)"
 SESSION = click.argument("session", metavar="ID")
 
 
-COPY = 'cp -R "$CROW_TASK/changes/." .'
-"""The command that lays what was changed over the commit of a task."""
-FILES_HINT = "# The folder of the session is in no git repository, or is gone: put what it starts with into files/.\n"
-TASK = """\
-description = "From session {session}"
-{start}
-[limits]
-# requests = 30
-
-# At least one check, such as:
-# [[checks]]
-# kind = "command"
-# run = "python -m unittest -q"
-#
-# [[checks]]
-# kind = "answer"
-# contains = "..."
-"""
-"""The file of a task that is made of a session."""
-
-
-@click.group()
+@click.group(cls=SessionsGroup)
 def sessions() -> None:
     """List, show, search, export, fork and delete sessions. The beginning of an ID is enough."""
 
@@ -270,86 +247,6 @@ def export(session: str, format_name: Any, output: Path | None, no_redact: bool)
         print_note(f"Secrets masked: {masked}. Read the export before you share it.")
     if story.record.damage:
         print_note(escape_line(story.record.damage))
-
-
-@sessions.command("to-task")
-@SESSION
-@click.argument("folder", type=click.Path(file_okay=False, path_type=Path), required=False)
-@click.option("--turn", type=click.IntRange(min=1), default=1, show_default=True, help="The prompt to take.")
-def to_task(session: str, folder: Path | None, turn: int) -> None:
-    """Make a task for `crow eval` of a session: a folder with its prompt and its start. You fill in the checks.
-
-    The start is the one that was recorded with the session: the commit of its folder, and what had been changed. If
-    none was, it is the present commit.
-    """
-    from crow_core.messages.message import find_turns, to_parts
-    from crow_core.messages.worktree import find_recorded
-    from crow_extensions.worktree_state import WorkTreeError, write_changes
-    from crow_persistence.loader import find_session, load_session
-
-    with connect() as connection:
-        row = find_session(connection, session)
-        log = load_session(connection, row).log
-    if len(turns := find_turns(log)) < turn:
-        fail(f"session {row.id[:8]} has {len(turns)} prompts, so there is no prompt {turn}.")
-    parts = to_parts(log[turns[turn - 1]].get("content"))
-    prompt = "\n\n".join(str(part["text"]) for part in parts if "text" in part)
-    folder = folder or Path(f"task-{row.id[:8]}")
-    tree = find_recorded(log)
-    start, note = find_present_start(row.cwd) if tree is None else find_recorded_start(tree)
-    try:
-        folder.mkdir(parents=True)
-        (folder / "prompt.md").write_text(f"{prompt}\n", "utf-8")
-        (folder / "task.toml").write_text(TASK.format(session=row.id, start=start), "utf-8")
-        if tree is not None and tree.changes:
-            (changed := folder / ("changes" if tree.commit else "files")).mkdir()
-            write_changes(tree.changes, changed)
-    except FileExistsError:
-        fail(f"{folder} exists. Name another folder.")
-    except OSError as error:
-        fail(f"{folder} cannot be written: {error.strerror}.")
-    except WorkTreeError as error:
-        note = f"Not all of the files are in {folder}: {error}."
-    click.echo(escape_controls(str(folder)))
-    if turn > 1:
-        print_note(
-            "The task does not have what was said and done before this prompt: write into prompt.md what it needs."
-        )
-    if len(parts) > sum("text" in part for part in parts):
-        print_note("The images of the prompt are left out.")
-    if note:
-        print_note(escape_line(note))
-    print_note("Fill in the checks of task.toml, then: crow eval --validate " + str(folder))
-
-
-def find_present_start(cwd: str) -> tuple[str, str]:
-    """Return the lines of a task that start from the present commit of a folder, and a sentence about them."""
-    from crow_system.git import read_head
-
-    repository, commit = read_head(cwd) if os.path.isdir(cwd) else ("", "")
-    if not commit:
-        return FILES_HINT, ""
-    start = f"commit = {json.dumps(commit)}\nrepository = {json.dumps(repository)}\n"
-    said = f"{commit[:12]}, the present commit of {repository}, without changes that are not committed"
-    return start, f"The start of the session is not recorded. The task starts from {said}."
-
-
-def find_recorded_start(tree: "WorkTree") -> tuple[str, str]:
-    """Return the lines of a task that start from a recorded state, and a sentence about them."""
-    from crow_extensions.worktree_state import WorkTreeError, check_commit, list_removed
-
-    try:
-        check_commit(tree)
-    except WorkTreeError as error:
-        return FILES_HINT, f"The recorded start cannot be used: {error}."
-    start = f"commit = {json.dumps(tree.commit)}\nrepository = {json.dumps(tree.top)}\n" if tree.commit else ""
-    if tree.commit and tree.changes:
-        commands = [f"git rm -r -q -f -- {shlex.quote(path)}" for path in list_removed(tree.changes)]
-        start += f"setup = {json.dumps([*commands, COPY])}\n"
-    if tree.fault:
-        return start, f"The task starts from {tree.commit[:12]}, without the changes of then: {tree.fault}."
-    changed = f" and the {len(tree.changes):,} changes of then" if tree.changes else ""
-    return start, f"The task starts from {tree.commit[:12] or 'no commit'}{changed}, as recorded."
 
 
 @sessions.command()

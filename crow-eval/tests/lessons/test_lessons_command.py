@@ -110,6 +110,7 @@ async def test_line_is_added_to_the_file_only_by_a_person_who_says_yes(machine: 
     os.close(ours)
     assert re.search(r"\+- Use uv\.", shown), shown
     assert (machine.project / "AGENTS.md").read_text() == "# Rules\n\n- Be brief.\n- Use uv.\n"
+    assert [one["line"] for one in await read_lessons(machine)] == ["We never push to main."]
 
 
 def find_ids(request: dict[str, Any], *words: str) -> dict[str, str]:

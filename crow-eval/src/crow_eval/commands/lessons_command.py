@@ -149,7 +149,7 @@ def print_lesson(lesson: "Lesson") -> None:
     times = f"{lesson.times:,} times in {lesson.sessions:,} session{'s' if lesson.sessions > 1 else ''}"
     click.secho(escape_line(f"{lesson.id}  {NAMES[lesson.kind]}, {times}"), bold=True)
     for one in lesson.evidence:
-        click.secho(indent(f"{one.session[:8]} {one.entry[:8]}"), dim=True)
+        click.secho(indent(f"session {one.session[:8]}, message {one.entry[:8]}"), dim=True)
         click.echo(indent(f"“{one.quote}”"))
     if lesson.line:
         click.echo(escape_line(f"Line for {shorten_path(lesson.file, 60)}: {lesson.line}"))
@@ -159,7 +159,7 @@ def print_lesson(lesson: "Lesson") -> None:
 
 def apply_lessons(found: "Sequence[Lesson]") -> None:
     """Show the line of each lesson as a diff of its file, and add those to which the user says yes."""
-    from crow_eval.lessons.instruction_files import add_line, has_line, make_diff, read_instructions
+    from crow_eval.lessons.instruction_files import add_line, make_diff, read_instructions
 
     if not sys.stdin.isatty():
         fail("--apply asks about each line, so it needs a terminal.")
@@ -172,9 +172,6 @@ def apply_lessons(found: "Sequence[Lesson]") -> None:
             continue
         try:
             before = read_instructions(file)
-            if has_line(before, lesson.line):
-                print_note(f"{lesson.id}: {file} has the line already.")
-                continue
             after = add_line(before, lesson.line)
             print_lesson(lesson)
             print_diff(make_diff(file, before, after))

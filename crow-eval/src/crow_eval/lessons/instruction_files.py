@@ -1,6 +1,7 @@
 """Files of instructions for agents: where a lesson's line belongs, and how it gets there."""
 
 from collections.abc import Collection
+from contextlib import suppress
 from difflib import unified_diff
 from pathlib import Path
 
@@ -35,9 +36,13 @@ def read_instructions(file: Path) -> str:
     return file.read_bytes().decode() if file.exists() else ""
 
 
-def has_line(text: str, line: str) -> bool:
-    """Return whether a text has a line, perhaps as an item of a list."""
-    return line in (each.strip().removeprefix("- ").removeprefix("* ") for each in text.splitlines())
+def knows_line(file: Path, line: str) -> bool:
+    """Return whether a file has a line, perhaps as an item of a list; False for one that cannot be read."""
+    with suppress(OSError, UnicodeDecodeError):
+        return line in (
+            each.strip().removeprefix("- ").removeprefix("* ") for each in read_instructions(file).splitlines()
+        )
+    return False
 
 
 def add_line(text: str, line: str) -> str:

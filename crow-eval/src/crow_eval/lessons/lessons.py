@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 from crow_eval.lessons.call_signals import Signal
 from crow_eval.lessons.cleaning import Cleaner
 from crow_eval.lessons.corrections import DATA
-from crow_eval.lessons.instruction_files import find_instruction_file
+from crow_eval.lessons.instruction_files import find_instruction_file, knows_line
 from crow_eval.lessons.session_signals import SaidMessage, find_signals, list_said
 
 LEAST = {"failure": 3, "refused": 2, "cut": 2}
@@ -169,6 +169,8 @@ def make_lesson(group: Group, cleaner: Cleaner, config: Path) -> Lesson | None:
     line = line if len(line) <= LINE_LIMIT else ""
     evidence = [Evidence(one.session, one.entry, cleaner.clean(one.session, one.quote)) for one in shown]
     file = find_instruction_file({one.cwd for one in group.signals}, {one.skill for one in group.signals}, config)
+    if line and knows_line(file, line):
+        return None
     about = line or min((one.quote for one in evidence), default="")
     id = sha256(f"{group.kind}\0{about}".encode()).hexdigest()[:6]
     return Lesson(id, group.kind, len(group.signals), len(group.sessions), line, str(file), evidence)
