@@ -26,6 +26,7 @@ def describe_best(evaluation: "Evaluation") -> str:
 
 def print_improvement(evaluation: "Evaluation", *, as_json: bool) -> None:
     """Print the report of a search."""
+    from crow_eval.context_files import is_file_name
     from crow_eval.improvement_report import improvement_to_json, list_candidates, make_improvement_report
 
     report = make_improvement_report(evaluation)
@@ -59,7 +60,8 @@ def print_improvement(evaluation: "Evaluation", *, as_json: bool) -> None:
     print_table(("", "RUNS", "CALLS", "TOKENS", "COST"), [to_row(name, sums) for name, sums in took.items()])
     if notes.winner and report.is_better:
         best, first = prompts[notes.winner].label, prompts[0].label
-        click.echo(f"Look at it: crow prompts diff {first} {best}. Use it: crow prompts promote {best}")
+        use = f"show {best} > FILE" if is_file_name(notes.target) else f"promote {best}"
+        click.echo(escape_line(f"Look at it: crow prompts diff {first} {best}. Use it: crow prompts {use}"))
 
 
 def to_row(name: str, sums: "Sums") -> tuple[str, ...]:
