@@ -85,6 +85,7 @@ async def test_a_sentence_that_helps_is_found_and_proven_on_tasks_that_the_searc
         asked_of_proposals = [asked(request) for request in server.requests if is_proposal(request)]
         report = json.loads(done.out)
         shown = await machine.crow("eval", "show", report["id"][:8])
+        page = await machine.crow("eval", "show", report["id"], "--html", "report.html")
         listed = await machine.crow("prompts", "diff", report["first"], report["best"])
         promoted = await machine.crow("prompts", "promote", report["best"])
     assert done.code == 0, done.err
@@ -99,6 +100,11 @@ async def test_a_sentence_that_helps_is_found_and_proven_on_tasks_that_the_searc
     assert not [n for n in numbers if n and any(f"word {n[0]:>03}" in each for each in asked_of_proposals)]
     assert "Better than today's. On 12 tasks that the search never saw" in shown.out
     assert f"+ {CAPITALS}" in listed.out or CAPITALS in listed.out
+    assert page.code == 0, page.err
+    html = (machine.project / "report.html").read_text()
+    assert "<h2>The search</h2>" in html
+    assert f'<span class="good">+You work in {{{{ cwd }}}}. {CAPITALS}</span>' in html
+    assert "<h2>Pass rates</h2>" not in html
     assert promoted.code == 0, promoted.err
     assert CAPITALS in (machine.home / "crow" / "prompts" / "system.md.j2").read_text()
 
