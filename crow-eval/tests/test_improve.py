@@ -85,6 +85,7 @@ async def test_a_sentence_that_helps_is_found_and_proven_on_tasks_that_the_searc
         asked_of_proposals = [asked(request) for request in server.requests if is_proposal(request)]
         report = json.loads(done.out)
         shown = await machine.crow("eval", "show", report["id"][:8])
+        page = await machine.crow("eval", "show", report["id"], "--html", "report.html")
         listed = await machine.crow("prompts", "diff", report["first"], report["best"])
         promoted = await machine.crow("prompts", "promote", report["best"])
     assert done.code == 0, done.err
@@ -99,6 +100,11 @@ async def test_a_sentence_that_helps_is_found_and_proven_on_tasks_that_the_searc
     assert not [n for n in numbers if n and any(f"word {n[0]:>03}" in each for each in asked_of_proposals)]
     assert "Better than today's. On 12 tasks that the search never saw" in shown.out
     assert f"+ {CAPITALS}" in listed.out or CAPITALS in listed.out
+    assert page.code == 0, page.err
+    html = (machine.project / "report.html").read_text()
+    assert "<h2>The search</h2>" in html
+    assert f'<span class="good">+You work in {{{{ cwd }}}}. {CAPITALS}</span>' in html
+    assert "<h2>Pass rates</h2>" not in html
     assert promoted.code == 0, promoted.err
     assert CAPITALS in (machine.home / "crow" / "prompts" / "system.md.j2").read_text()
 
@@ -266,3 +272,43 @@ async def test_half_of_a_limit_is_kept_for_the_report(machine: "Machine") -> Non
         assert 10 <= len(server.requests) <= 13, "a round that has begun is ended"
     assert json.loads(done.out)["stopped"] == "Half of the 20 requests is used; the rest is for the report."
     assert done.code == 0, done.err
+
+
+async def improve_file(machine: "Machine", file: str, text: str, heard: str) -> list[str]:
+    """Improve a file of the project, and return the output of the search, of the diff and of `promote`."""
+    write_tasks(machine, 12)
+    write_prompt(machine, PLAIN + "{% for each in instructions %}\n{{ each }}{% endfor %}")
+    (path := machine.project / file).parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+    def answer(request: dict[str, Any]) -> Reply:
+        if is_proposal(request):
+            return write(f"{find_text(request)} {CAPITALS}")
+        seen = json.dumps(request["messages"])
+        assert heard in seen
+        return Reply(re.findall(r"word \d+", asked(request))[0].upper() if CAPITALS in seen else "No.", usage=USAGE)
+
+    async with ScriptedServer(answer) as server:
+        machine.ask(server.url)
+        done = await machine.crow("prompts", "improve", file, "--on", "tasks.jsonl")
+        name = "AGENTS.md" if "AGENTS" in file else "skill:words"
+        diff = await machine.crow("prompts", "diff", f"{name}@1", f"{name}@2")
+        promoted = await machine.crow("prompts", "promote", f"{name}@2")
+    assert done.code == 0, done.err
+    assert path.read_text() == text
+    return [done.out, diff.out, promoted.err]
+
+
+async def test_instructions_of_a_project_improve(machine: "Machine") -> None:
+    done, diff, promoted = await improve_file(machine, "docs/AGENTS.md", "Be brief.", "Be brief.")
+    assert "Better than today's." in done
+    assert "Use it: crow prompts show AGENTS.md@2 > FILE" in done
+    assert f"+Be brief. {CAPITALS}" in diff
+    assert "AGENTS.md@2 is a version of a file." in promoted
+
+
+async def test_skill_improves(machine: "Machine") -> None:
+    skill = "---\nname: words\ndescription: Say a word.\nmetadata:\n  triggers: word\n---\nSay it."
+    done, diff, _ = await improve_file(machine, ".crow/skills/words/SKILL.md", skill, "Say a word.")
+    assert "Better than today's." in done
+    assert f"+Say it. {CAPITALS}" in diff

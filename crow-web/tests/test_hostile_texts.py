@@ -12,7 +12,7 @@ from crow_agent.app import build
 from crow_agent.workflows import approve, list_waiting, open_workflows, workflow
 from crow_core.testing import Reply, ScriptedCall, ScriptedModel, connect
 from crow_eval import evaluation_store
-from crow_eval.cells import Cell, CellOutcome, EvaluationSettings, TaskName
+from crow_eval.cells import Candidate, Cell, CellOutcome, EvaluationSettings, SearchNotes, TaskName
 from crow_eval.checks import CheckResult
 from crow_eval.compared_prompts import PromptVersion
 from crow_eval.histories.importing import import_history
@@ -36,7 +36,18 @@ async def fill(database: Database, env: Mapping[str, str], folder: Path) -> list
     """Fill the database, and return the addresses of all pages."""
     session = await talk(env, folder)
     imported = import_hostile(database, folder)
-    evaluations = [evaluate(database, session), evaluate(database, session)]
+    search = SearchNotes(
+        target=HOSTILE,
+        train=[],
+        validation=[],
+        test=[HOSTILE],
+        seed=0,
+        max_runs=1,
+        candidates=[Candidate(score=0.0), Candidate(parent=0, score=1.0, fault=HOSTILE)],
+        winner=1,
+        stopped=HOSTILE,
+    )
+    evaluations = [evaluate(database, session), evaluate(database, session), evaluate(database, session, search)]
     run = await wait_for_approval(env)
     rule = AnswerRule("subcommand", HOSTILE, HOSTILE)
     KeptAnswers(database.folder).add(KeptAnswer(True, rule, "folder", f"/{HOSTILE}"))
@@ -48,6 +59,7 @@ async def fill(database: Database, env: Mapping[str, str], folder: Path) -> list
         calls = [row[0] for row in connection.exec_driver_sql(sql, (session,))]
     pages = ["/", "/?q=Report", f"/?q={'<script>'}&folder=x&since=y", "/permissions?verify=1", "/charts", "/prompts"]
     pages += ["/evaluations", f"/evaluations/{evaluations[0]}?with={evaluations[1]}", "/workflows", f"/workflows/{run}"]
+    pages += [f"/evaluations/{evaluations[2]}"]
     pages += [
         "/prompts/system",
         f"/prompts/{HOSTILE.replace('/', '%2F')}",
@@ -116,15 +128,16 @@ def import_hostile(database: Database, folder: Path) -> list[str]:
     return imported.sessions
 
 
-def evaluate(database: Database, session: str) -> str:
+def evaluate(database: Database, session: str, search: SearchNotes | None = None) -> str:
     """Store an evaluation whose run had this session, and return its id."""
     settings = EvaluationSettings(
         tasks=[TaskName(HOSTILE, "d")],
-        prompts=[PromptVersion(HOSTILE, "system", "a"), PromptVersion("other", "system", "b")],
+        prompts=[PromptVersion(HOSTILE, "system", "a"), PromptVersion("other", "system", HOSTILE)],
         models=[HOSTILE],
         names=[HOSTILE],
         repeat=1,
         mode="yolo",
+        search=search,
     )
     evaluation = evaluation_store.create(database, HOSTILE, settings)
     checks = [CheckResult(name=HOSTILE, kind="answer", passed=False, reason=HOSTILE)]

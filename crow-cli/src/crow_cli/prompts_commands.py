@@ -222,6 +222,8 @@ def unpin(name: str, folder: Path, user: bool) -> None:
 def place_version(prompt: str, folder: Path) -> None:
     """Write a version of a prompt to a folder of prompts; print a message and exit if that would lose a template, or
     if the version cannot be rendered."""
+    if prompt.partition("@")[0].endswith(".md") or prompt.startswith("skill:"):
+        fail(f"{prompt} is a version of a file. Write it there: crow prompts show {prompt} > FILE")
     from crow_core.errors import PromptError
     from crow_persistence.prompt_versions import find_number, find_version, render_again
 

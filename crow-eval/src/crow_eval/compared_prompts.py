@@ -15,6 +15,8 @@ from crow_persistence.database import Database
 from crow_persistence.prompt_versions import find_variables, find_version
 from msgspec import Struct
 
+from crow_eval.context_files import read_context_file
+
 CURRENT = "current"
 """Names the system prompt that sessions have without an evaluation."""
 JUDGE = "judge"
@@ -70,7 +72,8 @@ def load_prompt(wanted: str, config: Config, home: Home, database: Database) -> 
 
 
 def load_current(name: str, config: Config, home: Home, database: Database) -> PromptVersion:
-    """Load the version of a prompt that sessions use today, or the stored one that `NAME@N` names.
+    """Load the version of a prompt that sessions use today, the stored one that `NAME@N` names, or an AGENTS.md or
+    SKILL.md.
 
     Raises ConfigError, also for a name without a version where today's cannot be told; StoreError.
     """
@@ -80,6 +83,8 @@ def load_current(name: str, config: Config, home: Home, database: Database) -> P
         return load_prompt(name, config, home, database)
     if name == JUDGE:
         return PromptVersion(name, name, load_judge_prompt(config, home).template)
+    if found := read_context_file(name):
+        return PromptVersion(name, *found)
     if (path := find_prompt_files(config, home).get(name)) is None:
         raise ConfigError(f"Which version of the prompt {name} to begin with is not clear. Give one, such as {name}@1.")
     return PromptVersion(name, name, path.read_text("utf-8"))

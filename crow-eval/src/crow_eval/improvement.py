@@ -25,6 +25,7 @@ from crow_persistence.prompt_versions import find_number, find_variables, find_v
 
 from crow_eval.cells import Candidate, Cell, Proposal, SearchNotes
 from crow_eval.compared_prompts import JUDGE, SYSTEM_VARIABLES, PromptVersion, check_prompt, replace_prompts
+from crow_eval.context_files import find_file_fault, is_file_name
 from crow_eval.evaluation_store import Evaluation, now, save_settings
 from crow_eval.gepa_search import MINIBATCH, search
 from crow_eval.meter import Meter, measure
@@ -91,7 +92,8 @@ class Improvement:
     @property
     def question(self) -> str:
         """The template of the words to the model that proposes."""
-        return QUESTION.format(what="Jinja template", name=self.notes.target)
+        what = "file" if is_file_name(self.notes.target) else "Jinja template"
+        return QUESTION.format(what=what, name=self.notes.target)
 
     async def run(self) -> None:
         """Search, unless the search has ended, and run the tasks of the report.
@@ -304,6 +306,8 @@ def find_fault(prompt: PromptVersion, first: PromptVersion) -> str:
     """Return why a candidate cannot take the place of the first prompt; "" if it can."""
     if not prompt.template.strip():
         return "The text is empty."
+    if is_file_name(prompt.name):
+        return find_file_fault(prompt.name, prompt.template)
     try:
         check_prompt(prompt)
     except ConfigError as error:

@@ -10,13 +10,17 @@ from crow_eval.evaluation_report import LEVEL, Comparison, EvaluationReport, Var
 from crow_eval.plots import Dots, Estimate, plot_dots, plot_intervals
 
 
-def to_page(report: EvaluationReport) -> str:
-    """Make the page of a report."""
-    return load_templates().get_template("page.html.j2").render(evaluation=report.evaluation, body=to_body(report))
+def to_page(report: EvaluationReport, search: str = "") -> str:
+    """Make the page of a report. `search` is the section of a search."""
+    body = to_body(report, search=search)
+    return load_templates().get_template("page.html.j2").render(evaluation=report.evaluation, body=body)
 
 
-def to_body(report: EvaluationReport, link: str = "") -> str:
-    """Make the contents of the page of a report. With a `link`, such as /session/, each run leads to its session."""
+def to_body(report: EvaluationReport, link: str = "", search: str = "") -> str:
+    """Make the contents of the page of a report. With a `link`, such as /session/, each run leads to its session.
+
+    `search`, the section of a search, takes the place of the rates: its candidates were not run on the same tasks.
+    """
     evaluation = report.evaluation
     grid = {(cell.task, cell.variant, cell.repetition): cell for cell in report.cells}
     template = load_templates().get_template("report.html.j2")
@@ -35,6 +39,7 @@ def to_body(report: EvaluationReport, link: str = "") -> str:
         times=plot_cells(report, "times"),
         tokens=plot_cells(report, "tokens"),
         link=link,
+        search=search,
     )
 
 

@@ -27,6 +27,7 @@ from crow_persistence.database import Database
 from crow_eval.cells import LIMIT, Cell, CellOutcome, EvaluationSettings, Variant
 from crow_eval.checks import CheckResult, Judge, Work, run_checks
 from crow_eval.compared_prompts import replace_prompts
+from crow_eval.context_files import give_file, is_file_name
 from crow_eval.evaluation_store import CellWriter, Evaluation, load, locked, now
 from crow_eval.judging import Judges
 from crow_eval.meter import Meter, SessionCounts, measure, to_spending
@@ -342,7 +343,10 @@ def make_agent(
     prompt = Prompt(variant.prompt.name, variant.prompt.template)
 
     def use(crow: Crow) -> None:
-        crow.use(replace_prompts, prompts={prompt.name: prompt})
+        if is_file_name(prompt.name):
+            crow.use(give_file, name=prompt.name, text=prompt.template)
+        else:
+            crow.use(replace_prompts, prompts={prompt.name: prompt})
         crow.use(measure, meter=meter)
 
     mode: Any = settings.mode

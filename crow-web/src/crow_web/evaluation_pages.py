@@ -4,6 +4,7 @@ from crow_eval import rows as stored
 from crow_eval.evaluation_report import Comparison, compare_evaluations, list_changed_tasks, make_report
 from crow_eval.evaluation_store import load
 from crow_eval.page import describe_comparison, plot_differences, to_body
+from crow_eval.search_page import to_search
 from markupsafe import Markup
 from sqlalchemy import Connection
 from starlette.requests import Request
@@ -20,7 +21,7 @@ def show_evaluations(pages: Pages, connection: Connection, request: Request) -> 
 
 
 def show_evaluation(pages: Pages, connection: Connection, request: Request) -> str:
-    """Show the report of an evaluation, or what another one differs in."""
+    """Show the report of an evaluation or of a search, or what another one differs in."""
     evaluation = load(pages.database, request.path_params["id"])
     others = [row for row in stored.list_evaluations(connection, LISTED) if row.id != evaluation.id]
     comparisons, changed, fault = list[Comparison](), list[str](), ""
@@ -41,5 +42,5 @@ def show_evaluation(pages: Pages, connection: Connection, request: Request) -> s
         differences=Markup(plot_differences(comparisons)),
         changed=changed,
         fault=fault,
-        body=Markup(to_body(make_report(evaluation), "/session/")),
+        body=Markup(to_body(make_report(evaluation), "/session/", to_search(evaluation))),
     )

@@ -321,20 +321,20 @@ def print_report(evaluation: "Evaluation", *, as_json: bool, page: Path | None) 
     """Print the report of an evaluation, and write its page. Raises ConfigError for a file that cannot be written."""
     from crow_eval.evaluation_report import make_report, to_json
 
-    if evaluation.settings.search and page is None:
-        from crow_eval.commands.improvement_output import print_improvement
-
-        print_improvement(evaluation, as_json=as_json)
-        return
     report = make_report(evaluation)
     if page is not None:
         from crow_eval.page import to_page
+        from crow_eval.search_page import to_search
 
         try:
-            page.write_text(to_page(report), "utf-8")
+            page.write_text(to_page(report, to_search(evaluation)), "utf-8")
         except OSError as error:
             raise ConfigError(f"--html: {page} cannot be written: {error.strerror}.") from error
-    if as_json:
+    if evaluation.settings.search:
+        from crow_eval.commands.improvement_output import print_improvement
+
+        print_improvement(evaluation, as_json=as_json)
+    elif as_json:
         print_json(to_json(report))
     else:
         print_tables(report)

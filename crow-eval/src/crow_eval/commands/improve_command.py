@@ -67,6 +67,8 @@ def improve(name: str, on: tuple[str, ...], resume: str, as_json: bool, **option
     which candidates go on. Each is stored as a version of the prompt: crow prompts promote NAME@N uses one. Nothing is
     changed by itself.
 
+    NAME is `system`, `judge`, a version such as compaction@2, or the path of an AGENTS.md or SKILL.md.
+
     Tools work as in `crow eval`, on this machine. A search uses at most half of each limit, and the report the rest.
     The same search goes on with --resume, and pays for nothing twice.
 

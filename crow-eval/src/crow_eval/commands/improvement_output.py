@@ -7,7 +7,7 @@ from crow_cli.console import escape_line, print_json, print_table
 
 if TYPE_CHECKING:
     from crow_eval.evaluation_store import Evaluation
-    from crow_eval.improvement_report import ImprovementReport, Sums
+    from crow_eval.improvement_report import Sums
 
 
 def describe_best(evaluation: "Evaluation") -> str:
@@ -26,7 +26,9 @@ def describe_best(evaluation: "Evaluation") -> str:
 
 def print_improvement(evaluation: "Evaluation", *, as_json: bool) -> None:
     """Print the report of a search."""
+    from crow_eval.context_files import is_file_name
     from crow_eval.improvement_report import improvement_to_json, list_candidates, make_improvement_report
+    from crow_eval.search_page import describe_finding
 
     report = make_improvement_report(evaluation)
     if as_json:
@@ -59,35 +61,11 @@ def print_improvement(evaluation: "Evaluation", *, as_json: bool) -> None:
     print_table(("", "RUNS", "CALLS", "TOKENS", "COST"), [to_row(name, sums) for name, sums in took.items()])
     if notes.winner and report.is_better:
         best, first = prompts[notes.winner].label, prompts[0].label
-        click.echo(f"Look at it: crow prompts diff {first} {best}. Use it: crow prompts promote {best}")
+        use = f"show {best} > FILE" if is_file_name(notes.target) else f"promote {best}"
+        click.echo(escape_line(f"Look at it: crow prompts diff {first} {best}. Use it: crow prompts {use}"))
 
 
 def to_row(name: str, sums: "Sums") -> tuple[str, ...]:
     """Convert sums to a row of the table."""
     cost = "-" if sums.cost is None else f"{sums.cost:.4f} {sums.currency or ''}".strip()
     return (name, f"{sums.runs:,}", f"{sums.requests:,}", f"{sums.tokens:,}", cost)
-
-
-def describe_finding(report: "ImprovementReport") -> str:
-    """Say whether the best candidate is better than the first prompt."""
-    from crow_eval.page import format_p, format_percent, format_points
-
-    notes, prompts = report.notes, report.evaluation.settings.prompts
-    if notes.winner is None:
-        return "The search has not ended."
-    if not notes.winner:
-        return f"No better than today's: no candidate did better on the {len(notes.validation)} validation tasks."
-    if report.comparison is None or report.before is None or report.after is None:
-        return f"The best candidate is {prompts[notes.winner].label}. Its report has not been run."
-    pairs = report.comparison.pairs
-    rates = [
-        f"{format_percent(one.rate)} ({format_percent(one.interval.low)} to {format_percent(one.interval.high)})"
-        for one in (report.before, report.after)
-    ]
-    verdict = "Better than today's." if report.is_better else "No better than today's, as far as these tasks tell."
-    return (
-        f"{verdict} On {len(notes.test)} tasks that the search never saw, {prompts[0].label} passes {rates[0]} and "
-        f"{prompts[notes.winner].label} {rates[1]}: {format_points(pairs.difference)} points "
-        f"({format_points(pairs.interval.low)} to {format_points(pairs.interval.high)}), McNemar's exact test p "
-        f"{format_p(pairs.p_value)}, {pairs.only_b} better, {pairs.only_a} worse."
-    )

@@ -38,6 +38,8 @@ async def find_tasks(
 
     if first.name == JUDGE and is_dataset(given):
         raise ConfigError("The prompt of judges is compared with your ratings: give --on rated, or ids of sessions.")
+    if first.name not in ("system", JUDGE) and not is_dataset(given):
+        raise ConfigError(f"Stored sessions are asked again with a system prompt. For {first.name}, give a dataset.")
     if not is_dataset(given):
         with database.begin_read() as connection:
             ids = find_rated(connection) if [*given] == [RATED] else given
