@@ -61,6 +61,7 @@ from crow_extensions.structured_output import structured_output
 from crow_extensions.subagents import subagents
 from crow_extensions.telemetry import telemetry
 from crow_extensions.templates import templates
+from crow_extensions.timers import timers
 from crow_extensions.titles import titles
 from crow_extensions.tool_search import tool_search
 from crow_extensions.truncate import truncate
@@ -117,7 +118,7 @@ FIRST_EXTENSIONS: tuple[Extension, ...] = (
     *(commands, mcp, mcp_apps, resources, completions, tool_search, reasoning_effort, context_window),
     *(cut_prompts, usage, background),
     *(printed_calls, broken_replies, empty_replies, refused_images, refused_prompts),
-    *(loop_guard, truncate, titles, undo, plan, goal),
+    *(loop_guard, truncate, titles, undo, plan, goal, timers),
     *(mentions, agents, skills, work_trees, small_models, warm_up),
 )
 """Used by default, in this order. `NAME = false` in `[extensions]` leaves one out."""

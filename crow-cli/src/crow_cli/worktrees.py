@@ -203,7 +203,7 @@ def make_locked(repository: Repository, name: str, lock: int) -> tuple[LinkedTre
     if found := repository.find(name):
         if found.locked == MAKING:
             said.append(f"The worktree {name} was left half made, and is made again.")
-            drop_half_made(found, top)
+            drop_half_made(found, repository, name)
         elif os.path.isdir(found.folder):
             return found, [f"The session goes on in the worktree {name}."]
         else:
@@ -233,15 +233,16 @@ def make_locked(repository: Repository, name: str, lock: int) -> tuple[LinkedTre
     return LinkedTree(path, name, commit), said
 
 
-def drop_half_made(tree: LinkedTree, top: str) -> None:
-    """Remove what a killed `git worktree add` has left. Raises NoWorktree, OSError."""
+def drop_half_made(tree: LinkedTree, repository: Repository, name: str) -> None:
+    """Remove what a killed `git worktree add` has left, also the lock of its branch. Raises NoWorktree, OSError."""
     if os.path.lexists(tree.folder):
         shutil.rmtree(tree.folder)
-    for git in Path(ask_git(["rev-parse", "--path-format=absolute", "--git-common-dir"], top), "worktrees").iterdir():
+    Path(repository.common, "refs", "heads", f"{name}.lock").unlink(missing_ok=True)
+    for git in Path(repository.common, "worktrees").iterdir():
         with suppress(OSError):
             if os.path.dirname(read_line(str(git / "gitdir"))) == tree.folder:
                 (git / "locked").unlink()
-    ask_git(["worktree", "prune"], top)
+    ask_git(["worktree", "prune"], repository.top)
 
 
 def check_name(name: str, folder: str) -> None:

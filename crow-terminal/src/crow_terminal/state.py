@@ -85,6 +85,8 @@ class State(OpenQuestions):
     fold_output: bool = True
     loading: bool = False
     """True if a stored session is being shown."""
+    by_agent: bool = False
+    """True if the running turn is one that the agent has begun by itself."""
     muted: bool = False
     """True if updates are not shown, as they were before."""
 
@@ -111,7 +113,7 @@ class State(OpenQuestions):
         """The session is closed, as another one of this `name` is opened, or the same one `again`."""
         effects = self._cancel_questions()
         self.queue.leave_steers()
-        self.phase, self.commands = "starting", []
+        self.phase, self.commands, self.by_agent = "starting", [], False
         self.muted, self.loading = again, not again
         effects += self._end_background()
         if not again:
@@ -137,6 +139,10 @@ class State(OpenQuestions):
                 self.sandbox = "no sandbox" if level == "off" else f"sandbox: {escape_line(level)}"
             case SessionInfoUpdate(meta={"crow": {"background": [*titles]}}):
                 self.background = [escape_line(str(title)) for title in titles]
+            case SessionInfoUpdate(meta={"crow": {"turn": "began"}}):
+                return self._begin_by_agent(now)
+            case SessionInfoUpdate(meta={"crow": {"turn": "ended"}}):
+                return self._end_by_agent(now)
             case SessionInfoUpdate(title=title):
                 self.title = escape_line(title) if isinstance(title, str) else self.title
             case _ if self.muted:
@@ -148,6 +154,21 @@ class State(OpenQuestions):
                     self.step_since = now
                 return effects
         return []
+
+    def _begin_by_agent(self, now: float) -> list[Effect]:
+        """A turn begins that nobody here has prompted, such as that of a timer."""
+        if self.phase != "ready":
+            return []
+        self.phase, self.cancelled, self.by_agent = "working", False, True
+        self.since = self.step_since = now
+        return self._show(self.transcript.end_text())
+
+    def _end_by_agent(self, now: float) -> list[Effect]:
+        """That turn has ended."""
+        if not self.by_agent:
+            return []
+        self.phase, self.cancelled, self.hint, self.by_agent = "ready", False, "", False
+        return [*self._show(self.transcript.end_turn(now)), *self._cancel_questions(), *self._send_next(now)]
 
     def end_turn(self, response: PromptResponse, now: float) -> list[Effect]:
         """The agent has answered a prompt."""
