@@ -150,6 +150,8 @@ def send(session: Session, call: str = "") -> list[str]:
     sent = [id for id, running in background.waiting.items() if call in ("", id) and not running.over.is_set()]
     for id in sent:
         background.waiting[id].answer()
+    if session.client.capabilities.terminal:  # its terminals end with their calls
+        return sent
     for use in find_unanswered(session.log):
         id = use["id"]
         starts = session.toolbox.is_running(id) and session.toolbox.parse(use).name in TOOLS
