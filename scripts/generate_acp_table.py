@@ -43,8 +43,8 @@ NOTES = """\
 
 In version 2, a prompt during a turn joins it, and is acknowledged when it has. `replayFrom` has crow's own variant
 `{"type": "_message", "messageId": …}`, which replays from a message on, itself included; in version 1, it is
-`_meta.crow.replayFrom` of `session/load`. A command is shown in a terminal. Commands that go on after their call are
-not reported as background work.
+`_meta.crow.replayFrom` of `session/load`. A command is shown in a terminal. What is sent to the background
+(`_crow/background`) is in `background` of each `state_update`: a command as its terminal, a sub-agent as its tool call.
 """
 
 

@@ -282,7 +282,7 @@ async def test_a_resumed_session_is_replayed_in_whole_objects_from_its_start_or_
         shown = len(client.updates)
         resume = {"sessionId": session, "cwd": str(tmp_path)}
         await client.ask("session/resume", resume)
-        assert client.updates[-1] == {"sessionUpdate": "state_update", "state": "idle"}
+        assert client.updates[-1] == {"sessionUpdate": "state_update", "state": "idle", "background": []}
         assert not any("message" in each["sessionUpdate"] for each in client.updates[shown:])
         shown = len(client.updates)
         await client.ask("session/resume", {**resume, "replayFrom": {"type": "start"}})

@@ -35,6 +35,7 @@ from crow_core.acp.schema import (
     RequestPermissionRequest,
     SelectConfigOption,
     SelectEntry,
+    SessionInfoUpdate,
     SessionNotification,
     SetSessionConfigOptionRequest,
     SetSessionConfigOptionResponse,
@@ -46,7 +47,7 @@ from crow_core.acp.schema import (
     UsageUpdate,
     UserMessageChunk,
 )
-from crow_core.acp.shared_methods import STEERING_METHOD, to_meta
+from crow_core.acp.shared_methods import BACKGROUND_METHOD, STEERING_METHOD, to_meta
 from crow_core.acp.transports import stdio
 
 FOLDER = os.getcwd()
@@ -66,7 +67,8 @@ class Agent:
         self.cancelled = asyncio.Event()
 
     async def initialize(self, params: InitializeRequest) -> InitializeResponse:
-        own: Any = {"crow": {"permissionAnswers": ["reason", "command"], "methods": [COMPLETE_METHOD]}}
+        methods = [COMPLETE_METHOD, *([BACKGROUND_METHOD] if "SENDS" in os.environ else [])]
+        own: Any = {"crow": {"permissionAnswers": ["reason", "command"], "methods": methods}}
         return InitializeResponse(
             protocol_version=1,
             agent_info=Implementation(name="parrot", version="1"),
@@ -157,8 +159,19 @@ class Agent:
         """Answer a method beyond ACP: complete a song, or take words for the running turn."""
         if method == STEERING_METHOD:
             return await self.steer(params)
+        if method == BACKGROUND_METHOD:
+            return await self.send_away(params)
         songs = [song for song in ("ballad", "canon") if params["text"] == f"/sing {song[:2]}"]
         return {"completions": [{"text": song, "replaces": 2, "detail": "a long one"} for song in songs]}
+
+    async def send_away(self, params: dict[str, Any]) -> dict[str, Any]:
+        """Send what runs to the background, list it, or say what was done with it."""
+        if params["action"] == "send":
+            self.cancelled.set()
+            await self.send(SessionInfoUpdate(meta={"crow": {"background": ["sleep 9"]}}))
+            return {"sent": ["1"], "work": []}
+        said = {"said": f"{params['action']} {params['name']} {params['text']}"} if params["name"] else {}
+        return {**said, "work": [{"name": "1", "title": "sleep 9", "end": "", "lastLine": "z\x1b[2Jz"}]}
 
     async def steer(self, params: dict[str, Any]) -> dict[str, str]:
         """Take words that do not begin with “no”; the others wait for the end of the turn."""

@@ -1,6 +1,8 @@
 """One sub-agent: a session of its own that works for a tool call, goes on in the background, and can be asked again."""
 
 import asyncio
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from crow_core.acp.connection import RpcError
@@ -49,6 +51,7 @@ class SubAgent:
     """Implements `KnownAgent` for a sub-agent of a session."""
 
     kind = "agent"
+    exit: Mapping[str, int | str] = MappingProxyType({})
 
     def __init__(self, crow: Crow, parent: Session, name: str, title: str) -> None:
         self.crow, self.parent, self.name, self.title = crow, parent, name, title
@@ -75,6 +78,9 @@ class SubAgent:
 
     def get_last_line(self, limit: int) -> str:
         return self.client.text.rstrip().rpartition("\n")[2][:limit]
+
+    def get_output(self, limit: int) -> str:
+        return self.client.text[-limit:]
 
     async def start(self, words: str, call: str) -> None:
         """Start to work on a task, or go on with words, in a task of its own. Raises AgentGone, ModelError."""

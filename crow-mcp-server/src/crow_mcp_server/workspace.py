@@ -98,6 +98,8 @@ class Running(Protocol):
     """Set when it has ended."""
     end: str
     """The way in which it has ended, such as "exit code 1"; "" before."""
+    exit: Mapping[str, int | str]
+    """The `exitCode` or the `signal` with which it has ended; empty before."""
     is_told: bool
     """True if the result of a tool call has told its end."""
 
@@ -107,6 +109,10 @@ class Running(Protocol):
 
     def get_last_line(self, limit: int) -> str:
         """Return the last line of its output, in at most `limit` characters."""
+        ...
+
+    def get_output(self, limit: int) -> str:
+        """Return the end of its output, as far as no tool call has told it, in about `limit` characters."""
         ...
 
     async def kill(self) -> None:

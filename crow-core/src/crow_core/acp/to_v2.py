@@ -4,15 +4,27 @@ Chunks of messages, usage, titles and notices stay as they are, since both versi
 """
 
 from base64 import b64encode
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec import UNSET, UnsetType
 from msgspec.structs import asdict
 
 from crow_core.acp import schema, schema_v2
 from crow_core.acp.patches import make_git_patch
+
+
+class EndedWork(Protocol):
+    """Work in the background; see `crow_core.session.background_work.RunningWork`."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def end(self) -> str: ...
+    @property
+    def exit(self) -> Mapping[str, int | str]: ...
+
 
 PLAN_ID = "plan"
 """The id of the plan of a session, which has one."""
@@ -308,10 +320,13 @@ def name_terminal(tool_call_id: str) -> str:
     return f"{tool_call_id}-terminal"
 
 
-def split_off_terminal(fields: dict[str, Any], cwd: str = "", command: str = "") -> schema_v2.TerminalUpdate | None:
+def split_off_terminal(
+    fields: dict[str, Any], cwd: str = "", command: str = "", *, goes_on: bool = False
+) -> schema_v2.TerminalUpdate | None:
     """Move the output of a command from the fields of its tool call to the terminal that shows it.
 
     Return the terminal's update; None if nothing changes there. `cwd` and `command` are those of a new terminal.
+    With `goes_on`, the command does not end with its call.
     """
     told: dict[str, Any] = {name: value for name, value in (("command", command), ("cwd", cwd)) if value}
     id, status = name_terminal(fields["tool_call_id"]), fields.get("status")
@@ -328,12 +343,40 @@ def split_off_terminal(fields: dict[str, Any], cwd: str = "", command: str = "")
         fields["content"] = [schema.TerminalContent(terminal_id=id), *others]
     if texts:
         told["output"] = encode_output("\n".join(texts) + "\n")
-    if status in FINAL:
+    if status in FINAL and not goes_on:
         told["exit_status"] = find_exit_status(fields.get("raw_output"), status)
         told["capabilities"] = None
     elif status == "in_progress":
         told["capabilities"] = CANCELLABLE["terminal"]
     return schema_v2.TerminalUpdate(terminal_id=id, **told) if told else None
+
+
+def tells_background(update: schema.SessionInfoUpdate) -> bool:
+    """Find out whether an update tells what runs in the background."""
+    match update.meta:
+        case {"crow": {"background": _}}:
+            return True
+        case _:
+            return False
+
+
+def to_background(call: str, work: EndedWork) -> schema_v2.BackgroundWork:
+    """Convert the work of a tool call: a command is its terminal, a sub-agent its tool call."""
+    if work.kind == "command":
+        return schema_v2.BackgroundWork(type="terminal", terminal_id=name_terminal(call))
+    return schema_v2.BackgroundWork(type="tool_call", tool_call_id=call)
+
+
+def to_end_updates(call: str, work: EndedWork, output: str) -> "Iterator[schema_v2.SessionUpdate]":
+    """Make the updates for the end of work in the background; `output` is the last one of a command."""
+    if work.kind == "agent":
+        status = {"finished": "completed", "stopped": "cancelled"}.get(work.end, "failed")
+        yield schema_v2.ToolCallUpdate(tool_call_id=call, status=status, capabilities=None)
+        return
+    if output:
+        yield schema_v2.TerminalOutputChunk(terminal_id=name_terminal(call), data=encode_output(output).data)
+    ended = find_exit_status({"exitStatus": work.exit}, "failed")
+    yield schema_v2.TerminalUpdate(terminal_id=name_terminal(call), exit_status=ended, capabilities=None)
 
 
 def unfence(text: str) -> str:

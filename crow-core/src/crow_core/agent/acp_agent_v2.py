@@ -22,10 +22,13 @@ from crow_core.acp.to_v2 import (
     name_terminal,
     name_thought,
     split_off_terminal,
+    tells_background,
+    to_background,
     to_call_fields,
     to_capabilities,
     to_commands,
     to_config_options,
+    to_end_updates,
     to_initialized,
     to_permission_request,
     to_server,
@@ -38,7 +41,9 @@ from crow_core.agent.rpc_errors import to_turn_rpc_error
 from crow_core.app import Crow
 from crow_core.errors import ConfigError, ModelError, PromptError, StoreError
 from crow_core.hooks import call_function
+from crow_core.masking import mask
 from crow_core.messages.message import Message
+from crow_core.session.background_work import BACKGROUND, RunningWork
 from crow_core.session.log import new_id
 from crow_core.session.output import TURN_NOTES
 from crow_core.session.session import Session
@@ -46,6 +51,10 @@ from crow_core.trace import TRACE, extract_trace
 
 SAME = (schema.UserMessageChunk, schema.UsageUpdate)
 """Updates that both versions write in the same way, in addition to chunks of the agent's messages."""
+
+
+OUTPUT_LIMIT = 30_000
+"""Characters of the output of a command in the background that are sent at its end."""
 
 
 @dataclass(eq=False)
@@ -61,6 +70,8 @@ class SessionView:
     """The questions that the client has not answered."""
     commands: set[str] = field(default_factory=set[str])
     """The tool calls that run and that a terminal shows."""
+    background: dict[str, RunningWork] = field(default_factory=dict[str, RunningWork])
+    """The work in the background that the client knows of, by the ids of the tool calls that began it."""
     is_cancelled: bool = False
     """True from `session/cancel` to the end of the work that it cancels."""
 
@@ -68,6 +79,12 @@ class SessionView:
     def state(self) -> str:
         """The state of the foreground work."""
         return "idle" if not self.is_free.locked() else "requires_action" if self.questions else "running"
+
+    def make_update(self, **more: Any) -> schema_v2.StateUpdate:
+        """Make the update that tells the state of the foreground work, and the background."""
+        background = [*map(to_background, self.background, self.background.values())]
+        fields: dict[str, Any] = {"state": self.state, "background": background, **more}
+        return schema_v2.StateUpdate(**fields)
 
 
 class FirstVersion(Protocol):
@@ -173,7 +190,7 @@ class AcpAgentV2:
             for update in to_whole_updates(await self._agent.replay(session, start), session.cwd):
                 await session.log.written()
                 await self.send(session.id, update)
-        await self.send(session.id, schema_v2.StateUpdate(state=self.view(session).state))
+        await self.send(session.id, self.view(session).make_update())
         return schema_v2.ResumeSessionResponse(**self.describe(session.id))
 
     def describe(self, id: str) -> dict[str, Any]:
@@ -224,25 +241,25 @@ class AcpAgentV2:
 
     async def _run(self, view: SessionView, crow: Crow, message: Message, blocks: list[schema.ContentBlock]) -> None:
         """Run the turn of a prompt, and tell the client its message, its states and its end."""
-        session, end = view.session, schema_v2.StateUpdate(state="idle")
+        session, end = view.session, dict[str, Any](state="idle")
         id = message.get("crow", {}).get("id", "")
         TURN_NOTES.set(notes := dict[str, Any]())
         try:
             await self.send(session.id, schema_v2.UserMessage(message_id=id, content=blocks))
-            await self.send(session.id, schema_v2.StateUpdate(state="running"))
-            end.stop_reason = await crow.prompt(session, message)
+            await self.send(session.id, view.make_update(state="running"))
+            end["stop_reason"] = await crow.prompt(session, message)
         except asyncio.CancelledError:
-            end.stop_reason = "cancelled"
+            end["stop_reason"] = "cancelled"
         except (ModelError, StoreError, PromptError, ConfigError) as error:
             told = to_turn_rpc_error(error)
-            end.stop_reason = "error"
-            end.error = schema.Error(code=told.code, message=told.to_sentence(), data=told.data)
+            end["stop_reason"] = "error"
+            end["error"] = schema.Error(code=told.code, message=told.to_sentence(), data=told.data)
         except ConnectionClosed:
             pass  # nobody is told
         finally:
             if notes:
-                end.meta = {"crow": notes}
-            await self.send(session.id, end)
+                end["meta"] = {"crow": notes}
+            await self.send(session.id, view.make_update(**end))
             view.is_cancelled = False
             view.is_free.release()
 
@@ -258,18 +275,30 @@ class AcpAgentV2:
 
     async def cancel_tool_call(self, params: schema_v2.CancelToolCallRequest) -> None:
         """Cancel one tool call; the turn goes on."""
-        if not self._agent.session(params.session_id).toolbox.cancel(params.tool_call_id):
+        session = self._agent.session(params.session_id)
+        work = self.view(session).background.get(params.tool_call_id)
+        if work and work.kind == "agent":
+            self._stop(work)
+        elif not session.toolbox.cancel(params.tool_call_id):
             details = f"No tool call {params.tool_call_id[:100]!r} runs in this session."
             raise RpcError(INVALID_PARAMS, "Not cancellable", details=details)
 
     async def cancel_terminal(self, params: schema_v2.CancelTerminalRequest) -> None:
         """Cancel the tool call whose command a terminal shows."""
         session = self._agent.session(params.session_id)
-        commands = self.view(session).commands
-        found = next((id for id in commands if name_terminal(id) == params.terminal_id), None)
-        if found is None or not session.toolbox.cancel(found):
+        view = self.view(session)
+        found = next((id for id in [*view.background, *view.commands] if name_terminal(id) == params.terminal_id), None)
+        if found in view.background:
+            self._stop(view.background[found])
+        elif found is None or not session.toolbox.cancel(found):
             details = f"No terminal {params.terminal_id[:100]!r} runs in this session."
             raise RpcError(INVALID_PARAMS, "Not cancellable", details=details)
+
+    def _stop(self, work: RunningWork) -> None:
+        """Begin to stop work in the background; its end is told when it has ended."""
+        stopping = asyncio.ensure_future(work.kill())
+        self._tasks.add(stopping)
+        stopping.add_done_callback(self._tasks.discard)
 
     def view(self, session: Session) -> SessionView:
         """Return how the client sees a session; begin to show it if it is new."""
@@ -309,6 +338,8 @@ class AcpAgentV2:
         """Send an update of version 1 as version 2 has it."""
         if isinstance(update, schema.ToolCall | schema.ToolCallUpdate):
             await self._show_call(id, update)
+        elif isinstance(update, schema.SessionInfoUpdate) and tells_background(update):
+            await self._show_background(id)
         elif (converted := to_update(update)) is not None:
             await self.send(id, converted)
 
@@ -320,7 +351,10 @@ class AcpAgentV2:
         ends_early = view and (view.is_cancelled or view.session.toolbox.is_cancelled(update.tool_call_id))
         if update.status == "failed" and ends_early:
             fields["status"] = "cancelled"
-        if update.status in FINAL:
+        work = view.background.get(update.tool_call_id) if view else None
+        if work and work.kind == "agent" and update.status in FINAL:
+            del fields["status"]  # it ends when its work does
+        elif update.status in FINAL:
             fields["capabilities"] = None
         elif update.status == "in_progress":
             fields["capabilities"] = CANCELLABLE["tool_call"]
@@ -329,12 +363,29 @@ class AcpAgentV2:
             if command:
                 view.commands.add(update.tool_call_id)
             if update.tool_call_id in view.commands:
-                terminal = split_off_terminal(fields, view.session.cwd if command else "", command)
+                folder = view.session.cwd if command else ""
+                terminal = split_off_terminal(fields, folder, command, goes_on=work is not None)
                 if terminal:
                     await self.send(id, terminal)
             if update.status in FINAL:
                 view.commands.discard(update.tool_call_id)
         await self.send(id, schema_v2.ToolCallUpdate(**fields))
+
+    async def _show_background(self, id: str) -> None:
+        """Show which work has ended in the background, and which runs there now."""
+        if (session := self._agent.sessions.get(id)) is None:
+            return
+        view = self.view(session)
+        before, view.background = (
+            view.background,
+            {work.call: work.running for work in session.state[BACKGROUND].list_open()},
+        )
+        for call, work in before.items():
+            if call not in view.background:
+                output = str(mask(work.get_output(OUTPUT_LIMIT), session.secrets))
+                for update in to_end_updates(call, work, output):
+                    await self.send(id, update)
+        await self.send(id, view.make_update())
 
     async def request(self, method: str, params: Struct) -> Any:
         """Ask the client a question of version 1 as version 2 has it; the foreground work waits meanwhile."""
@@ -355,7 +406,7 @@ class AcpAgentV2:
         before = view.state
         view.questions += more
         if view.state != before:
-            await self.send(view.session.id, schema_v2.StateUpdate(state=view.state))
+            await self.send(view.session.id, view.make_update())
 
 
 def current_task() -> "asyncio.Task[Any]":

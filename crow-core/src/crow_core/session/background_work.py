@@ -1,7 +1,7 @@
 """The work of a session that goes on after its tool call: commands and sub-agents in the background."""
 
 import asyncio
-from collections.abc import Callable, Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
@@ -49,6 +49,11 @@ class RunningWork(Protocol):
         ...
 
     @property
+    def exit(self) -> Mapping[str, int | str]:
+        """The `exitCode` or the `signal` of a command that has ended."""
+        ...
+
+    @property
     def is_told(self) -> bool:
         """True if the result of a tool call has told its end."""
         ...
@@ -58,6 +63,10 @@ class RunningWork(Protocol):
         ...
 
     def get_last_line(self, limit: int) -> str: ...
+    def get_output(self, limit: int) -> str:
+        """Return the end of its output, as far as no tool call has told it."""
+        ...
+
     async def kill(self) -> None: ...
 
 
@@ -116,8 +125,6 @@ class Background:
     """The work that went on and whose end the model does not know, in the order of its start."""
     agents: dict[str, KnownAgent] = field(default_factory=dict[str, KnownAgent])
     """The sub-agents of the session by name, the oldest first."""
-    listeners: list[Callable[[], object]] = field(default_factory=list[Callable[[], object]])
-    """Are called when work has gone on or ended."""
     lost: dict[str, str] = field(default_factory=dict[str, str])
     """The titles of work that ended with an earlier process, by the ids of its tool calls; the model does not know."""
 
@@ -143,6 +150,8 @@ def send(session: Session, call: str = "") -> list[str]:
     sent = [id for id, running in background.waiting.items() if call in ("", id) and not running.over.is_set()]
     for id in sent:
         background.waiting[id].answer()
+    if session.client.capabilities.terminal:  # its terminals end with their calls
+        return sent
     for use in find_unanswered(session.log):
         id = use["id"]
         starts = session.toolbox.is_running(id) and session.toolbox.parse(use).name in TOOLS
@@ -203,8 +212,6 @@ def note_end(session: Session, call: str, end: str) -> None:
 async def announce(session: Session) -> None:
     """Tell the client what runs in the background."""
     background = session.state[BACKGROUND]
-    for listener in background.listeners:
-        listener()
     titles = [work.title for work in background.list_open()]
     await session.send(SessionInfoUpdate(meta={"crow": {"background": titles}}))
 

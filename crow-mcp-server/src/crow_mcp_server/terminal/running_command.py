@@ -1,6 +1,7 @@
 """A command that runs, as the host of the tool sees it."""
 
 import asyncio
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from crow_mcp_server.terminal.processes import ProcessTree, name_signal
@@ -21,6 +22,7 @@ class RunningCommand:
         """Set when the command has ended. An event of its own: a shell runs several commands."""
         self.is_told = False
         self.end = ""
+        self.exit: Mapping[str, int | str] = {}
         self._program = program
 
     def answer(self) -> None:
@@ -28,6 +30,9 @@ class RunningCommand:
 
     def get_last_line(self, limit: int) -> str:
         return self._program.capture.get_last_line(limit)
+
+    def get_output(self, limit: int) -> str:
+        return self._program.capture.get_end(limit)
 
     async def kill(self) -> None:
         await self._program.kill()
@@ -37,10 +42,10 @@ class RunningCommand:
         if self.over.is_set():
             return
         program, code = self._program, self._program.exit_code
+        code = getattr(program, "status", 0) if code is None else code
+        self.exit = {"exitCode": code} if code >= 0 else {"signal": name_signal(-code)}
         if program.timed_out:
             self.end = f"timed out after {program.timeout:g} s"
-        elif code is None:
-            self.end = f"exit code {getattr(program, 'status', 0)}"
         else:
             self.end = f"exit code {code}" if code >= 0 else f"killed by {name_signal(-code)}"
         self.over.set()
