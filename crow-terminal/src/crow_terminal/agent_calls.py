@@ -69,6 +69,8 @@ class AgentCalls(ChatBase):
     def _open(self, session: str = "", *, last: bool = False, again: bool = False) -> None:
         """Open a session, after the current one has been closed."""
         before = self._session_task
+        if before:
+            self.state.phase = "starting"  # what is typed from now on is for the next session
         self._session_task = asyncio.ensure_future(self._hold_session(before, session, last, again))
 
     async def _hold_session(self, before: "asyncio.Task[None] | None", session: str, last: bool, again: bool) -> None:
@@ -141,7 +143,7 @@ class AgentCalls(ChatBase):
         if self._is_first and find and await asyncio.to_thread(end_first_run, find):
             self.perform([effects.Show(Prose(make_card(options)))])
         self._is_first = False
-        self.link.reload()
+        self.link.reload(restarted=True)
         self.perform(self.state.open_session(options.modes, options.config, time.monotonic()))
         if self._choose:
             self._choose = False

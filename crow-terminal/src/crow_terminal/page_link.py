@@ -188,10 +188,15 @@ class PageLink:
         if asking := self._asking.pop(id, None):
             asking.cancel()
 
-    def reload(self) -> None:
-        """The terminal has another session now, or one that is shorter than before."""
+    def reload(self, *, restarted: bool = False) -> None:
+        """The terminal has another session now, or one that is shorter than before.
+
+        If the agent was `restarted`, the sessions that the page has opened are closed.
+        """
         self._turn, self._is_joined = LastTurn(), False
-        self._send(OPENED_METHOD, make_opened(self._terminal))
+        if restarted:
+            self._sessions.clear()
+        self._send(OPENED_METHOD, make_opened(self._terminal) | {"restarted": restarted})
 
     def send_options(self) -> None:
         """The terminal has set the mode or an option."""

@@ -205,6 +205,10 @@ class SharedAgent:
             before, self.shared = self.shared, str(params[OPENED_METHOD])
             if listener := self.listeners.pop(before, None):
                 listener.lose("" if self.shared == before else "The terminal has another session now.")
+            if params.get("restarted"):
+                others, self.listeners = self.listeners, {}
+                for listener in others.values():
+                    listener.lose("The terminal has started its agent again.")
 
         return {TURN_METHOD: follow_turn, OPENED_METHOD: note_opened}
 

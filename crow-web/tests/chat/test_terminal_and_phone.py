@@ -116,7 +116,7 @@ class Terminal:
                     break
             else:
                 return
-        pytest.fail(f"not {condition!r}: {self.text[-4000:]}")
+        pytest.fail(f"not {condition!r}: {self.text[-1500:]}")
 
     @asynccontextmanager
     async def open_page(self) -> AsyncIterator["Tab"]:
@@ -210,6 +210,44 @@ async def test_a_page_that_is_opened_in_a_turn_shows_all_of_it_and_stops_it(term
         await terminal.until("You said Hello again.")
         terminal.type(" goes on\r")
         await phone.until(lambda tab: "You said a draft goes on." in tab.text)
+
+
+async def test_a_page_keeps_its_session_when_the_terminal_begins_new_ones(terminal: Terminal):
+    await terminal.until("/help")
+    terminal.type("Hello\r")
+    await terminal.until("You said Hello.")
+    async with terminal.open_page() as phone:
+        await is_ready(phone, "You said Hello.")
+        for word in ("first", "second"):
+            terminal.type("/new\r")
+            await phone.until(lambda tab, word=word: "has another session now" in tab.text or word == "second")
+            terminal.type(f"a {word} one\r")
+            await terminal.until(f"You said a {word} one.")
+            await phone.say(f"and my {word}")  # the agent is another one now, in which the session is to be opened
+            await is_ready(phone, f"You said and my {word}.")
+            assert f"a {word} one" not in phone.text
+            assert f"my {word}" not in terminal.text
+        assert phone.text.count("You said Hello.") == 1
+
+
+async def test_a_turn_that_is_taken_back_in_the_terminal_is_gone_from_the_page(terminal: Terminal):
+    await terminal.until("/help")
+    for text in ("Hello", "a frog"):
+        terminal.type(f"{text}\r")
+        await terminal.until(f"You said {text}.")
+    async with terminal.open_page() as phone:
+        await is_ready(phone, "You said a frog.")
+        terminal.type("/undo\r")
+        await terminal.until("Take back “a frog”?")
+        terminal.type("y")
+        await terminal.until("Took back 1 message")
+        await phone.until(lambda tab: "You said Hello." in tab.text and "frog" not in tab.text)
+        await phone.say("a heron")
+        await terminal.until("You said a heron.")
+        await is_ready(phone, "You said a heron.")
+        assert "frog" not in phone.text
+        terminal.type("\x15a rook\r")  # the prompt that was taken back stands there
+        await is_ready(phone, "You said a rook.")
 
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
