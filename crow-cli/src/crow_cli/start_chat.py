@@ -43,7 +43,12 @@ def chat(
     `agent` is the command of another agent, `url` the address of one. `resume` is the id of a session to load, for crow
     its beginning, or CHOOSE; `last` loads the last session of the folder.
     """
-    folder = str(Path(cwd).expanduser().resolve())
+    try:
+        folder = str(Path(cwd).expanduser().resolve())
+    except FileNotFoundError:
+        from crow_cli.process import NO_FOLDER, fail  # not above: it loads Click, and the screen waits for this module
+
+        fail(NO_FOLDER)
     try:
         if url:
             chosen = AgentAddress(url, url=url, token=token)
