@@ -1,6 +1,6 @@
-"""Measure the terminal: the time from `crow` to the first frame, its CPU time at rest and while an answer streams.
+"""Measure the terminal: the time from `crow` to the first frame, and its CPU time at rest, for a key and for a stream.
 
-uv run benchmarks/chat.py [--rounds 5]
+uv run benchmarks/chat.py [--rounds 3] [--beside /path/to/an/older/.venv/bin/crow]
 
 The terminal is a pseudo-terminal of 100 columns and 40 rows. The agent is another process, which streams Markdown; its
 CPU time is not counted. The 10,000 lines come as fast as the terminal takes them.
@@ -22,7 +22,9 @@ import sys
 import termios
 from itertools import cycle
 from pathlib import Path
+from statistics import median
 from time import monotonic
+from typing import NamedTuple
 
 from crow_core.acp.connection import Connection
 from crow_core.acp.schema import (
@@ -42,6 +44,7 @@ from crow_core.acp.schema import (
 from crow_core.acp.transports import StreamTransport, stdio
 
 TOKENS_A_SECOND = 200
+KEYS = "Compare the recipe with the notes, and explain each difference in a sentence. " * 2
 PARAGRAPH = "The **quick** brown fox `jumps` over the lazy dog, 日本語の文章 and a [link](https://example.org/x). "
 CODE = "".join(f"def f{n}(x: int) -> str:\n    return f'{{x}} {n}'  # comment\n" for n in range(12))
 TABLE = "| name | value |\n|---|---|\n" + "".join(f"| row {n} | {n * n} |\n" for n in range(8))
@@ -117,10 +120,19 @@ class Screen:
         self.read(0.3)
         os.write(self.file, b"\r")
 
+    def press(self, key: str) -> float:
+        """Press a key; return the seconds until the screen changes, and read the rest of the frame."""
+        start = monotonic()
+        os.write(self.file, key.encode())
+        select.select([self.file], [], [], 30)
+        passed = monotonic() - start
+        self.read(0.05)
+        return passed
+
     def get_cpu(self) -> float:
-        """Return the seconds of CPU that the program has used, without its children."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        """Return the seconds of CPU that the threads of the program have used."""
+        threads = Path(f"/proc/{self.pid}/task").glob("*/schedstat")
+        return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9
 
     def get_memory(self) -> int:
         """Return its peak memory in MB."""
@@ -133,44 +145,81 @@ class Screen:
         os.close(self.file)
 
 
-def measure(rounds: int) -> None:
-    crow = str(Path(sys.executable).with_name("crow"))
+class Figures(NamedTuple):
+    """The figures of one round."""
+
+    first_frame: float
+    rest: float
+    key: float
+    key_cpu: float
+    stream: float
+    lines_cpu: float
+    memory: float
+
+
+LABELS = {
+    "first_frame": ("first frame", "{:.0f} ms", 1e3),
+    "rest": ("at rest, of a core", "{:.2f} %", 100),
+    "key": ("a key, until the screen changes", "{:.1f} ms", 1e3),
+    "key_cpu": ("a key, CPU", "{:.2f} ms", 1e3),
+    "stream": (f"{TOKENS_A_SECOND} tokens a second, of a core", "{:.1f} %", 100),
+    "lines_cpu": ("10,000 lines, CPU", "{:.1f} s", 1),
+    "memory": ("10,000 lines, memory", "{:.0f} MB", 1),
+}
+
+
+def measure(crow: str) -> Figures:
+    """Measure one round of a command `crow`."""
     command = [crow, "chat", "--agent", f"{sys.executable} {__file__} --serve"]
-    paints: list[float] = []
-    for _ in range(rounds):
-        screen = Screen([crow])
-        paints.append(screen.read(30, "❯".encode()))
-        screen.kill()
-    print(f"first frame          {min(paints) * 1000:.0f} to {max(paints) * 1000:.0f} ms")
+    screen = Screen([crow])
+    first_frame = screen.read(60, "❯".encode())
+    screen.kill()
     screen = Screen(command)
-    screen.read(30, "❯".encode())
+    screen.read(60, "❯".encode())
     screen.read(3)
     before = screen.get_cpu()
-    seconds = screen.read(10)
-    print(f"at rest              {(screen.get_cpu() - before) / seconds:.2%} of a core")
+    rest = -before / (seconds := screen.read(5)) + screen.get_cpu() / seconds
+    for key in "warm ":
+        screen.press(key)
+    before = screen.get_cpu()
+    times = [screen.press(key) for key in KEYS]
+    key_cpu = (screen.get_cpu() - before) / len(KEYS)
+    screen.press("\x15")
     screen.send("stream")
     screen.read(2)
     before = screen.get_cpu()
-    seconds = screen.read(10)
-    print(f"{TOKENS_A_SECOND} tokens a second  {(screen.get_cpu() - before) / seconds:.1%} of a core")
+    stream = -before / (seconds := screen.read(8)) + screen.get_cpu() / seconds
     screen.kill()
     screen = Screen(command)
-    screen.read(30, "❯".encode())
+    screen.read(60, "❯".encode())
     screen.read(2)
     before = screen.get_cpu()
     screen.send("long")
-    seconds = screen.read(120, b"THE-END")
-    cpu = screen.get_cpu() - before
-    print(f"10,000 lines         {seconds:.1f} s, {cpu:.1f} s of CPU, {screen.get_memory()} MB at most")
+    screen.read(300, b"THE-END")
+    lines_cpu, memory = screen.get_cpu() - before, screen.get_memory()
     screen.kill()
+    return Figures(first_frame, rest, median(times), key_cpu, stream, lines_cpu, memory)
+
+
+def compare(crows: list[str], rounds: int) -> None:
+    """Measure the commands in turn, and print the median of each figure."""
+    found = {crow: list[Figures]() for crow in crows}
+    for _ in range(rounds):
+        for crow in crows:
+            found[crow].append(measure(crow))
+    for name, (label, form, factor) in LABELS.items():
+        values = [median(getattr(one, name) for one in found[crow]) for crow in crows]
+        print(f"{label:36}" + "".join(f"{form.format(value * factor):>12}" for value in values))
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--beside", help="another crow to measure in turn, such as that of an older checkout")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
         asyncio.run(serve())
     else:
-        measure(options.rounds)
+        crow = str(Path(sys.executable).with_name("crow"))
+        compare([crow, *([options.beside] if options.beside else [])], options.rounds)

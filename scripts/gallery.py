@@ -402,6 +402,7 @@ async def go_back(one: Walk) -> None:
 async def resume(one: Walk) -> None:
     await one.command("/new", "New session")
     await one.see("oak-70b ·")
+    await one.miss("Starting")
     await one.command("/resume", "Sessions")
     await one.keep("11-sessions")
     one.press("Enter")

@@ -6,6 +6,7 @@ two recordings differ little. Run it with `just record`.
 """
 
 import asyncio
+import fcntl
 import os
 import shutil
 import subprocess
@@ -152,13 +153,16 @@ def write(name: str, image: str) -> None:
 
 
 def main() -> None:
+    assert sys.platform != "win32"  # it has no pseudo-terminals
     home = Path(tempfile.gettempdir(), "crow-demo")  # the same each time, as it is shown
-    shutil.rmtree(home, ignore_errors=True)  # of a run that failed
-    home.mkdir(mode=0o700)
-    try:
-        asyncio.run(record(home))
-    finally:
-        shutil.rmtree(home, ignore_errors=True)  # after a failure, crow may still write
+    with open(f"{home}.lock", "w", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another recording uses the same folder
+        shutil.rmtree(home, ignore_errors=True)  # of a run that failed
+        home.mkdir(mode=0o700)
+        try:
+            asyncio.run(record(home))
+        finally:
+            shutil.rmtree(home, ignore_errors=True)  # after a failure, crow may still write
 
 
 if __name__ == "__main__":

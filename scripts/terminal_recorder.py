@@ -17,7 +17,7 @@ import pyte
 from crow_terminal.live import SPINNER
 from pyte.screens import Char
 
-PATIENCE = 60.0
+PATIENCE = 180.0
 """Seconds after which a screen that does not come is an error."""
 LONGEST = 0.4
 """Seconds that a frame is shown at most while the screen waits for the model or a command."""

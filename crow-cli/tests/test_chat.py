@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import json
 import os
+import pty
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -50,6 +51,19 @@ async def test_crow_alone_opens_a_session_in_a_terminal(machine: "Machine"):
             await screen.until("Ask")  # the mode of the session
             screen.type("hello\r")
             await screen.until("A real answer.")
+
+
+async def test_a_removed_working_folder_is_one_sentence(machine: "Machine"):
+    machine.env["PYTHONPATH"] = str(machine.home)
+    (machine.home / "sitecustomize.py").write_text("import os\nos.rmdir(os.getcwd())")
+    main, terminal = pty.openpty()
+    process = await machine.start_on(terminal)
+    async with asyncio.timeout(60):
+        assert await process.wait() == 2
+    said = os.read(main, 65536).decode()
+    os.close(main)
+    assert "crow: the working folder does not exist any more" in said
+    assert "fault" not in said
 
 
 async def test_words_typed_before_there_is_a_model_do_not_hide_the_card(machine: "Machine", no_local_model: None):

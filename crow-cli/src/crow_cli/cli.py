@@ -20,7 +20,7 @@ from crow_cli.mcp_commands import mcp
 from crow_cli.memory_commands import memory
 from crow_cli.own_tree import guard
 from crow_cli.perms_commands import perms
-from crow_cli.process import fail, run_to_end
+from crow_cli.process import NO_FOLDER, fail, run_to_end
 from crow_cli.prompts_commands import prompts
 from crow_cli.run_command import read_schema, run, told_as
 from crow_cli.sandbox_commands import sandbox
@@ -55,7 +55,7 @@ def cli(context: click.Context) -> None:
     try:
         os.getcwd()
     except OSError:
-        fail("the working folder does not exist any more, or you may not enter it. Go to another folder.")
+        fail(NO_FOLDER)
 
 
 cli.add_command(sessions)

@@ -74,6 +74,9 @@ class UsageFailure(SystemExit):
         self.sentence = sentence
 
 
+NO_FOLDER = "the working folder does not exist any more, or you may not enter it. Go to another folder."
+
+
 def fail(sentence: str) -> NoReturn:
     """Print a message about wrong usage or configuration, and exit with code 2."""
     import click  # imported here because `crow acp` imports this module and does not need click

@@ -49,7 +49,12 @@ def chat(
     its beginning, or CHOOSE; `last` loads the last session of the folder. `worktree` is the name of a git worktree in
     which the session works, empty to make one up; None for none.
     """
-    own = folder = str(Path(cwd).expanduser().resolve())
+    try:
+        own = folder = str(Path(cwd).expanduser().resolve())
+    except FileNotFoundError:
+        from crow_cli.process import NO_FOLDER, fail  # not above: it loads Click, and the screen waits for this module
+
+        fail(NO_FOLDER)
     if worktree is not None:
         folder = enter_worktree(folder, worktree, prompt)
     try:

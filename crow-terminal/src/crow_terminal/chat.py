@@ -146,7 +146,8 @@ class Chat(AgentCalls, KeyActions):
         return "❯ "
 
     def take_lines(self, width: int) -> list[str]:
-        """Return the next lines to print."""
+        """Return the next lines to print, for a frame, which brings the title up to date as well."""
+        self.terminal.set_title(self.make_title())
         if self._pending:
             self._tail = (None, 0, [])
         end = time.monotonic() + PAINT_SECONDS
@@ -169,7 +170,6 @@ class Chat(AgentCalls, KeyActions):
         if not is_entry and self._draft is not None:
             self.terminal.set_text(self._draft)
             self._draft = None
-        self.terminal.set_title(self.make_title())
         self.terminal.update()
 
     def make_title(self) -> str:
