@@ -103,7 +103,10 @@ def test_histories_that_other_agents_wrote_without_faults_have_no_lessons(
 def test_rejections_loops_and_refused_arguments_of_claude_code_are_lessons(
     imported: BlockingStore, tmp_path: Path
 ) -> None:
-    rejected = "The user doesn't want to proceed with this tool use. The tool use was rejected. To tell you how to proceed, the user said:\nput it into fixtures/"
+    rejected = (
+        "The user doesn't want to proceed with this tool use. The tool use was rejected. "
+        "To tell you how to proceed, the user said:\nput it into fixtures/"
+    )
     refused = "<tool_use_error>InputValidationError: path is missing</tool_use_error>"
     results = [("Edit", {"a": 1}, rejected), *[("Edit", {"b": 2}, refused)] * 2, *[("Read", {"c": 3}, "same")] * 3]
     lines: list[dict[str, Any]] = [{"type": "user", "cwd": str(tmp_path), "message": {"content": "Begin."}}]
