@@ -20,7 +20,7 @@ PACKAGES = {
 SECTIONS = {
     "Start": ("setup", "run", "chat", "demo"),
     "Connect": ("acp", "serve", "mcp", "skills"),
-    "Look back": ("web", "sessions", "calls", "prompts", "undo"),
+    "Look back": ("web", "sessions", "lessons", "calls", "prompts", "undo"),
     "Settings and safety": ("config", "status", "doctor", "perms", "sandbox"),
 }
 """The commands that `crow --help` describes; the others are only named."""

@@ -149,7 +149,9 @@ async def test_model_finds_what_no_pattern_does_and_its_quotes_are_checked(machi
     assert sorted(one["line"] for one in lessons) == ["Ask before you guess.", "Use pnpm."]
     assert {one["evidence"][0]["session"] for one in lessons} == {id}
     versions = json.loads((await machine.crow("prompts", "list", "--json")).out)
-    assert len(versions) > 0
+    assert "lessons" in [one["name"] for one in versions]
+    listed = json.loads((await machine.crow("sessions", "list", "--json")).out)
+    assert [one["id"] for one in listed] == [id], "the model's session is none of this folder"
 
 
 async def test_model_that_always_agrees_is_named_and_not_used(machine: "Machine"):

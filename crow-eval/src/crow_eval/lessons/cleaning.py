@@ -18,6 +18,7 @@ from crow_cli.shared_session import (
 from crow_core.masking import MIN_SECRET_LENGTH, mask
 from crow_core.messages.message import Message, get_id, marker_kind
 from crow_core.redaction import holds_secret, redact_text
+from crow_core.text import to_line
 from crow_persistence.recent_logs import RecentLog, load_recent_logs
 from sqlalchemy import Connection
 
@@ -62,7 +63,7 @@ class Cleaner:
 
     def clean_line(self, session: str, line: str) -> str:
         """Return a line of instructions with paths of the project relative to it; "" if something was taken out."""
-        cleaned = self.clean(session, line).replace(f"{PROJECT}/", "")
+        cleaned = to_line(self.clean(session, line)).replace(f"{PROJECT}/", "")
         return "" if any(mark in cleaned for mark in MARKS) else cleaned
 
     def _get(self, session: str) -> SessionTexts:

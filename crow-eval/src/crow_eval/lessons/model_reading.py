@@ -7,6 +7,7 @@ not used. A quote has to stand in its message.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from crow_agent.agent import Agent
@@ -72,20 +73,27 @@ async def read_with_model(model: Any, said: Sequence[SaidMessage], **options: An
     model."""
     reading = ModelReading()
     prompt = Prompt.from_package("lessons", "crow_eval")
-    async with Agent(model, tools=[], system=prompt, **options) as agent:
-        for batch in make_batches(said):
-            messages = {f"m{number}": one for number, one in enumerate(batch, 1)}
-            text = "\n\n".join(f'<message id="{id}">\n{one.text}\n</message>' for id, one in messages.items())
-            reading.read += sum(not one.is_first for one in batch)
-            reading.controls += sum(one.is_first for one in batch)
-            try:
-                result = await agent.prompt(text, output=SCHEMA)
-                add_answers(reading, messages, result.output["corrections"])
-            except OutputError as error:
-                reading.errors.append(str(error))
-                if len(reading.errors) == ERRORS_LIMIT:
-                    break
+    # In a folder of its own, so that nobody continues its sessions as the last ones of theirs.
+    with TemporaryDirectory(prefix="crow-lessons-") as folder:
+        async with Agent(model, tools=[], system=prompt, cwd=folder, **options) as agent:
+            await ask(agent, said, reading)
     return reading
+
+
+async def ask(agent: Agent, said: Sequence[SaidMessage], reading: ModelReading) -> None:
+    """Ask about each batch of messages, and add the answers to the reading."""
+    for batch in make_batches(said):
+        messages = {f"m{number}": one for number, one in enumerate(batch, 1)}
+        text = "\n\n".join(f'<message id="{id}">\n{one.text}\n</message>' for id, one in messages.items())
+        reading.read += sum(not one.is_first for one in batch)
+        reading.controls += sum(one.is_first for one in batch)
+        try:
+            result = await agent.prompt(text, output=SCHEMA)
+            add_answers(reading, messages, result.output["corrections"])
+        except OutputError as error:
+            reading.errors.append(str(error))
+            if len(reading.errors) == ERRORS_LIMIT:
+                break
 
 
 def make_batches(said: Sequence[SaidMessage]) -> Iterator[list[SaidMessage]]:

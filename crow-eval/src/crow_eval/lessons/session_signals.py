@@ -23,7 +23,7 @@ from crow_eval.lessons.corrections import find_correction, make_line, split_sent
 REJECTED = "the user rejected it: "
 """The beginning of a decision for which the user gave a reason."""
 REJECTED_ELSEWHERE = re.compile(
-    r"To tell you how to proceed, the user said:\s*(?P<claude>.+)"
+    r"To tell you how to proceed, the user said:\s*(?P<claude>.+?)(?:\n\nNote: |\Z)"
     r"|with the following feedback: (?P<opencode>.+)",
     re.DOTALL,
 )
