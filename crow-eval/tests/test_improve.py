@@ -4,12 +4,14 @@ import asyncio
 import json
 import re
 import signal
+import sys
 from collections.abc import Callable
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from crow_core.testing import Failure, Reply, ScriptedServer
+from crow_eval.commands.improve_command import improve_prompt
 
 if TYPE_CHECKING:
     from crow_testing.command_fixtures import Machine
@@ -89,6 +91,7 @@ async def test_a_sentence_that_helps_is_found_and_proven_on_tasks_that_the_searc
         listed = await machine.crow("prompts", "diff", report["first"], report["best"])
         promoted = await machine.crow("prompts", "promote", report["best"])
     assert done.code == 0, done.err
+    assert "1 candidates, best system@2: 100%, today's 0%" in done.err
     assert report["better"] is True
     assert (report["first"], report["best"]) == ("system@1", "system@2")
     assert report["comparison"]["pairs"]["only_b"] == 24, "12 unseen tasks, run twice"
@@ -145,6 +148,41 @@ async def test_killed_search_goes_on_and_pays_for_nothing_twice(machine: "Machin
     for name in ("best", "better", "comparison", "candidates", "parts"):
         assert report[name] == whole[name]
     assert json.loads(again.out) == report
+
+
+async def test_search_that_is_stopped_says_how_it_goes_on(machine: "Machine") -> None:
+    write_tasks(machine, 12)
+    hold = asyncio.Event()
+
+    async def answer(request: dict[str, Any]) -> Reply:
+        await hold.wait()
+        return improve(request)
+
+    async with ScriptedServer(answer) as server:
+        machine.ask(server.url)
+        process = await machine.start("prompts", "improve", "system", "--on", "tasks.jsonl")
+        await server.until(lambda: len(server.requests) == 3)
+        running = json.loads((await machine.crow("eval", "list", "--json")).out)[0]["id"]
+        second = await machine.crow("prompts", "improve", "--resume", running)
+        process.send_signal(signal.SIGTERM)
+        _, err = await process.communicate()
+        hold.set()
+        listed = await machine.crow("eval", "list")
+    assert process.returncode == 143
+    assert f"Stopped. Go on with: crow prompts improve --resume {running[:8]}" in err.decode()
+    assert (second.code, "runs in another process" in second.err) == (2, True)
+    assert "search: system, 0 candidates" in listed.out
+
+
+async def test_without_gepa_the_command_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("crow_eval.improvement", "crow_eval.gepa_search"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "gepa", None)
+    with pytest.raises(SystemExit):
+        await improve_prompt("system", ["tasks"], "", {}, as_json=False, at_once=1)
+    assert "uv tool install ./crow --with gepa" in capsys.readouterr().err
 
 
 async def test_too_few_tasks_are_refused_before_anything_runs(machine: "Machine") -> None:

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
-from time import monotonic, thread_time
+from time import monotonic
 from typing import Any, TypeVar
 
 from crow_agent.agent import Agent
@@ -69,8 +69,6 @@ class Improvement:
     env: Mapping[str, str]
     at_once: int
     report: Callable[[Cell], None]
-    own_time: float = 0.0
-    """Seconds of processor time that GEPA took."""
     _seen: set[tuple[str, int, int]] = field(default_factory=set[tuple[str, int, int]], init=False)
     """The runs that the search has asked for, whether they were stored or not."""
     _parent: int = field(default=0, init=False)
@@ -129,13 +127,9 @@ class Improvement:
 
     def search_in_thread(self) -> None:
         """Let GEPA search. Raises what has ended the search, unless it has used what it may use."""
-        before, notes = thread_time(), self.notes
-        try:
+        notes = self.notes
+        with suppress(SearchOver):
             search(self.evaluation.settings.prompts[0].template, notes.train, notes.validation, self, notes.seed)
-        except SearchOver:
-            pass
-        finally:
-            self.own_time += thread_time() - before
         if self._failure and not isinstance(self._failure, SearchOver):
             raise self._failure
 

@@ -1,4 +1,5 @@
-"""The tables. Rows are not changed once written, except sessions, drafts, and model calls and evaluations that end.
+"""The tables. Rows are not changed once written, except sessions, drafts, model calls and evaluations that end, and the
+settings of searches for a prompt.
 
 Times are whole milliseconds since 1970 (UTC). Digests are SHA-256 in hexadecimal.
 """

@@ -421,6 +421,8 @@ def list_(limit: int, as_json: bool) -> None:
     for row in rows:
         settings = msgspec.json.decode(row.settings, type=EvaluationSettings)
         variants = ", ".join(variant.label for variant in settings.variants)
+        if settings.search:
+            variants = f"search: {settings.search.target}, {len(settings.prompts) - 1} candidates"
         state = "ended" if row.ended else "not ended"
         counts = [str(getattr(row, name)) for name in ("passed", "failed", "error")]
         lines.append((row.id[:8], format_time(row.created), *counts, state, Path(row.dataset).name, variants))

@@ -108,7 +108,7 @@ async def improve_prompt(
     from crow_agent.settings.home import Home
 
     from crow_eval import runs
-    from crow_eval.evaluation_store import EvaluationRunsError, load, locked
+    from crow_eval.evaluation_store import load, locked
     from crow_eval.task_parts import find_quoted
 
     env = os.environ
@@ -138,8 +138,6 @@ async def improve_prompt(
                 await work.run()
             except (AgentError, BudgetSpent) as error:
                 reason = str(error)
-            except EvaluationRunsError:
-                raise
             except BaseException:
                 print_note(f"Stopped. Go on with: crow prompts improve --resume {evaluation.id[:8]}")
                 raise
