@@ -33,6 +33,7 @@ PAGES = [
 """All pages but docs/cli.md, which is generated, and the two tutorials, which have tests of their own."""
 PARSED = {
     r"crow( -c| -r ID)?$|crow chat": "crow-cli/tests/test_chat.py",
+    r"crow (-w|worktrees)": "crow-cli/tests/test_worktree.py",
     r"crow setup(?! --list)": "crow-cli/tests/test_setup.py",
     r"crow serve": "crow-cli/tests/test_serve.py",
     r"crow acp( --unstable)?$": "crow-cli/tests/test_acp_process.py",

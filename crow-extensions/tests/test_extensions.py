@@ -59,7 +59,8 @@ async def test_the_client_receives_the_list_of_commands():
         await editor.new_session("/")
         await editor.until(lambda editor: editor.of(AvailableCommandsUpdate))
     (update,) = editor.of(AvailableCommandsUpdate)
-    assert [command.name for command in update.available_commands] == ["help", "prompt", "model", "mode", "usage"]
+    names = [command.name for command in update.available_commands]
+    assert names == ["help", "prompt", "worktree", "model", "mode", "usage"]
 
 
 async def test_help_lists_commands_without_asking_the_model():
