@@ -27,7 +27,8 @@ from crow_core.session.session import Session
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
 from crow_core.testing.script import ScriptedCall as Use
 from crow_core.testing.script import play_in_order
-from crow_extensions.subagents import REPORT, subagents
+from crow_extensions.sub_agent import REPORT
+from crow_extensions.subagents import subagents
 from crow_extensions.undo import undo
 from crow_permissions.exits import find_exit_command
 from crow_permissions.extension import permissions

@@ -16,8 +16,6 @@ from crow_core.session.session import Session
 from crow_core.text import to_line
 from msgspec import Struct, ValidationError
 
-from crow_extensions.sub_agent import AgentGone, SubAgent
-
 NAME = "agent"
 DESCRIPTION = """\
 Give a part of the work to another agent, which has tools as you do, but knows nothing of this conversation: \
@@ -108,7 +106,7 @@ def subagents(crow: Crow, *, sandbox: Literal["read-only", "off"] = "off") -> No
 
     @crow.session_start
     def restore(session: Session) -> None:
-        if not session.parent and session.log.entries:
+        if not session.parent and session.log.entries and session.view.find_kind("child"):
             restore_agents(crow, session)
 
 
@@ -119,6 +117,8 @@ def make_title(task: AgentTask) -> str:
 
 def restore_agents(crow: Crow, session: Session) -> None:
     """Find the sub-agents of a stored session that have a name, so that they can go on."""
+    from crow_extensions.sub_agent import SubAgent  # here because few sessions have one
+
     agents = session.state[BACKGROUND].agents
     for entry in session.view.find_kind("child"):
         if name := (notes := entry.get("crow", {})).get("name"):
@@ -145,6 +145,8 @@ def find_fault(session: Session, task: AgentTask) -> str:
 
 async def run_task(crow: Crow, session: Session, tool_call: ToolCall, task: AgentTask) -> ToolResult:
     """Give a task to a new sub-agent, or words to one that there is. Return its report, unless it goes on."""
+    from crow_extensions.sub_agent import AgentGone, SubAgent  # here because few sessions have one
+
     agents = session.state[BACKGROUND].agents
     agent, starts = agents.get(task.name), bool(task.prompt)
     if agent is None:

@@ -11,9 +11,10 @@ from crow_core.acp.schema import (
     BooleanConfigOption,
     SetSessionConfigOptionRequest,
 )
-from crow_core.acp.shared_methods import STEERING_METHOD, is_taken, make_steering_params
+from crow_core.acp.shared_methods import BACKGROUND_METHOD, STEERING_METHOD, is_taken, make_steering_params
 from crow_terminal.blocks import Note, UserPrompt
 from crow_terminal.prompt_content import make_prompt
+from crow_terminal.state import NOT_SENT
 from crow_terminal.stops import STOPS, describe_stop
 from msgspec import UNSET
 
@@ -53,6 +54,13 @@ class WebChat(ChatSession):
             self._is_cancelled = True
             self.cards.refuse_all()
             await client.cancel(self.id)
+
+    async def send_to_background(self) -> None:
+        """Send the running commands and sub-agents to the background."""
+        if self.phase == "working" and (client := self._agent.client):
+            answer = await client.request(BACKGROUND_METHOD, {"sessionId": self.id, "action": "send"})
+            if not answer["sent"]:
+                self.log.show([Note(NOT_SENT)])
 
     def recall(self, tab: Tab, place: int) -> None:
         """Take words back into the editor of a page."""

@@ -74,6 +74,8 @@ class ChatSession:
         self.options = OfferedOptions()
         self.commands: list[AvailableCommand] = []
         self.usage: UsageUpdate | None = None
+        self.background = 0
+        """The number of commands and sub-agents in the background. The session stays open for them."""
         self.touched = asyncio.get_running_loop().time()
         """The time of the last action."""
         self._agent, self._renderer, self._database = agent, renderer, database
@@ -113,6 +115,8 @@ class ChatSession:
                 self.options.config = options
             case UsageUpdate():
                 self.usage = update
+            case SessionInfoUpdate(meta={"crow": {"background": [*titles]}}):
+                self.background, self.touched = len(titles), get_time()
             case SessionInfoUpdate(title=title):
                 self.title = title if isinstance(title, str) else self.title
             case _:
@@ -201,7 +205,7 @@ class ChatSession:
     def _end_session(self) -> None:
         self.cards.withdraw_all()
         self.log.end_turn(get_time())
-        self.phase, self._is_cancelled, self._version = "viewing", False, ()
+        self.phase, self._is_cancelled, self._version, self.background = "viewing", False, (), 0
         for words in self.words:
             words.is_steering = False
         self._put_frame()
@@ -244,7 +248,16 @@ class ChatSession:
         self.feed.put("notice", lambda: self._renderer.render("notice", holder, self._problem))
         self.feed.put(
             "state",
-            lambda: self._renderer.render("state", self.phase, asked, self._is_cancelled, self.usage, self._can_undo),
+            lambda: self._renderer.render(
+                "state",
+                self.phase,
+                asked,
+                self._is_cancelled,
+                self.usage,
+                self._can_undo,
+                self.background,
+                self._agent.abilities.backgrounds,
+            ),
         )
         self.feed.put("queue", lambda: self._renderer.render("queue", self.words))
         self.feed.put("options", lambda: self._renderer.render("options", self.options, list_entries))

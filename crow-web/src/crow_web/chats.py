@@ -182,7 +182,9 @@ class Chats:
 
     async def _tend_chat(self, chat: WebChat) -> None:
         is_shown = bool(chat.feed.tabs)
-        if chat.phase == "ready" and not chat.is_shared and get_time() - chat.touched > (IDLE if is_shown else ALONE):
+        seconds = IDLE if is_shown else ALONE
+        is_held = chat.is_shared or chat.background  # what runs in the background would end with the session
+        if chat.phase == "ready" and not is_held and get_time() - chat.touched > seconds:
             await chat.close()
         elif is_shown:
             await chat.look()

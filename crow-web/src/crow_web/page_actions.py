@@ -41,6 +41,8 @@ def carry_out(chat: WebChat, tab: Tab, action: Mapping[str, Any]) -> None:
             chat.say(Words(text, images), later=action.get("later") is not None)
         case {"do": "cancel"}:
             chat.start(chat.cancel())
+        case {"do": "background"}:
+            chat.start(chat.send_to_background())
         case {"do": "answer", "question": str(id), "choice": str(choice)} if id.isdecimal() and choice.isdecimal():
             chat.cards.answer(int(id), int(choice), str(action.get("text", "")))
         case {"do": "form", "question": str(id), "send": str(send)} if id.isdecimal():

@@ -314,6 +314,19 @@ class StaysNotes(TypedDict, total=False):
     """The titles of its tool calls that may have had such effects."""
 
 
+class BackgroundNotes(TypedDict, total=False):
+    """A command or a sub-agent goes on after its tool call, in the background; a second marker notes its end."""
+
+    call: str
+    """The id of the tool call."""
+    name: str
+    """The name by which the model and the user reach it."""
+    title: str
+    """The command, or the task in a few words."""
+    end: str
+    """The way in which it has ended, such as "exit code 1"."""
+
+
 class BudgetNotes(TypedDict, total=False):
     """The usage of the session by the end of a turn."""
 
@@ -413,6 +426,7 @@ class Notes(
     PromptNotes,
     ReplyNotes,
     AnswerNotes,
+    BackgroundNotes,
     BudgetNotes,
     ChangesNotes,
     CompactionNotes,
@@ -447,6 +461,7 @@ class Notes(
 
 
 MARKERS: dict[str, type] = {
+    "background": BackgroundNotes,
     "budget": BudgetNotes,
     "changes": ChangesNotes,
     "child": LinkNotes,

@@ -3,8 +3,7 @@
 import asyncio
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from crow_system.shortening import shorten_line
 
@@ -88,24 +87,16 @@ class KnownAgent(RunningWork, Protocol):
         ...
 
 
-class BackgroundNotes(Notes, total=False):
-    """ContinuedWork went on after its tool call `call`; `end` says how it ended, in a second marker."""
-
-    name: str
-    end: str
-
-
-@dataclass(eq=False)
 class ContinuedWork:
     """A command or a sub-agent that goes on after its tool call."""
 
-    call: str
-    """The id of the tool call that began it."""
-    running: RunningWork
-    title: str
-    """Its title in a line, with secrets masked."""
-    watch: "asyncio.Task[None] | None" = None
-    """Waits for its end."""
+    def __init__(self, call: str, running: RunningWork, title: str) -> None:
+        self.call, self.running = call, running
+        """The id of the tool call that began it, and what runs."""
+        self.title = title
+        """Its title in a line, with secrets masked."""
+        self.watch: asyncio.Task[None] | None = None
+        """Waits for its end."""
 
     @property
     def is_over(self) -> bool:
@@ -113,20 +104,20 @@ class ContinuedWork:
         return self.running.over.is_set()
 
 
-@dataclass(eq=False)
 class Background:
     """The work that tool calls of a session wait for, and the work that went on after its call."""
 
-    waiting: dict[str, RunningWork] = field(default_factory=dict[str, RunningWork])
-    """The commands and sub-agents that tool calls wait for, by the ids of the calls."""
-    wanted: set[str] = field(default_factory=set[str])
-    """The ids of tool calls that are to be answered as soon as they wait for something."""
-    works: list[ContinuedWork] = field(default_factory=list[ContinuedWork])
-    """The work that went on and whose end the model does not know, in the order of its start."""
-    agents: dict[str, KnownAgent] = field(default_factory=dict[str, KnownAgent])
-    """The sub-agents of the session by name, the oldest first."""
-    lost: dict[str, str] = field(default_factory=dict[str, str])
-    """The titles of work that ended with an earlier process, by the ids of its tool calls; the model does not know."""
+    def __init__(self) -> None:
+        self.waiting: dict[str, RunningWork] = {}
+        """The commands and sub-agents that tool calls wait for, by the ids of the calls."""
+        self.wanted: set[str] = set()
+        """The ids of tool calls that are to be answered as soon as they wait for something."""
+        self.works: list[ContinuedWork] = []
+        """The work that went on and whose end the model does not know, in the order of its start."""
+        self.agents: dict[str, KnownAgent] = {}
+        """The sub-agents of the session by name, the oldest first."""
+        self.lost: dict[str, str] = {}
+        """The titles of work that ended with an earlier process, by its tool calls; the model does not know."""
 
     def find(self, name: str) -> RunningWork | None:
         """Find work in the background, or a sub-agent, by its name."""
@@ -185,7 +176,7 @@ def go_on(session: Session, call: str, running: RunningWork) -> None:
     background.works = [each for each in background.works if not (each.running.is_told or each.running is running)]
     background.works.append(work)
     title = work.title if running.kind == "command" else f"{work.title} (agent {running.name!r})"
-    notes: BackgroundNotes = {"kind": "background", "call": call, "name": running.name, "title": title}
+    notes: Notes = {"kind": "background", "call": call, "name": running.name, "title": title}
     session.log.append({"crow": notes})
     work.watch = asyncio.ensure_future(watch(session, work))
 
@@ -205,7 +196,7 @@ async def watch(session: Session, work: ContinuedWork) -> None:
 
 def note_end(session: Session, call: str, end: str) -> None:
     """Append to the log how the work of a tool call has ended."""
-    notes: BackgroundNotes = {"kind": "background", "call": call, "end": end}
+    notes: Notes = {"kind": "background", "call": call, "end": end}
     session.log.append({"crow": notes})
 
 
@@ -231,7 +222,7 @@ def find_lost(session: Session) -> dict[str, str]:
     """Find the work of a stored session that had not ended with its last process, as `Background.lost` has it."""
     found: dict[str, str] = {}
     for entry in session.view.find_kind("background"):
-        notes = cast(BackgroundNotes, entry.get("crow", {}))
+        notes = entry.get("crow", {})
         if "end" in notes:
             found.pop(notes.get("call", ""), None)
         else:
