@@ -1,5 +1,6 @@
 """The problems that an edit made are added to its result, and those of before are not."""
 
+import asyncio
 import json
 import os
 import shlex
@@ -14,10 +15,12 @@ from crow_core.mcp.server import Server
 from crow_core.messages.message import to_parts
 from crow_core.session.session import Session
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
+from crow_extensions.commands import commands
 from crow_extensions.diagnostic_settings import Diagnostics
 from crow_extensions.diagnostics import diagnostics
 from crow_extensions.mask_secrets import mask_secrets
 from crow_extensions.problems import READY, list_new, read_problems
+from crow_extensions.undo import undo
 from crow_mcp_server import create_server
 from crow_mcp_server import tools as list_tools
 
@@ -116,6 +119,27 @@ async def test_a_command_that_fails_is_told_once_and_the_edit_stands(project: Pa
     assert "found one = 'TODO'" in second
     assert says not in first + second
     assert (project / "a.py").read_text("utf-8").count("TODO") == 3
+
+
+async def test_an_edit_whose_diagnostics_are_cancelled_can_be_undone(project: Path):
+    os.mkfifo(pipe := project / "pipe")
+    look = "test -e ran && { echo again > pipe; sleep 60; }; touch ran"
+    model = ScriptedModel([edit("a.py", "two = 2", "two = 3")])
+    tools = Server("crow", create_server, definitions=list_tools({}), built_in=True, shared=True)
+
+    async def find(session: Session) -> list[Diagnostics]:
+        return [Diagnostics({"*.py": [look]})]
+
+    crow = Crow(model, servers=[tools]).use(commands).use(undo).use(diagnostics, find=find)
+    async with connect(crow) as editor:
+        id = (await editor.new_session(str(project))).session_id
+        turn = asyncio.ensure_future(editor.prompt(id, "Go."))
+        await asyncio.to_thread(pipe.read_text)
+        await editor.cancel(id)
+        assert (await turn).stop_reason == "cancelled"
+        assert "two = 3" in (project / "a.py").read_text("utf-8")
+        await editor.prompt(id, "/undo yes")
+    assert "two = 2" in (project / "a.py").read_text("utf-8")
 
 
 async def test_many_new_problems_are_counted_and_secrets_masked(project: Path):

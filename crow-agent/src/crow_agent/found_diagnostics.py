@@ -6,7 +6,7 @@ from pathlib import Path
 
 from crow_core.mcp.limit import Limit
 from crow_core.session.session import Session
-from crow_extensions.diagnostic_settings import Diagnostics
+from crow_extensions.diagnostic_settings import TIMEOUT, Diagnostics
 
 from crow_agent.program_limits import find_project_level, make_limit
 from crow_agent.settings.config import load_project_config
@@ -40,7 +40,7 @@ def to_diagnostics(
 ) -> Diagnostics:
     """Convert the table `[diagnostics]` to its commands."""
     commands: dict[str, list[str]] = {}
-    timeout = Diagnostics.timeout
+    timeout = TIMEOUT
     for pattern, value in table.items():
         match value:
             case str(command):

@@ -90,11 +90,8 @@ class Checks:
             if fnmatchcase(file if "/" in pattern else Path(file).name, pattern)
             for command in commands
         ]
-        return {
-            READY.get(name, name).replace("{file}", shlex.quote(file)): name
-            for name in names
-            if name not in self.failed
-        }
+        argument = shlex.quote(f"./{file}" if file.startswith("-") else file)
+        return {READY.get(name, name).replace("{file}", argument): name for name in names if name not in self.failed}
 
     async def run(self, wanted: Mapping[str, str]) -> dict[str, Problems]:
         """Run commands at the same time, and return what they found. One that fails is noted."""
