@@ -3,8 +3,14 @@
 from typing import TYPE_CHECKING
 
 import pytest
+from crow_core import Crow
+from crow_core.mcp.server import Server
+from crow_core.testing import Reply, ScriptedCall, ScriptedModel, connect
+from crow_permissions.extension import permissions
 from crow_permissions.kept_answers import AnswerRule, KeptAnswer, KeptAnswers
 from crow_persistence.database import Database
+from crow_persistence.extension import persistence
+from fastmcp import FastMCP
 
 if TYPE_CHECKING:
     from playwright.async_api import Page
@@ -65,3 +71,32 @@ async def test_a_kept_answer_is_revoked_on_the_page(page: "Page", database: Data
         await page.locator("form.row", has_text="git push").get_by_role("button", name="Revoke").click()
     assert "git push" not in await page.inner_text("main")
     assert [answer.rule.value for answer in KeptAnswers(database.folder).list_all()] == ["git log"]
+
+
+async def test_the_output_of_a_program_has_its_colours_and_no_other_codes(page: "Page", database: Database):
+    tools = FastMCP("tests")
+
+    @tools.tool
+    def run() -> str:
+        """Run the tests."""
+        link = "\x1b]8;;javascript:alert(1)\x07link\x1b]8;;\x07"
+        return f"\x1b[1;31mfailed\x1b[0m\n\x1b[32mpassed\x1b[0m {link}\x1b[2J\x1b[9C."
+
+    url = database.url.render_as_string(hide_password=False)
+    replies = [Reply("", tool_calls=[ScriptedCall(name="tests_run", arguments={})]), Reply("Done.")]
+    crow = Crow(ScriptedModel(replies), servers=[Server("tests", lambda: tools, shared=True)])
+    crow.use(persistence, url=url, folder=database.folder).use(permissions, mode="yolo")
+    async with connect(crow) as editor:
+        session = await editor.new_session("/tmp")
+        await editor.prompt(session.session_id, "Test it")
+    await page.goto(f"/session/{session.session_id}")
+    await page.evaluate("document.querySelectorAll('details').forEach((each) => each.open = true)")
+    output = page.locator("pre", has_text="passed")
+    colour = "(it) => getComputedStyle(it).color"
+    plain = await output.evaluate(colour)
+    red = await output.locator("span", has_text="failed").evaluate(colour)
+    green = await output.locator("span", has_text="passed").evaluate(colour)
+    assert len({plain, red, green}) == 3
+    shown = await output.inner_text()
+    assert shown.split() == ["failed", "passed", "link."]
+    assert await output.locator("a").count() == 0

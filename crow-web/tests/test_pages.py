@@ -15,6 +15,7 @@ from crow_persistence.database import Database
 from crow_persistence.extension import persistence
 from crow_persistence.tables import calls, sessions
 from crow_web.app import make_app
+from crow_web.gate import Gate
 from crow_web.markup import to_output
 from sqlalchemy import select, update
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from conftest import Site
 
 pytestmark = pytest.mark.anyio
+PORT = 4321
 
 
 async def test_a_session_is_found_by_its_words_and_read_with_its_calls(site: "Site"):
@@ -89,10 +91,23 @@ async def test_what_is_not_there_is_a_page_with_a_sentence(site: "Site"):
         assert "There is no" in answer.text, address
 
 
-async def test_a_session_is_saved_as_one_page_without_secrets(site: "Site"):
-    answer = await site.client.get(f"/session/{site.sessions[0]}/export")
+async def test_a_session_is_saved_as_one_page_without_secrets_paths_and_addresses(
+    database: Database, env: dict[str, str]
+):
+    url = database.url.render_as_string(hide_password=False)
+    crow = Crow(ScriptedModel([Reply("All is done.")])).use(persistence, url=url, folder=database.folder)
+    async with connect(crow) as editor:
+        session = await editor.new_session(env["HOME"])
+        await editor.prompt(session.session_id, "Mail /home/heron/pond.txt and pa55word-of-mine to rook@example.org")
+    env = {**env, "MY_TOKEN": "pa55word-of-mine"}
+    gate = Gate(make_app(database, env), PORT)
+    transport, base = httpx2.ASGITransport(app=gate), f"http://127.0.0.1:{PORT}"
+    async with httpx2.AsyncClient(transport=transport, base_url=base, follow_redirects=True) as client:
+        answer = await client.get(f"/session/{session.session_id}/export", params={"token": gate.token})
     assert "attachment" in answer.headers["content-disposition"]
     assert "All is done." in answer.text
+    for private in ("pa55word-of-mine", "/home/heron", "rook@example.org", env["HOME"]):
+        assert private not in answer.text
 
 
 async def test_numbers_in_addresses_that_are_none_change_nothing(site: "Site"):

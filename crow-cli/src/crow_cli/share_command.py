@@ -37,11 +37,11 @@ def share(session: str, markdown: bool, output: Path | None, yes: bool) -> None:
     from crow_persistence.export.transcript import Transcript
     from crow_persistence.loader import find_session
 
-    from crow_cli.shared_session import describe_replaced, has_words, prepare
+    from crow_cli.shared_session import describe_replaced, find_known_secrets, has_words, prepare
 
     with connect() as connection:
         row = find_session(connection, session)
-        story = prepare(Transcript.load(connection, row), find_known_secrets())
+        story = prepare(Transcript.load(connection, row), find_known_secrets(os.environ))
     if not has_words(story):
         fail(f"Session {row.id[:8]} has no text besides secrets and private data, so there is nothing to share.")
     text = fit_comment(story) if markdown else to_html(story)
@@ -75,12 +75,3 @@ def fit_comment(story: "Transcript") -> str:
             break
         text = to_markdown(shorten_results(story, limit))
     return text
-
-
-def find_known_secrets() -> set[str]:
-    """Find the secrets in the settings and the environment."""
-    from crow_agent.settings.config import load_config
-    from crow_agent.settings.home import Home
-    from crow_core.masking import find_secrets
-
-    return {*find_secrets(load_config(Home.find(os.environ), os.environ), dict(os.environ))}

@@ -6,13 +6,15 @@ import os
 import re
 import socket
 import subprocess
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
+from crow_agent.settings.config import load_config
+from crow_agent.settings.home import Home
 from crow_core.masking import MASK as SETTING
-from crow_core.masking import MIN_SECRET_LENGTH, find_secrets_in_text, mask
+from crow_core.masking import MIN_SECRET_LENGTH, find_secrets, find_secrets_in_text, mask
 from crow_core.messages.message import Message, RawToolCall, marker_kind, parse_arguments, to_parts
 from crow_core.messages.passes import drop_rewound
 from crow_core.redaction import BASE64, IMAGE, MASK, VARIABLE, holds_secret, parse_object, redact_data
@@ -88,6 +90,11 @@ def find_own_names() -> set[str]:
 def select_names(names: Iterable[str]) -> set[str]:
     """Return the names that tell of a person or a machine."""
     return {name for name in names if len(name) > 2 and name.lower() not in ORDINARY_USERS and not name.isdigit()}
+
+
+def find_known_secrets(env: Mapping[str, str]) -> set[str]:
+    """Find the secrets in the settings and the environment `env`. Raises ConfigError."""
+    return {*find_secrets(load_config(Home.find(env), env), dict(env))}
 
 
 def prepare(transcript: Transcript, secrets: Collection[str]) -> Transcript:

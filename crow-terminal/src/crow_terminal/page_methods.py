@@ -5,5 +5,7 @@ JOIN_METHOD = "_crow/join"
 TURN_METHOD = "_crow/turn"
 """Tells the page that a turn of the terminal has begun, or ended with a `stopReason`."""
 OPENED_METHOD = "_crow/opened"
-"""Tells the page that the terminal has opened another session, or that the session is to be read again. If the agent
-was `restarted`, no session is open."""
+"""Tells the page that the terminal has opened another session, or that the session is to be read again.
+
+If the agent was `restarted`, no session is open.
+"""

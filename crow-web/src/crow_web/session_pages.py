@@ -4,7 +4,8 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
-from crow_core.errors import StoreError
+from crow_cli.shared_session import find_known_secrets, prepare
+from crow_core.errors import ConfigError, StoreError
 from crow_persistence import loader
 from crow_persistence.export.html import to_html
 from crow_persistence.export.transcript import Transcript
@@ -65,12 +66,15 @@ def load(connection: Connection, request: Request) -> tuple[Any, Transcript]:
 
 
 def export(pages: Pages, request: Request) -> Response:
-    """Answer with the session as one page without likely secrets, to be saved."""
+    """Answer with the session as one page, to be saved, as `crow sessions share` writes it."""
     try:
         with pages.database.begin_read() as connection:
             _, transcript = load(connection, request)
+        story = prepare(transcript, find_known_secrets(pages.env))
     except StoreError as error:
         return pages.explain("Not found", str(error), 404)
+    except ConfigError as error:
+        return pages.explain("Not saved", f"Secrets of the settings cannot be left out: {error}", 500)
     name = f"crow-{transcript.summary.id[:12]}.html"
     headers = {"content-disposition": f'attachment; filename="{name}"'}
-    return HTMLResponse(to_html(transcript.redact()), headers=headers)
+    return HTMLResponse(to_html(story), headers=headers)
