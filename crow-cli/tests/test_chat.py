@@ -108,7 +108,7 @@ async def test_a_dumb_terminal_continues_too_and_says_how(machine: "Machine"):
                 screen.type("hello\n")
                 await screen.until(f"{answer}\r\n> ")
                 screen.type("\x04")
-                await screen.until("Continue with crow -c, or crow -r ")
+                await screen.until("> \r\nContinue with crow -c, or crow -r ")
         assert len(json.loads((await machine.crow("sessions", "list", "--json")).out)) == 1
 
 

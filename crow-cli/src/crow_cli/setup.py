@@ -308,7 +308,9 @@ class Setup:
         click.echo(escape_line(f"Written to {edit.path}. crow uses {model} now."))
         self.print_overrides(name)
         print_note(
-            'Try it:           crow run "What is in this folder?"\nIn your editor:   crow acp --print-config zed'
+            'Ask something:    crow run "What is in this folder?"\n'
+            "Open a session:   crow\n"
+            "In your editor:   crow acp --print-config zed"
         )
 
     def print_overrides(self, name: str) -> None:

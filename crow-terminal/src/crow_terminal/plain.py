@@ -267,6 +267,7 @@ async def read_line(question: str) -> str | None:
             ready.clear()
             letter = os.read(0, 1)
             if not letter:
+                sys.stdout.write("\n" if sys.stdin.isatty() else "")  # ends the line of the question
                 return line.decode(errors="replace") if line else None
             if letter == b"\n":
                 return line.decode(errors="replace")
