@@ -19,6 +19,7 @@ from crow_core.acp.schema import (
     SessionUpdate,
     TextBlock,
     ToolCall,
+    ToolCallContent,
     ToolCallUpdate,
 )
 from crow_core.errors import ElicitationError, EndTurn
@@ -111,9 +112,9 @@ class NestedClient:
         """Show no tool calls and no text from now on; those that are open end for the client."""
         self.shown_in = ""
         calls, self.open_calls = self.open_calls, {}
-        content = [BlockContent(content=TextBlock(text=GOES_ON))]
+        content: list[ToolCallContent] = [BlockContent(content=TextBlock(text=GOES_ON))]
+        unknown: dict[str, dict[str, Any]] = {"exitStatus": {}}  # of a terminal
         for id in calls:
-            unknown = {"exitStatus": {}}
             update = ToolCallUpdate(tool_call_id=id, status="completed", content=content, raw_output=unknown)
             await self.parent.send(update)
 
