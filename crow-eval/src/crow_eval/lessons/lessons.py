@@ -74,7 +74,7 @@ class Group:
 
 
 @dataclass
-class Reading:
+class SessionsReading:
     """What was read of the stored sessions."""
 
     signals: list[Signal] = field(default_factory=list[Signal])
@@ -85,9 +85,9 @@ class Reading:
 
 def read_sessions(
     connection: Connection, since: int, cwd: str, secrets: Collection[str], *, for_model: bool = False
-) -> Reading:
+) -> SessionsReading:
     """Read the sessions in a folder ("" for all) that were used after a time, in milliseconds since 1970."""
-    reading = Reading()
+    reading = SessionsReading()
     cleaner = Cleaner(connection, secrets)
     for log in load_recent_logs(connection, since, cwd):
         reading.sessions += 1
