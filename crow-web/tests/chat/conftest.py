@@ -163,7 +163,12 @@ async def start(database: Database, tmp_path: Path) -> AsyncIterator[Callable[..
     async with AsyncExitStack() as stack:
 
         async def start(
-            script: Script, *, mode: Any = "yolo", port: int = 0, app: Callable[[], str] | None = None
+            script: Script,
+            *,
+            mode: Any = "yolo",
+            port: int = 0,
+            app: Callable[[], str] | None = None,
+            extensions: Sequence[Callable[[Crow], None]] = (),
         ) -> Site:
             own = AsyncExitStack()
             stack.push_async_callback(own.aclose)
@@ -185,6 +190,8 @@ async def start(database: Database, tmp_path: Path) -> AsyncIterator[Callable[..
             url = database.url.render_as_string(hide_password=False)
             crow.use(persistence, url=url, folder=database.folder).use(steering).use(ask_user).use(completions)
             crow.use(permissions, mode=mode).use(undo).use(mcp_apps).use(plan)
+            for extension in extensions:
+                crow.use(extension)
             crow.servers_wait = 60.0
             own.push_async_callback(crow.shut_down)
             links: list[AgentLink] = []
