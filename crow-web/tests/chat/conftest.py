@@ -166,7 +166,7 @@ async def start(database: Database, tmp_path: Path) -> AsyncIterator[Callable[..
             mode: Any = "yolo",
             port: int = 0,
             app: Callable[[], str] | None = None,
-            use: Sequence[Callable[[Crow], None]] = (),
+            extensions: Sequence[Callable[[Crow], None]] = (),
         ) -> Site:
             own = AsyncExitStack()
             stack.push_async_callback(own.aclose)
@@ -188,7 +188,7 @@ async def start(database: Database, tmp_path: Path) -> AsyncIterator[Callable[..
             url = database.url.render_as_string(hide_password=False)
             crow.use(persistence, url=url, folder=database.folder).use(steering).use(ask_user).use(completions)
             crow.use(permissions, mode=mode).use(undo).use(mcp_apps).use(plan)
-            for extension in use:
+            for extension in extensions:
                 crow.use(extension)
             crow.servers_wait = 60.0
             own.push_async_callback(crow.shut_down)

@@ -5,7 +5,9 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from crow_core.testing import Reply, ScriptedCall
+from crow_core.testing import Reply, ScriptedCall, ScriptedModel
+from crow_extensions.background import background
+from crow_extensions.subagents import subagents
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
@@ -133,6 +135,24 @@ async def test_a_turn_is_stopped_and_its_question_withdrawn(start: Any):
         assert "not run" in tab.html
         await tab.say("Go on")
         await tab.until(lambda tab: "Again." in tab.text)
+
+
+async def test_an_agent_goes_to_the_background_and_holds_the_session_open(start: Any):
+    agent = ScriptedCall(name="agent", arguments={"description": "Look", "prompt": "Look."})
+    script = [Reply(tool_calls=[agent]), Reply("I look.", hang=True), Reply("Later.")]
+    site: Site = await start(script, extensions=[background, subagents])
+    async with site.open() as tab:
+        await tab.say("Look around")
+        await tab.until(lambda tab: "To the background" in tab.blocks["state"])
+        (model,) = site.crow.models.values()
+        assert isinstance(model, ScriptedModel)
+        while len(model.requests) < 2:  # the second one is the agent's
+            await asyncio.sleep(0.01)
+        await tab.act("background")
+        await tab.until(lambda tab: "Later." in tab.text and "1 in the background" in tab.blocks["state"])
+        await tab.is_ready()
+        (chat,) = site.chats.list_chats()
+        assert chat.background == 1
 
 
 async def test_the_last_turn_is_undone_after_a_question(start: Any):

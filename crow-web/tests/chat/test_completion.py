@@ -45,7 +45,7 @@ def shows(text: str) -> Callable[["Tab"], bool]:
 
 async def test_the_answer_to_an_earlier_request_never_replaces_that_to_a_later_one(start: Any):
     birds = Birds()
-    site: Site = await start([Reply("Hello.")], use=[birds])
+    site: Site = await start([Reply("Hello.")], extensions=[birds])
     async with site.open() as tab:
         await tab.say("hello")
         await tab.is_ready()
@@ -61,7 +61,7 @@ async def test_the_answer_to_an_earlier_request_never_replaces_that_to_a_later_o
 
 async def test_files_are_offered_while_the_agent_still_looks_and_what_was_chosen_stays_chosen(start: Any, visit: Any):
     birds = Birds()
-    site: Site = await start([], use=[birds])
+    site: Site = await start([], extensions=[birds])
     for name in ("wait.txt", "wait-more.txt"):
         (site.folder / name).write_text("")
     page: Page = await visit(site)
@@ -79,7 +79,7 @@ async def test_files_are_offered_while_the_agent_still_looks_and_what_was_chosen
 async def test_a_command_is_offered_though_it_was_typed_before_the_page_was_connected(
     start: Any, visit: Any, problems: list[str]
 ):
-    site: Site = await start([], use=[Birds()])
+    site: Site = await start([], extensions=[Birds()])
     may_connect = asyncio.Event()
 
     async def hold(route: "WebSocketRoute") -> None:
@@ -98,7 +98,7 @@ async def test_a_command_is_offered_though_it_was_typed_before_the_page_was_conn
 
 async def test_a_menu_comes_though_the_connection_was_lost_before_the_answer(start: Any, visit: Any):
     birds = Birds()
-    site: Site = await start([], use=[birds])
+    site: Site = await start([], extensions=[birds])
     page: Page = await visit(site)
     await page.locator("#text").focus()
     await page.wait_for_selector("body[data-phase=ready]", state="attached")
