@@ -46,6 +46,8 @@ async def test_an_app_gets_its_call_and_speaks_with_the_persons_consent_alone(
     await app.get_by_text("crow shows a picture of a </script>heron for </script>heron").wait_for()
     await page.locator(".app iframe[style='height: 345px;']").wait_for()
     await page.locator(".app .card pre", has_text="Delete all").wait_for()
+    bottom = await page.locator(".app .card").evaluate("(it) => it.getBoundingClientRect().bottom")
+    assert bottom < await page.locator("#composer").evaluate("(it) => it.getBoundingClientRect().top"), "it is in view"
     await page.get_by_role("button", name="Refuse").click()
     await app.get_by_text("Delete all: Message sending denied").wait_for()
     await page.locator(".app .card pre", has_text="Thank you").wait_for()

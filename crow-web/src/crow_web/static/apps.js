@@ -12,6 +12,8 @@ const consent = (frame, words) => new Promise((resolve) => {
   card.append(title, text, answers);
   card.addEventListener("submit", (event) => { event.preventDefault(); card.remove(); resolve(event.submitter?.value === "Say it"); });
   place.append(card);
+  const hidden = card.getBoundingClientRect().bottom + 12 - get("composer").getBoundingClientRect().top;
+  if (hidden > 0 && frame.getBoundingClientRect().top < innerHeight) scrollBy(0, hidden); // the app is in view, its question was not
 });
 const answers = {
   "ui/initialize": () => ({
