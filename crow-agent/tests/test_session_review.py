@@ -283,13 +283,14 @@ async def test_session_that_ended_by_itself_is_opened_anew_in_the_sandbox(
     sandbox: ReviewSettings, project: Path
 ) -> None:
     model = in_turn(
-        in_session("(sleep 0.3; kill -9 $$) & echo two >> notes.txt"),
+        in_session("(until [ -e go ]; do sleep 0.05; done; kill -9 $$) & echo two >> notes.txt"),
         in_session("echo three >> notes.txt"),
         in_session("echo three >> notes.txt; echo $(readlink /proc/self/ns/pid)"),
     )
     async with converse(project, sandbox, model, mode="accept-edits") as talk:
         await talk.prompt()
         pid = find_shell(talk.session)
+        (project / "go").touch()
         async with asyncio.timeout(20):
             while is_alive(pid):
                 await asyncio.sleep(0.01)
