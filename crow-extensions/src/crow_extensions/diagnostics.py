@@ -3,7 +3,6 @@
 Only the hooks are here. `problems` runs the commands, and is imported at the first edit that one of them is for.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -75,17 +74,8 @@ def diagnostics(crow: Crow, *, find: Callable[[Session], Awaitable[Sequence[Diag
             for one in checks:
                 one.forget()
             return None
-        changes = result.meta.get("crow/changes", ())
-        try:
-            texts = [
-                text
-                for change in changes
-                for one in checks
-                if (text := await one.compare(change["path"], session.secrets))
-            ]
-        except asyncio.CancelledError:  # the call gets no result that has them, but /undo needs them
-            session.log.append({"crow": {"kind": "changes", "session": session.id, "changes": [*changes]}})
-            raise
+        paths = [change["path"] for change in result.meta.get("crow/changes", ())]
+        texts = [text for path in paths for one in checks if (text := await one.compare(path, session.secrets))]
         await tell(root, checks)
         blocks = [{"type": "text", "text": text} for text in texts]
         return ToolResult([*result.content, *blocks], result.is_error, result.meta) if blocks else None

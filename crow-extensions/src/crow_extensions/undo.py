@@ -24,7 +24,8 @@ from crow_core.app import Crow
 from crow_core.content import find_first_text, to_blocks
 from crow_core.errors import StoreError
 from crow_core.masking import MASK
-from crow_core.mcp.tool import make_title
+from crow_core.mcp.result import ToolResult
+from crow_core.mcp.tool import ToolCall, make_title
 from crow_core.messages.message import (
     INTERRUPTED,
     Message,
@@ -38,6 +39,7 @@ from crow_core.messages.notes import EditNotes
 from crow_core.messages.passes import drop_rewound, find_entry
 from crow_core.messages.tool_names import name_raw_calls
 from crow_core.session.session import Command, Session
+from crow_core.session_state import StateKey
 from crow_core.text import to_line
 from crow_system.shortening import shorten_line
 
@@ -101,6 +103,10 @@ class UndoPlan:
         return "\n".join(lines)
 
 
+UNSTORED = StateKey("undo_unstored", dict[str, list[Any]])
+"""The changes of calls whose results are not in the log yet, by their ids: a cancelled hook leaves a result without."""
+
+
 def undo(crow: Crow) -> None:
     """Add the command /undo, which shows what would be undone; `/undo yes` does it, and /redo reverses it. `/undo keep`
     keeps the files as they are that cannot be restored, for example since a command changed them.
@@ -118,6 +124,17 @@ def undo(crow: Crow) -> None:
             ),
             Command("redo", "Bring back what /undo has just taken back", run_redo),
         ]
+
+    @crow.after_tool
+    def note_changes(result: ToolResult, session: Session, tool_call: ToolCall) -> None:
+        if changes := result.meta.get("crow/changes"):
+            session.state[UNSTORED][tool_call.id] = [*changes]
+
+    @crow.message
+    def keep_changes(session: Session, entry: Message) -> None:
+        changes = session.state[UNSTORED].pop(entry.get("tool_call_id", ""), None)
+        if changes and not list_edits(entry):
+            session.log.append({"crow": {"kind": "changes", "session": session.id, "changes": changes}})
 
     # The two hooks below let the parent undo what a sub-agent did.
 

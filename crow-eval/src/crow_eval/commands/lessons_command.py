@@ -96,12 +96,12 @@ def to_time(age: str) -> int:
 def read_lessons(cwd: str, *, since: str, model: str, limit: int, as_json: bool) -> "tuple[list[Lesson], int]":
     """Read the lessons from the database, and perhaps by a model; on an error, print it and exit."""
     from crow_agent.settings.home import Home
-    from crow_cli.share_command import find_known_secrets
+    from crow_cli.shared_session import find_known_secrets
     from crow_cli.storage import connect
 
     from crow_eval.lessons.lessons import add_model_signals, make_lessons, read_sessions
 
-    secrets = find_known_secrets()
+    secrets = find_known_secrets(os.environ)
     with connect(lists=True, as_json=as_json) as connection:
         reading = read_sessions(connection, to_time(since), cwd, secrets, for_model=bool(model))
     signals = reading.signals
