@@ -6,6 +6,7 @@ import os
 import pty
 import re
 import struct
+import sys
 import termios
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
@@ -13,6 +14,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from crow_testing.command_fixtures import Machine
+
+assert sys.platform != "win32"
 
 COLOURS = re.compile(rb"\x1b\[[0-9;]*m")
 
