@@ -63,4 +63,5 @@ async def test_client_prompts_cancels_and_loads(tmp_path: Path, next_sdk: str) -
         "agent_message_chunk:Done.",
         "user_message_chunk:go",
         "agent_message_chunk:hang",
+        "agent_thought_chunk:Interrupted here.\n",
     ]

@@ -412,7 +412,7 @@ def test_project_may_only_add_servers_agents_and_diagnostics_and_tighten_permiss
 
     assert config.permissions == ProjectPermissions(ask=["terminal"], deny=["fetch"])
     assert config.mcp.servers == {"a": ServerSettings(command="a"), "b": ServerSettings(command="me")}
-    assert ProjectConfig.__struct_fields__ == ("permissions", "mcp", "agents", "diagnostics")
+    assert ProjectConfig.__struct_fields__ == ("permissions", "mcp", "agents", "diagnostics", "worktree")
     assert config.agents == {"b": AgentSettings(command="b")}
     assert ProjectPermissions.__struct_fields__ == ("ask", "deny")
 

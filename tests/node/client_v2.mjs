@@ -32,7 +32,8 @@ const replayed = [];
 let replayEnds;
 app.onNotification(answers.session.update, ({ params }) => {
   replayed.push(params.update);
-  if (params.update.sessionUpdate === "state_update") replayEnds?.();
+  const { sessionUpdate, stopReason } = params.update;
+  if (sessionUpdate === "state_update" && !stopReason) replayEnds?.(); // not the end of the turn before
 });
 
 const stream = acp.ndJsonStream(Writable.toWeb(child.stdin), Readable.toWeb(child.stdout));

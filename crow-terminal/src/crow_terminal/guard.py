@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from tempfile import TemporaryFile
@@ -109,11 +110,11 @@ async def end_with_launcher(terminal: int) -> None:
     finally:
         loop.remove_reader(launcher)
         os.close(launcher)
-    end = loop.time() + TAKEN_BACK
-    while loop.time() < end:
+    end = time.monotonic() + TAKEN_BACK
+    while time.monotonic() < end:
         if os.tcgetpgrp(terminal) != os.getpgrp():
             os._exit(1)
-        await asyncio.sleep(0.02)
+        time.sleep(0.002)  # and not the loop's sleep: another frame would erase the prompt of the shell
 
 
 def compose_end(rows: Sequence[str]) -> str:

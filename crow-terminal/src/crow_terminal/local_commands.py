@@ -260,9 +260,8 @@ def find_command(state: State, text: str) -> tuple[LocalCommand, str] | None:
         return None
     name, _, words = text[1:].strip().partition(" ")
     name = {"exit": "quit", "clear": "new", "sessions": "resume"}.get(name, name)
-    needs_turn = name != "background" or " " not in words  # "/background NAME" goes on in a turn
-    is_theirs = any(one.name == name for one in state.commands)  # such as /mode plan
     found = next((one for one in find_local_commands(state) if one.name == name), None)
-    if found is None or (words and needs_turn and is_theirs and not found.hint):
-        return None
-    return found, words
+    takes_words = found is not None and found.hint and (name != "background" or " " in words)
+    if words and not takes_words and any(one.name == name for one in state.commands):
+        return None  # such as /mode plan, or "/background NAME", which goes on in a turn
+    return (found, words) if found else None
