@@ -114,7 +114,7 @@ async def end_with_launcher(terminal: int) -> None:
     while time.monotonic() < end:
         if os.tcgetpgrp(terminal) != os.getpgrp():
             os._exit(1)
-        time.sleep(0.002)  # and not the loop's sleep: another frame would erase the prompt of the shell
+        time.sleep(0.002)  # noqa: ASYNC251 # another frame would erase the prompt of the shell
 
 
 def compose_end(rows: Sequence[str]) -> str:

@@ -141,8 +141,10 @@ def compose_spinner(state: State, now: float, width: int, theme: Theme) -> str:
     passed = f"{int(seconds)}s" if seconds < 60 else format_seconds(seconds)
     shown = [] if state.transcript.running and not state.command else [passed]  # each tool call has its own
     can_go_on = state.abilities.backgrounds and any(is_command(one) for one in state.transcript.running.values())
-    end = "Ctrl-C twice leaves" if state.cancelled else "Esc stops · Ctrl-B: background" if can_go_on else "Esc stops"
-    text = clip(f" {what}… {' · '.join([*shown, end])}", width - 1)
+    end = ["Ctrl-C twice leaves"] if state.cancelled else ["Esc stops", *(["Ctrl-B: background"] if can_go_on else [])]
+    text = f" {what}… {' · '.join([*shown, *end])}"
+    if len(text) >= width:
+        text = clip(f" {what}… {' · '.join([*shown, end[0]])}", width - 1)
     return theme.style("accent", picture) + theme.style("dim", text)
 
 

@@ -48,6 +48,8 @@ class LocalCommand(Struct, frozen=True):
     run: Callable[[State, str], list[Effect]]
     """Called with the state and the words behind the name."""
     hint: str = ""
+    takes_words: bool = False
+    """True if words behind the name are for it, though the agent has a command of the same name."""
     works_in_turn: bool = True
     """True if it can be used while a turn runs."""
     yields: bool = False
@@ -167,7 +169,7 @@ LOCAL_COMMANDS = (
         "worktree",
         "begin a session in a git worktree of its own",
         begin_worktree,
-        "[name]",
+        takes_words=True,
         works_in_turn=False,
         words="branch isolated parallel git",
     ),
@@ -204,7 +206,7 @@ LOCAL_COMMANDS = (
         "background",
         "what runs in the background, and sub-agents: list, bring back, tell, stop",
         call_background,
-        "[NAME | NAME words | stop NAME]",
+        takes_words=True,
         words="jobs ps tasks fg bg agents sub-agents",
     ),
     LocalCommand("diff", "the changes of files in this session", show_diff, group="Results", words="edits files git"),
@@ -261,7 +263,7 @@ def find_command(state: State, text: str) -> tuple[LocalCommand, str] | None:
     name, _, words = text[1:].strip().partition(" ")
     name = {"exit": "quit", "clear": "new", "sessions": "resume"}.get(name, name)
     found = next((one for one in find_local_commands(state) if one.name == name), None)
-    takes_words = found is not None and found.hint and (name != "background" or " " in words)
+    takes_words = found is not None and found.takes_words and (name != "background" or " " in words)
     if words and not takes_words and any(one.name == name for one in state.commands):
         return None  # such as /mode plan, or "/background NAME", which goes on in a turn
     return (found, words) if found else None
