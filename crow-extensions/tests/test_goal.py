@@ -9,7 +9,9 @@ from crow_core.acp.schema import ResumeSessionRequest
 from crow_core.app import Crow
 from crow_core.errors import ModelError
 from crow_core.mcp.server import Server
-from crow_core.testing import Editor, MemoryStore, Reply, ScriptedModel, connect
+from crow_core.models.chat_model import ChatModel
+from crow_core.models.model_call import Prices
+from crow_core.testing import Editor, MemoryStore, Reply, ScriptedModel, ScriptedServer, connect
 from crow_extensions.commands import commands
 from crow_extensions.goal import allow_command, goal
 
@@ -76,6 +78,20 @@ async def test_goal_that_can_never_hold_ends_at_its_limit_with_one_sentence(tmp_
         assert sentence in editor.text
         assert (await editor.prompt(session.session_id, "hi")).stop_reason == "end_turn"
     assert editor.text.endswith("Hello.")
+
+
+@pytest.mark.parametrize(("limit", "used"), [("money=0.25", "0.3 of 0.25 money"), ("minutes=0.0001", " minutes")])
+async def test_goal_ends_at_its_limit_of_money_and_of_time(tmp_path: Path, limit: str, used: str):
+    usage = {"prompt_tokens": 90, "completion_tokens": 10}
+    async with ScriptedServer(lambda request: Reply("Done.", usage=usage)) as server:
+        model = ChatModel(name="m", base_url=server.url, prices=Prices(input=1000, output=1000))
+        async with connect(Crow(model, servers=[TOOLS]).use(commands).use(goal, until="false")) as editor:
+            session = await editor.new_session(str(tmp_path))
+            answer = await editor.prompt(session.session_id, f"/goal Never {limit}")
+    assert answer.stop_reason == "max_turn_requests"
+    assert "The goal was not reached. The budget is used up: " in editor.text
+    assert used in editor.text
+    assert len(server.requests) == 3 if "money" in limit else len(server.requests) <= 1
 
 
 async def test_goal_goes_on_after_a_restart_with_what_it_has_used(tmp_path: Path):
