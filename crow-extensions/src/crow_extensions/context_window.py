@@ -1,7 +1,8 @@
 """Ask servers about their models, beside the first requests: the context window, the size, and what they can report."""
 
 import asyncio
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 from crow_core.app import Crow
@@ -10,9 +11,12 @@ from crow_core.models.endpoint import is_on_private_network
 from crow_core.models.model_call import ModelCall, ModelRequest
 from crow_core.models.window import ask_server
 from crow_core.session.session import Session
+from crow_core.session_state import StateKey
 
 TRIES_LIMIT = 3
 """Times that a server is asked: some know the window only once the model is loaded."""
+OPENING_DELAY = 0.1
+"""Seconds after the answer to `session/new` until the server is asked: the import of the HTTP client would delay it."""
 ANSWER_LIMIT = 1.0
 """Seconds that the first prompt waits for a server on a private network, so that the profile fits the model."""
 
@@ -26,6 +30,24 @@ class WindowSearch:
     found: bool = False
 
 
+@dataclass
+class EarlySearch:
+    """The search that the opening of a session has begun."""
+
+    task: asyncio.Task[None] | None = None
+    wanted: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the first prompt has come."""
+
+
+EARLY = StateKey[EarlySearch]("context_window_early")
+
+
+async def wait_for_server(session: Session) -> None:
+    """Wait until the server has told about the model, if it is asked since the session has opened; at most a second."""
+    if (early := session.state.get(EARLY)) and early.task:
+        await asyncio.wait([early.task], timeout=ANSWER_LIMIT)
+
+
 def context_window(crow: Crow) -> None:
     """Set the window of each model to what its server reports, but never to more than is configured.
 
@@ -33,7 +55,6 @@ def context_window(crow: Crow) -> None:
     of the model chooses its profile.
     """
     searches: dict[int, WindowSearch] = {}
-    openings: dict[str, asyncio.Task[None]] = {}
 
     async def ask(model: ChatModel) -> None:
         model.facts = await ask_server(model)
@@ -41,27 +62,34 @@ def context_window(crow: Crow) -> None:
             model.window = min(found, model.window or found)
             searches[id(model)].found = True
 
-    def search(model: ChatModel) -> None:
+    def is_wanted(model: ChatModel) -> bool:
         before = searches.get(id(model))
-        if before is None:
-            searches[id(model)] = WindowSearch(asyncio.ensure_future(ask(model)))
-        elif before.task.done() and not before.found and before.tries < TRIES_LIMIT:
-            searches[id(model)] = WindowSearch(asyncio.ensure_future(ask(model)), before.tries + 1)
+        return before is None or (before.task.done() and not before.found and before.tries < TRIES_LIMIT)
+
+    def search(model: ChatModel) -> None:
+        if is_wanted(model):
+            tries = searches[id(model)].tries if id(model) in searches else 0
+            searches[id(model)] = WindowSearch(asyncio.ensure_future(ask(model)), tries + 1)
 
     async def ask_early(session: Session, model: ChatModel) -> None:
-        await session.turns.id_known.wait()  # the import of the HTTP client would delay the answer to `session/new`
+        await session.turns.id_known.wait()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(session.state[EARLY].wanted.wait(), OPENING_DELAY)
         search(model)
         await asyncio.wait([searches[id(model)].task])
 
     @crow.session_start
     def begin(session: Session) -> None:
-        if isinstance(model := session.model, ChatModel) and is_on_private_network(model.display_url):
-            openings[session.id] = asyncio.ensure_future(ask_early(session, model))
+        model = session.model
+        if isinstance(model, ChatModel) and is_on_private_network(model.display_url) and is_wanted(model):
+            session.state[EARLY] = early = EarlySearch()
+            early.task = asyncio.ensure_future(ask_early(session, model))
 
     @crow.tools
     async def wait(schemas: list[dict[str, Any]], session: Session) -> None:
-        if opening := openings.get(session.id):
-            await asyncio.wait([opening], timeout=ANSWER_LIMIT)
+        if early := session.state.get(EARLY):
+            early.wanted.set()
+            await wait_for_server(session)
 
     @crow.before_model
     def before(request: ModelRequest, session: Session) -> None:
@@ -75,9 +103,9 @@ def context_window(crow: Crow) -> None:
 
     @crow.session_end
     async def stop(session: Session) -> None:
-        if opening := openings.pop(session.id, None):
-            opening.cancel()
-            await asyncio.wait([opening])
+        if (early := session.state.get(EARLY)) and early.task:
+            early.task.cancel()
+            await asyncio.wait([early.task])
         if not crow.sessions:
             for one in searches.values():
                 one.task.cancel()

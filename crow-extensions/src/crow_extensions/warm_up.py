@@ -15,6 +15,8 @@ from crow_core.models.window import ask_server
 from crow_core.session.session import Session
 from crow_core.session_state import StateKey
 
+from crow_extensions.context_window import wait_for_server
+
 PURPOSE = "warm-up"
 """The purpose of the model call in the list of calls."""
 
@@ -68,14 +70,14 @@ def warm_up(crow: Crow) -> None:
 async def fill_cache(crow: Crow, session: Session, model: ChatModel, state: WarmUp) -> None:
     """Send what the next request begins with. A failure is left to that request."""
     await session.turns.id_known.wait()
-    async with session.turns.lock:
-        await crow.update_tools(session)
+    await wait_for_server(session)
     if not model.facts.is_loaded:  # a busy server may not have answered yet
         model.facts = await ask_server(model)
     if not model.facts.is_loaded:
         return
     with suppress(ModelError, PromptError):
         async with session.turns.lock:
+            await crow.update_tools(session)
             request = await session.draft_request()
         request["messages"] = [*request["messages"], {"role": "user", "content": "."}]
         model_call = ModelCall(model, {"max_tokens": 1, **request}, PURPOSE)
