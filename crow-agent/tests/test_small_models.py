@@ -13,7 +13,7 @@ from crow_core.models.chat_model import ChatModel
 from crow_core.models.quirks import find_quirks
 from crow_core.testing import Reply, ScriptedServer, connect
 from crow_core.testing.script import ScriptedCall
-from crow_extensions import context_window
+from crow_extensions import early_search
 
 pytestmark = pytest.mark.anyio
 
@@ -91,7 +91,7 @@ async def test_small_window_chooses_the_profile(tmp_path: Path, project: Path):
 async def test_session_opens_before_the_server_has_answered_and_the_prompt_waits_for_it(
     tmp_path: Path, project: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(context_window, "ANSWER_LIMIT", 30)
+    monkeypatch.setattr(early_search, "ANSWER_LIMIT", 30)
     opened = asyncio.Event()
 
     async def list_models() -> dict[str, Any]:

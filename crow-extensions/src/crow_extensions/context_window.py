@@ -2,7 +2,7 @@
 
 import asyncio
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from crow_core.app import Crow
@@ -11,14 +11,13 @@ from crow_core.models.endpoint import is_on_private_network
 from crow_core.models.model_call import ModelCall, ModelRequest
 from crow_core.models.window import ask_server
 from crow_core.session.session import Session
-from crow_core.session_state import StateKey
+
+from crow_extensions.early_search import EARLY, EarlySearch, wait_for_server
 
 TRIES_LIMIT = 3
 """Times that a server is asked: some know the window only once the model is loaded."""
 OPENING_DELAY = 0.1
 """Seconds after the answer to `session/new` until the server is asked: the import of the HTTP client would delay it."""
-ANSWER_LIMIT = 1.0
-"""Seconds that the first prompt waits for a server on a private network, so that the profile fits the model."""
 
 
 @dataclass
@@ -28,24 +27,6 @@ class WindowSearch:
     task: asyncio.Task[None]
     tries: int = 1
     found: bool = False
-
-
-@dataclass
-class EarlySearch:
-    """The search that the opening of a session has begun."""
-
-    task: asyncio.Task[None] | None = None
-    wanted: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the first prompt has come."""
-
-
-EARLY = StateKey[EarlySearch]("context_window_early")
-
-
-async def wait_for_server(session: Session) -> None:
-    """Wait until the server has told about the model, if it is asked since the session has opened; at most a second."""
-    if (early := session.state.get(EARLY)) and early.task:
-        await asyncio.wait([early.task], timeout=ANSWER_LIMIT)
 
 
 def context_window(crow: Crow) -> None:

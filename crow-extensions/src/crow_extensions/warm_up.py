@@ -15,7 +15,7 @@ from crow_core.models.window import ask_server
 from crow_core.session.session import Session
 from crow_core.session_state import StateKey
 
-from crow_extensions.context_window import wait_for_server
+from crow_extensions.early_search import wait_for_server
 
 PURPOSE = "warm-up"
 """The purpose of the model call in the list of calls."""
