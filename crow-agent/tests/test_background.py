@@ -90,7 +90,7 @@ class Talk:
 
     @property
     def told(self) -> list[str]:
-        """What the last request to the model tells, after the system prompt."""
+        """The messages of the last request to the model, after the system prompt."""
         return [str(message["content"]) for message in self.model.requests[-1]["messages"][1:]]
 
 

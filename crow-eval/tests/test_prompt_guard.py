@@ -10,6 +10,7 @@ import pytest
 import yaml
 from crow_core.testing import Reply, ScriptedServer
 from crow_testing.command_fixtures import CROW
+from crow_testing.skipping import unable
 
 if TYPE_CHECKING:
     from crow_testing.command_fixtures import Machine
@@ -19,9 +20,10 @@ PAGE = Path(__file__).parents[2] / "docs" / "improve.md"
 TASK = 'prompt = "word"\n[[checks]]\nkind = "answer"\ncontains = "WORD"\n'
 
 
-@pytest.mark.skipif(not shutil.which("jq"), reason="needs jq, which the runners of GitHub have")
 @pytest.mark.parametrize(("words", "code"), [("Shout loudly.", 0), ("Whisper.", 1)])
 async def test_workflow_shows_the_table_and_fails_for_a_worse_prompt(machine: "Machine", words: str, code: int):
+    if not shutil.which("jq"):
+        unable("jq is not installed; the runners of GitHub have it")
     found = re.search(r"^```yaml\n(.*?)^```", PAGE.read_text(), re.M | re.S)
     assert found
     script = yaml.safe_load(found[1])["jobs"]["compare"]["steps"][-1]["run"]

@@ -482,7 +482,7 @@ def test_a_short_command_that_has_run_stands_above_what_it_changed():
         told = BlockContent(
             content=TextBlock(text="It ran in the sandbox, and would change:\n\n- a.txt (new, 0 bytes)")
         )
-        new = DiffContent(path="/work/a.txt", new_text="")
+        new = DiffContent(path="/notes/a.txt", new_text="")
         fields = {"raw_input": {"command": "touch a.txt"}, "meta": {"crow": {"changed": 1}}}
         person.ask(make_request(content=[told, new], **fields))
         assert [line.text for line in person.question.lines] == [

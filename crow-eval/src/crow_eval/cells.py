@@ -23,10 +23,13 @@ class TaskName(Struct):
 
 
 class Candidate(Struct, kw_only=True):
-    """What a search knows of a prompt; the prompt with the same place in the evaluation's list."""
+    """The state of one prompt in a search: its parent, its score and its fault.
+
+    The prompt itself has the same index in the evaluation's list of prompts.
+    """
 
     parent: int | None = None
-    """The place of the prompt that it was made from; None for the first."""
+    """The index of the prompt that it was made from; None for the first."""
     score: float | None = None
     """The rate of the validation tasks that it passed; None if it was not run on all of them."""
     fault: str = ""

@@ -138,7 +138,7 @@ class Improvement:
         try:
             self._pending = asyncio.run_coroutine_threadsafe(work, self._loop)
             return self._pending.result()
-        except Exception as error:
+        except Exception as error:  # kept for `search_in_thread`: GEPA may catch any of them
             self._failure = self._failure or error
             raise
 

@@ -1,4 +1,4 @@
-"""What a search has found: its best candidate against the first prompt, on tasks that the search never saw."""
+"""The report of a search: its best candidate against the first prompt, on tasks that the search never saw."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ class Agreement:
 
 @dataclass(frozen=True)
 class Sums:
-    """What model calls took."""
+    """The number of runs and requests, and the tokens and cost of their model calls."""
 
     runs: int
     requests: int
@@ -53,7 +53,7 @@ class Sums:
 
 @dataclass(frozen=True)
 class ImprovementReport:
-    """What a search has found."""
+    """The result of a search, which need not have ended."""
 
     evaluation: Evaluation
     notes: SearchNotes

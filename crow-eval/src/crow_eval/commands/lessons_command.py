@@ -43,7 +43,7 @@ NAMES = {
     "refused": "refused arguments",
     "cut": "output read twice",
 }
-"""What a lesson of each kind is about, for people."""
+"""The words for each kind of lesson in lists and reports."""
 
 
 @click.command()

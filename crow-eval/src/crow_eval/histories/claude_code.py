@@ -28,7 +28,7 @@ from crow_eval.histories.history import (
 )
 
 DEFAULT = ".claude/projects"
-"""Where it keeps them, in the home folder."""
+"""The place below the home folder where Claude Code keeps its sessions."""
 
 
 def read(path: Path) -> Iterator[ForeignSession]:

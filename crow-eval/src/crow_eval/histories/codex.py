@@ -24,7 +24,7 @@ from crow_eval.histories.history import (
 )
 
 DEFAULT = ".codex/sessions"
-"""Where it keeps them, in the home folder."""
+"""The place below the home folder where Codex keeps its sessions."""
 
 
 def read(path: Path) -> Iterator[ForeignSession]:

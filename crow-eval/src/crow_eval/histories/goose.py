@@ -23,7 +23,7 @@ from crow_eval.histories.history import (
 )
 
 DEFAULT = ".local/share/goose/sessions"
-"""Where it keeps them, in the home folder."""
+"""The place below the home folder where goose keeps its sessions."""
 
 
 def read(path: Path) -> Iterator[ForeignSession]:

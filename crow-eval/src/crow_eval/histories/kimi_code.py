@@ -24,7 +24,7 @@ from crow_eval.histories.history import (
 )
 
 DEFAULT = ".kimi-code/sessions"
-"""Where it keeps them, in the home folder."""
+"""The place below the home folder where Kimi Code keeps its sessions."""
 SILENT = (
     *("TurnEnd", "StepBegin", "StepInterrupted", "StatusUpdate", "ApprovalRequest", "ApprovalResponse"),
     *("MCPLoadingBegin", "MCPLoadingEnd", "HookTriggered", "HookResolved"),

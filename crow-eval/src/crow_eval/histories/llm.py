@@ -11,7 +11,7 @@ from crow_core.text import decode_json
 from crow_eval.histories.history import ForeignSession, make_reply, make_use, prepare, to_line, to_time
 
 DEFAULT = ".config/io.datasette.llm/logs.db"
-"""Where it keeps them, in the home folder."""
+"""The place below the home folder where llm keeps its sessions."""
 
 
 MAX_CHAIN = 100_000

@@ -28,7 +28,7 @@ from crow_eval.histories.history import (
 )
 
 DEFAULT = ".local/share/opencode"
-"""Where it keeps them, in the home folder."""
+"""The place below the home folder where opencode keeps its sessions."""
 
 Object = Mapping[str, Any]
 Stored = tuple[str, Object, Sequence[Object]]

@@ -22,7 +22,7 @@ from crow_eval.histories.history import (
 )
 
 DEFAULT = ".pi/agent/sessions"
-"""Where it keeps them, in the home folder."""
+"""The place below the home folder where pi keeps its sessions."""
 
 
 def read(path: Path) -> Iterator[ForeignSession]:

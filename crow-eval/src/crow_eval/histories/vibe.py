@@ -25,7 +25,7 @@ from crow_eval.histories.history import (
 )
 
 DEFAULT = ".vibe/logs/session"
-"""Where it keeps them, in the home folder."""
+"""The place below the home folder where vibe keeps its sessions."""
 
 
 def read(path: Path) -> Iterator[ForeignSession]:

@@ -27,7 +27,7 @@ from crow_eval.histories.history import (
 )
 
 DEFAULT = f"{'Library/Application Support/Zed' if sys.platform == 'darwin' else '.local/share/zed'}/threads"
-"""Where it keeps them, in the home folder."""
+"""The place below the home folder where Zed keeps its sessions."""
 MAX_BYTES = 200_000_000
 """Bytes that a thread may have when it is not compressed any more."""
 
