@@ -3,9 +3,7 @@
 Written after its source, crates/goose/src/session and crates/goose/src/conversation.
 """
 
-import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ from crow_eval.histories.history import (
     get_dict,
     make_reply,
     make_use,
-    prepare,
+    open_database,
     to_line,
     to_text,
     to_time,
@@ -31,20 +29,16 @@ def read(path: Path) -> Iterator[ForeignSession]:
     file = path / "sessions.db" if path.is_dir() else path
     if not file.is_file():
         raise FileNotFoundError(f"There is no {file}")
-    try:
-        with closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)) as database:
-            prepare(database)
-            for row in database.execute("SELECT * FROM sessions ORDER BY created_at, id").fetchall():
-                stored: dict[str, Any] = dict(row)
-                session = ForeignSession("goose", str(row["id"]), file, cwd=to_line(row["working_dir"]))
-                session.title = to_line(stored.get("name")) or to_line(stored.get("description"))
-                rows = database.execute("SELECT * FROM messages WHERE session_id = ? ORDER BY id", (row["id"],))
-                for message in rows.fetchall():
-                    add_row(session, dict(message))
-                if session.entries:
-                    yield session
-    except (sqlite3.Error, IndexError) as error:  # no database, or other columns
-        raise OSError(f"{file} cannot be read as a database of goose: {error}") from error
+    with open_database(file, "goose") as database:
+        for row in database.execute("SELECT * FROM sessions ORDER BY created_at, id").fetchall():
+            stored: dict[str, Any] = dict(row)
+            session = ForeignSession("goose", str(row["id"]), file, cwd=to_line(row["working_dir"]))
+            session.title = to_line(stored.get("name")) or to_line(stored.get("description"))
+            rows = database.execute("SELECT * FROM messages WHERE session_id = ? ORDER BY id", (row["id"],))
+            for message in rows.fetchall():
+                add_row(session, dict(message))
+            if session.entries:
+                yield session
 
 
 def add_row(session: ForeignSession, row: dict[str, Any]) -> None:

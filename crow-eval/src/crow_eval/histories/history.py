@@ -5,7 +5,8 @@ import re
 import sqlite3
 from base64 import b64decode
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
@@ -298,10 +299,19 @@ def read_object(file: Path, left_out: Counter[str]) -> Mapping[str, Any]:
     return cast("dict[str, Any]", value)
 
 
-def prepare(database: sqlite3.Connection) -> None:
-    """Make a database of a history return rows with names, and text that is not UTF-8 with replacement characters."""
-    database.row_factory = sqlite3.Row
-    database.text_factory = partial(bytes.decode, errors="replace")
+@contextmanager
+def open_database(file: Path, program: str) -> Generator[sqlite3.Connection]:
+    """Open the database of a program, for reading. Raises OSError, also for one with other tables or columns.
+
+    Rows have names, and text that is not UTF-8 has replacement characters.
+    """
+    try:
+        with closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)) as database:
+            database.row_factory = sqlite3.Row
+            database.text_factory = partial(bytes.decode, errors="replace")
+            yield database
+    except (sqlite3.Error, IndexError) as error:  # no database, or other columns
+        raise OSError(f"{file} cannot be read as a database of {program}: {error}") from error
 
 
 def get_dict(value: Any, name: str) -> dict[str, Any]:

@@ -2,13 +2,12 @@
 
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from crow_core.text import decode_json
 
-from crow_eval.histories.history import ForeignSession, make_reply, make_use, prepare, to_line, to_time
+from crow_eval.histories.history import ForeignSession, make_reply, make_use, open_database, to_line, to_time
 
 DEFAULT = ".config/io.datasette.llm/logs.db"
 """The place below the home folder where llm keeps its sessions."""
@@ -23,23 +22,19 @@ def read(path: Path) -> Iterator[ForeignSession]:
     file = path / "logs.db" if path.is_dir() else path
     if not file.is_file():
         raise FileNotFoundError(f"There is no {file}")
-    try:
-        with closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)) as database:
-            prepare(database)
-            tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-            if "threads" in tables:  # of later versions
-                yield from read_threads(database, file)
-            if "conversations" not in tables:
-                return
-            for row in database.execute("SELECT id, name, model FROM conversations ORDER BY id").fetchall():
-                session = ForeignSession(
-                    "llm", str(row["id"]), file, title=to_line(row["name"]), model=to_line(row["model"])
-                )
-                add_responses(database, tables, row["id"], session)
-                if session.entries:
-                    yield session
-    except (sqlite3.Error, IndexError) as error:  # no database, or other columns
-        raise OSError(f"{file} cannot be read as a database of llm: {error}") from error
+    with open_database(file, "llm") as database:
+        tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if "threads" in tables:  # of later versions
+            yield from read_threads(database, file)
+        if "conversations" not in tables:
+            return
+        for row in database.execute("SELECT id, name, model FROM conversations ORDER BY id").fetchall():
+            session = ForeignSession(
+                "llm", str(row["id"]), file, title=to_line(row["name"]), model=to_line(row["model"])
+            )
+            add_responses(database, tables, row["id"], session)
+            if session.entries:
+                yield session
 
 
 def read_threads(database: sqlite3.Connection, file: Path) -> Iterator[ForeignSession]:

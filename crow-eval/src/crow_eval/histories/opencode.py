@@ -3,10 +3,8 @@
 Sessions, messages and parts of messages are JSON objects, each in a file of its own, or in a row.
 """
 
-import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,7 +18,7 @@ from crow_eval.histories.history import (
     get_dict,
     get_list,
     make_use,
-    prepare,
+    open_database,
     read_object,
     to_line,
     to_text,
@@ -62,22 +60,18 @@ def read_session(storage: Path, file: Path) -> Iterator[ForeignSession]:
 
 def read_database(file: Path) -> Iterator[ForeignSession]:
     """Read a database. Raises OSError."""
-    try:
-        with closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)) as database:
-            prepare(database)
-            for row in database.execute("SELECT * FROM session ORDER BY id").fetchall():
-                left_out = Counter[str]()
-                stored: dict[str, Any] = dict(row)
-                stored["revert"] = parse(stored.get("revert") or "{}", left_out)
-                rows = database.execute("SELECT id, data FROM message WHERE session_id = ? ORDER BY id", (row["id"],))
-                messages: list[Stored] = []
-                for id, data in rows.fetchall():
-                    parts = database.execute("SELECT data FROM part WHERE message_id = ? ORDER BY id", (id,))
-                    found = [parse(part, left_out) for (part,) in parts.fetchall()]
-                    messages.append((str(id), parse(data, left_out), found))
-                yield from make_session(stored, str(row["id"]), messages, file, left_out)
-    except (sqlite3.Error, IndexError) as error:  # no database, or other columns
-        raise OSError(f"{file} cannot be read as a database of opencode: {error}") from error
+    with open_database(file, "opencode") as database:
+        for row in database.execute("SELECT * FROM session ORDER BY id").fetchall():
+            left_out = Counter[str]()
+            stored: dict[str, Any] = dict(row)
+            stored["revert"] = parse(stored.get("revert") or "{}", left_out)
+            rows = database.execute("SELECT id, data FROM message WHERE session_id = ? ORDER BY id", (row["id"],))
+            messages: list[Stored] = []
+            for id, data in rows.fetchall():
+                parts = database.execute("SELECT data FROM part WHERE message_id = ? ORDER BY id", (id,))
+                found = [parse(part, left_out) for (part,) in parts.fetchall()]
+                messages.append((str(id), parse(data, left_out), found))
+            yield from make_session(stored, str(row["id"]), messages, file, left_out)
 
 
 def parse(data: Any, left_out: Counter[str]) -> Object:

@@ -4,10 +4,8 @@ Zstandard.
 Written after its source, crates/agent/src/db.rs and thread.rs. Threads of other agents are not in there.
 """
 
-import sqlite3
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import closing
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,7 +18,7 @@ from crow_eval.histories.history import (
     get_list,
     make_reply,
     make_use,
-    prepare,
+    open_database,
     to_line,
     to_text,
     to_time,
@@ -37,31 +35,27 @@ def read(path: Path) -> Iterator[ForeignSession]:
     file = path / "threads.db" if path.is_dir() else path
     if not file.is_file():
         raise FileNotFoundError(f"There is no {file}")
-    try:
-        with closing(sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)) as database:
-            prepare(database)
-            for row in database.execute("SELECT * FROM threads ORDER BY updated_at, id").fetchall():
-                stored: dict[str, Any] = dict(row)
-                session = ForeignSession("zed", str(stored["id"]), file, title=to_line(stored.get("summary")))
-                session.cwd = to_line(stored.get("folder_paths")).partition("\n")[0]
-                thread = read_thread(stored, session)
-                session.model = to_line(get_dict(thread, "model").get("model"))
-                at = to_time(stored.get("created_at")) or to_time(stored.get("updated_at"))
-                add_thread(session, at, thread)
-                yield session
-    except (sqlite3.Error, KeyError) as error:  # no database, or other columns
-        raise OSError(f"{file} cannot be read as a database of Zed: {error}") from error
+    with open_database(file, "Zed") as database:
+        for row in database.execute("SELECT * FROM threads ORDER BY updated_at, id").fetchall():
+            stored: dict[str, Any] = dict(row)
+            session = ForeignSession("zed", str(row["id"]), file, title=to_line(stored.get("summary")))
+            session.cwd = to_line(stored.get("folder_paths")).partition("\n")[0]
+            thread = read_thread(row["data"], row["data_type"], session)
+            session.model = to_line(get_dict(thread, "model").get("model"))
+            at = to_time(stored.get("created_at")) or to_time(stored.get("updated_at"))
+            add_thread(session, at, thread)
+            yield session
 
 
-def read_thread(stored: Mapping[str, Any], session: ForeignSession) -> dict[str, Any]:
-    """Read the JSON of a thread; empty, and counted, if it is broken."""
+def read_thread(stored: Any, kind: Any, session: ForeignSession) -> dict[str, Any]:
+    """Read the JSON of a thread, which is compressed if its kind is `zstd`; empty, and counted, if it is broken."""
     try:
         import zstandard  # imported here because only this history needs it
     except ModuleNotFoundError:
         raise OSError("Zed compresses its threads; install crow-eval[zed], or zstandard, to read them") from None
     try:
-        data = stored["data"].encode() if isinstance(stored["data"], str) else stored["data"]
-        if stored["data_type"] == "zstd":
+        data = stored.encode() if isinstance(stored, str) else stored
+        if kind == "zstd":
             with zstandard.ZstdDecompressor().stream_reader(data) as reader:
                 data = reader.read(MAX_BYTES)
         value = decode_json(data)
