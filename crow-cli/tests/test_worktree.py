@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from crow_cli import worktree_session
 from crow_cli.worktrees import (
     NoWorktree,
     check_name,
@@ -294,6 +295,23 @@ async def test_a_set_up_command_that_fails_is_told_and_runs_again(machine: "Mach
                 in done.err
             )
             assert done.out.endswith("Hello.\n")
+
+
+@pytest.mark.parametrize(
+    ("interrupts", "fault"), [(False, "took more than 0.5 seconds and was stopped"), (True, "was stopped")]
+)
+def test_a_set_up_command_that_hangs_is_stopped_with_its_children(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interrupts: bool, fault: str
+):
+    monkeypatch.setattr(worktree_session, "SETUP_TIMEOUT", 30 if interrupts else 0.5)
+    os.mkfifo(pipe := tmp_path / "pipe")
+    me = os.getpid()
+    command = f"exec 3> pipe; sleep 600 & {f'kill -INT {me};' if interrupts else ''} wait"
+    reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    assert worktree_session.run_setup(command, str(tmp_path), []) == fault
+    os.set_blocking(reading, True)
+    assert os.read(reading, 1) == b""  # the end: nobody has it open any more
+    os.close(reading)
 
 
 async def test_a_trusted_folder_is_trusted_in_its_worktrees_as_long_as_its_settings_are_the_same(machine: "Machine"):
