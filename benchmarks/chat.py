@@ -6,8 +6,8 @@ The terminal is a pseudo-terminal of 100 columns and 40 rows. The agent is anoth
 CPU time is not counted. The 10,000 lines come as fast as the terminal takes them.
 
 Measured on an idle machine: first frame 154 to 202 ms, nothing at rest, 11.6 % of a core at 200 tokens a second, 10,000
-lines with 1.9 s of CPU and 47 MB. In one run, beside the crow of 24 November 2026: first frame 157 and 154 ms, a key 3.5
-and 3.4 ms (3.92 and 3.90 of CPU), 10.7 % of a core for both, 10,000 lines 1.8 s for both, 50 and 48 MB.
+lines with 1.9 s of CPU and 47 MB. In one run, beside the crow of 24 November 2026: first frame 157 and 154 ms, a key
+3.5 and 3.4 ms (3.92 and 3.90 of CPU), 10.7 % of a core for both, 10,000 lines 1.8 s for both, 50 and 48 MB.
 """
 
 import argparse
