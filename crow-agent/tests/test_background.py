@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import signal
+import threading
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -122,6 +124,26 @@ async def test_a_command_that_has_not_begun_yet_goes_to_the_background_as_soon_a
         assert len((await talk.background(action="send"))["sent"]) == 1
         await turn
         assert talk.editor.text == "It goes on."
+
+
+async def test_a_command_that_ends_before_crow_knows_its_start_does_not_go_to_the_background(tmp_path: Path):
+    known = {*threading.enumerate()}
+
+    async def sleep_until_the_command_has_ended() -> None:
+        while not (new := [each for each in {*threading.enumerate()} - known if each.name == "command"]):
+            await asyncio.sleep(0)
+        new[0].join()  # meanwhile the event loop stands still
+
+    command = "sleep 600 & echo $! > pid"
+    async with converse(tmp_path, run(command, timeout=0.1), run("sleep 0.5"), Reply("Done.")) as talk:
+        busy = asyncio.ensure_future(sleep_until_the_command_has_ended())
+        await talk.prompt()
+        await busy
+        pid = int((talk.folder / "pid").read_text())
+        assert is_alive(pid)  # the timeout of a command that has ended stops nothing
+        os.kill(pid, signal.SIGKILL)
+        assert [each.meta for each in talk.editor.of(SessionInfoUpdate) if each.meta] == []
+        assert (await talk.background())["work"] == []
 
 
 async def test_its_end_is_said_to_the_user_at_once_and_to_the_model_at_the_next_turn(tmp_path: Path):

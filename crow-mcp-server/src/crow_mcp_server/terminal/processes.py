@@ -212,8 +212,10 @@ class ProcessTree:
             self.answer_wanted.clear()
 
     def set_timeout(self, seconds: float) -> None:
-        """End the command after so many seconds."""
+        """End the command after so many seconds, unless it has ended by then."""
         self.timeout, self.timed_out = seconds, False
+        if not self.is_running:
+            return
 
         def expire() -> None:
             self.timed_out = True

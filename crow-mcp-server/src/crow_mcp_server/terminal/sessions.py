@@ -236,9 +236,11 @@ class TerminalSessions:
         return TerminalAnswer(join_parts(output, describe_need(output), format_running(name)))
 
     def _note_running(self, command: str, program: ProcessTree, name: str = "") -> RunningCommand:
-        """Note that a command has started."""
+        """Note that a command has started; it may have ended already."""
         running = self._running[program] = RunningCommand(command, program, name)
         program.on_over = running.finish
+        if not program.is_running:
+            running.finish()
         return running
 
     def _note_told(self, program: ProcessTree) -> None:
