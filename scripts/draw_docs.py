@@ -139,7 +139,7 @@ SCHEMA_HEAD = """\
 
 crow stores everything in one database, SQLite or PostgreSQL. Rows are not changed once written, except those of
 sessions, drafts and searches, and those of model calls and evaluations that end. Times are milliseconds since 1970
-(UTC). Digests are SHA-256 in hexadecimal. [What is stored](../crow-persistence/README.md) has the promises.
+(UTC). Digests are SHA-256 in hexadecimal. [crow-persistence](../crow-persistence/README.md) has the promises.
 
 [![The tables and their references](images/schema.svg)](images/schema.svg)
 

@@ -85,17 +85,15 @@ class Agent:
         `mcp_servers`: further MCP servers by name, each a command, a URL, a dict with the settings of
         `[mcp.servers.NAME]`, or a FastMCP object; sessions and equal agents share their connections.
         `extensions`: functions that take the app, in the order of their hooks, after the configured ones.
-        `permissions`: answers questions whether a tool call may run: a function that returns True, False, the id of an
-        option, or any other text, which rejects the call and tells the model why; "allow" and "deny" answer always so.
-        The rules of the configuration hold in any case.
-        `mode`: which tool calls need a permission, by default that of the configuration.
-        `elicit`: answers forms of tools and MCP servers: a function that returns the values, or None to decline.
-        `system`: a Jinja2 template in place of crow's system prompt.
-        `store`: whether sessions are stored in the configured database, or the URL of another one.
-        `max_requests`: the most model calls of one turn.
-        `env`: the environment in place of `os.environ`; its CROW_HOME names the folder of the configuration.
-        Raises TypeError for a function that cannot be a tool, ValueError for an unknown group of tools, for a function
-        with the name of another tool, or for an MCP server that cannot be used.
+        `permissions` answers each question about a tool call. "allow" and "deny" always answer so; a function returns
+        True, False, the id of an option, or any other text. Such a text rejects the call and tells the model why. The
+        rules of the configuration hold in any case. `mode`: which tool calls need a permission, by default that of the
+        configuration. `elicit`: answers forms of tools and MCP servers: a function that returns the values, or None to
+        decline. `system`: a Jinja2 template in place of crow's system prompt. `store`: whether sessions are stored in
+        the configured database, or the URL of another one. `max_requests`: the most model calls of one turn. `env`: the
+        environment in place of `os.environ`; its CROW_HOME names the folder of the configuration. Raises TypeError for
+        a function that cannot be a tool. Raises ValueError for an unknown group of tools, for two tools of one name,
+        and for an MCP server that cannot be used.
         """
         self._choose_tools(tools)
         self._given_servers = to_given_servers(mcp_servers) if mcp_servers else {}
@@ -126,11 +124,10 @@ class Agent:
         WebSocket, `https://…` for streamable HTTP; `ws://` and `http://` without encryption.
 
         `env` is added to the environment of the command.
-        `workspace`: whether the agent may read and write files below `cwd` and run commands through this program, as
-        through an editor; `permissions` is asked about each write and command that the agent has not asked about, and
-        "deny" offers reading alone. By default yes for a command, no for an address.
-        `version`: with 2, version 2 of ACP is spoken with an agent that offers it. It is a draft; its agents use no
-        files and commands of the client.
+        `workspace`: True if the agent may read and write files below `cwd` and run commands through this program, as
+        through an editor. `permissions` decides each write and command that the agent has not asked about; "deny"
+        offers reading alone. By default yes for a command, no for an address. `version`: with 2, version 2 of ACP is
+        spoken with an agent that offers it. It is a draft; its agents use no files and commands of the client.
         """
         agent = cls.__new__(cls)
         is_address = isinstance(target, str) and target.startswith(("ws://", "wss://", "http://", "https://"))

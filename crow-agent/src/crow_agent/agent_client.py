@@ -47,8 +47,8 @@ logger = logging.getLogger("crow_agent")
 """Gets the warnings of agents, such as that an MCP server does not start."""
 
 Verdict: TypeAlias = bool | str
-"""True to allow a tool call, False to reject it, the id of one of the options that the question offers, or any other
-text to reject it and tell the model why."""
+"""Return True to allow a tool call, False to reject it, or the id of an option of the question. Any other text rejects
+the call and tells the model why."""
 Permissions: TypeAlias = Literal["deny", "allow"] | Callable[[RequestPermissionRequest], Verdict | Awaitable[Verdict]]
 Form: TypeAlias = Mapping[str, Any] | None
 """The values of a form; None to decline."""

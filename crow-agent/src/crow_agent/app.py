@@ -150,11 +150,11 @@ async def build(
     """Make an app from the user's files, the environment and the options of the command line or of a program.
 
     `models` replaces the configured models, `tools` names the only tools of crow's own to offer, `database` is the URL
-    of another database, `system` replaces the system prompt. `allow` and `deny` are permission rules beside the
+    of another database, `system` replaces the system prompt. `allow` and `deny` are permission rules in addition to the
     configured ones. `without` names extensions to leave out: `persistence` stores sessions, `ask_user` lets the model
-    ask the user. `extra_secrets` are values to mask beside those of the configuration.
-    `attended` says whether a person answers the client's questions, by default if `ask_user` is not left out; else the
-    extension `approvals` is. Raises ConfigError for a setting that cannot be used, ModelError when no model is found.
+    ask the user. `extra_secrets` are values to mask in addition to those of the configuration. `attended` says whether
+    a person answers the client's questions, by default if `ask_user` is not left out; else the extension `approvals`
+    is. Raises ConfigError for a setting that cannot be used, ModelError when no model is found.
     """
     if mode not in (None, *get_args(Mode)):
         raise ConfigError(f"There is no mode {mode!r}. Give one of: {', '.join(get_args(Mode))}.")
@@ -309,8 +309,8 @@ def use_named(name: str, extension: Extension, crow: Crow, /, **options: Any) ->
 
 
 def find_extension(name: str, home: Home) -> Extension:
-    """Find an extension by its name: one of crow's own, the function `NAME` in `extensions/NAME.py` of crow's home, or
-    the entry point `NAME` of an installed package in the group `crow.extensions`. Raises ConfigError."""
+    """Find an extension by its name. It is one of crow's own, the function `NAME` in `extensions/NAME.py` of crow's
+    home, or the entry point `NAME` in the group `crow.extensions` of an installed package. Raises ConfigError."""
     if extension := BUILT_IN.get(name):
         return extension
     import importlib.metadata  # imported here because few users have extensions of their own
@@ -455,8 +455,8 @@ def to_servers(session: Session, wanted: Mapping[str, ServerSettings], home: Hom
 def find_server(session: Session, name: str, settings: ServerSettings, home: Home) -> Server:
     """Return the server that other sessions use, if this one may use it, too; else make it.
 
-    Sessions share a server if its settings and their folders are equal. Where a user can fill in its forms, it must be
-    certain whom a form is for; where a user can log in to it, each session does.
+    Sessions share a server if its settings and their folders are equal. If a user can fill in its forms, it must be
+    certain whom a form is for; if a user can log in to it, each session does.
     """
     capabilities, tokens = session.client.capabilities, home.data / TOKENS_FOLDER
     make = partial(

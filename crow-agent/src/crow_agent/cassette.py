@@ -1,8 +1,9 @@
 """Cassettes: the answers of a real endpoint, recorded once in a file and replayed to tests.
 
 A file has JSON lines: the format, the models, then an exchange a line. It is played below the HTTP client, so that
-requests and answers pass through all of crow. Placeholders stand for what differs from one run to the next: the test's
-folders, crow's own temporary files, session ids, secrets, and in the first message the date and the platform.
+requests and answers pass through all of crow. Placeholders stand for values that differ between runs: folders of the
+test, temporary files of crow, session ids and secrets. In the first message they also stand for the date and the
+platform.
 """
 
 import asyncio
@@ -233,7 +234,7 @@ class Cassette:
                 return body, temporary
 
     def to_comparable(self, request: dict[str, Any]) -> Any:
-        """Return a stored request without what is ignored."""
+        """Return a stored request without its ignored parts."""
 
         def drop(text: str) -> str:
             for pattern in self._ignored:
@@ -394,7 +395,7 @@ def find_model(wanted: str) -> ChatModel:
 
 
 def to_recorded(wanted: str, model: ChatModel) -> RecordedModel:
-    """Convert a model to what is stored of it."""
+    """Convert a model to its stored form."""
     return RecordedModel(
         model.name, wanted, model.display_url, dict(model.parameters), model.window, model.prices, model.quirks
     )

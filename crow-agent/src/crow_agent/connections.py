@@ -41,7 +41,7 @@ class AgentConnection:
 
 
 def make_end(name: str) -> Callable[[], Awaitable[AgentLost]]:
-    """Return a function that makes the error for an ended connection of which nothing more is known."""
+    """Return a function that makes the error for an ended connection whose cause is unknown."""
 
     async def describe() -> AgentLost:
         return AgentLost(f"The connection to {name} has ended.", agent=name)

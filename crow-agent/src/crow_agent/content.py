@@ -34,7 +34,7 @@ IMAGE_STARTS = {
 def to_blocks(prompt: PromptContent, capabilities: PromptCapabilities) -> list[ContentBlock]:
     """Convert a prompt to content blocks that the agent takes.
 
-    Raises OSError for a file that cannot be read, ValueError for bytes that are no image, TypeError for anything else.
+    Raises OSError for an unreadable file, ValueError for bytes that are not an image, TypeError for anything else.
     """
     parts = [prompt] if isinstance(prompt, (str, Path, bytes)) or not isinstance(prompt, Sequence) else prompt
     return [to_block(part, capabilities) for part in parts]

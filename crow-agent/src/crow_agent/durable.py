@@ -63,7 +63,7 @@ class DurablePlace(Protocol):
         ...
 
     def branch(self) -> AbstractContextManager[None]:
-        """Number a part of the program that runs beside others; its calls are those in the block."""
+        """Number a part of the program that runs at the same time as others; its calls are those in the block."""
         ...
 
 

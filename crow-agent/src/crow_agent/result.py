@@ -64,7 +64,7 @@ class Result(Generic[T]):
 
 
 def to_result(record: TurnRecord, session_id: str, *, cost_before: float | None) -> Result[Any]:
-    """Make the result of a turn from what was received for it."""
+    """Make the result of a turn from the received updates."""
     calls = {id: call if call.name else replace(call, name="") for id, call in record.calls.items()}
     return Result(
         session_id,

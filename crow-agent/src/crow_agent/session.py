@@ -93,7 +93,7 @@ class AgentSession:
         self._turn = asyncio.Lock()
         """Held while a turn runs."""
         self._record = TurnRecord()
-        """What was received for the running turn."""
+        """The updates of the running turn."""
         self._cost: float | None = None
         """The cost of all turns before."""
         self._counted = 0.0
@@ -163,15 +163,15 @@ class AgentSession:
         `output` is the type of the answer; one that does not fit is asked for again, `retries` times. `timeout` is in
         seconds. `on_update` is called with each update of ACP. Cancelling the waiting task cancels the turn.
 
-        A turn with a `key` can be interrupted, also by the end of the process: the same prompt with the same key, in
-        this session or when it is opened again, goes on with it. Once it has ended, it returns the same result, and
-        runs nothing. A completed tool call is never repeated; an interrupted one runs at most once unless its tool is
-        declared `idempotent`.
+        A turn with a `key` survives an interruption, also the end of the process. The same prompt with the same key
+        continues it, in this session or when the session is opened again. Once it has ended, it returns the same
+        result, and runs nothing. A completed tool call is never repeated; an interrupted one runs at most once unless
+        its tool is declared `idempotent`.
 
         Inside a durable workflow, it is a step that makes its own key.
 
-        Raises PromptFailed, PromptTimeout, OutputError, BudgetSpent, AgentLost, AgentClosed; TypeError and ValueError
-        for an `output` that is no type with a JSON schema, or a JSON schema that cannot be used.
+        Raises PromptFailed, PromptTimeout, OutputError, BudgetSpent, AgentLost or AgentClosed. Raises TypeError or
+        ValueError for an `output` that is not a type with a JSON schema, or for an unusable JSON schema.
         """
         return await self.prompt_within(
             TimeLimit(timeout), prompt, output=output, retries=retries, key=key, on_update=on_update

@@ -63,8 +63,8 @@ def call(name: str, /, **arguments: Any) -> PlannedCall:
 
 
 Answer: TypeAlias = Any
-"""A text, a tool call, a list with tool calls for one reply, a `Reply`, an exception, a function that gets the request
-and returns one of these, or any other value, which is played as JSON: a dataclass, a pydantic model, a dict."""
+"""A text, a tool call, a list with tool calls for one reply, a `Reply`, an exception, or a function that gets the
+request and returns one of these. Any other value is played as JSON: a dataclass, a pydantic model, a dict."""
 
 
 def to_reply(answer: Answer) -> Reply:
@@ -118,9 +118,9 @@ class PlayedModel(ScriptedModel):
     def plays(self, *answers: Answer) -> None:
         """Add answers, one for each model call, after those that wait already.
 
-        An answer is a text, a tool call, a list of texts and tool calls for one reply, a `Reply`, an exception to
-        raise, a function that gets the request and returns any of these, or a value whose JSON is the text.
-        Raises TypeError for a value that cannot be JSON.
+        An answer is a text, a tool call, a list of texts and tool calls for one reply, a `Reply`, or an exception to
+        raise. It can also be a function that gets the request and returns any of these, or a value whose JSON is the
+        text. Raises TypeError for a value that cannot be JSON.
         """
         for answer in answers:
             if not is_function(answer):
@@ -218,8 +218,9 @@ def describe_data(value: Any) -> str:
 def fits(wanted: Any, value: Any) -> bool:
     """Return whether an argument is what a test wants.
 
-    `...` fits any, a type its instances, a regular expression a text that it is found in, a function what it returns
-    true for; these may also be inside of lists and dicts. Anything else fits its equal, or the JSON that it becomes.
+    `...` fits any value, a type its instances, a regular expression a text in which it is found, a function the values
+    for which it returns true. Lists and dicts may contain all of these. Anything else fits its equal, or the JSON that
+    it becomes.
     """
     match wanted:
         case _ if wanted is ...:

@@ -36,7 +36,7 @@ TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 @dataclass(frozen=True)
 class FunctionOptions:
-    """How a function is offered to the model."""
+    """The form in which a function is offered to the model."""
 
     name: str = ""
     """Its name for the model; empty for the function's own."""

@@ -1,7 +1,7 @@
 """Connections of agents that a program drops without closing them.
 
 asyncio keeps no task alive by itself. Without this module, the garbage collector would take the tasks of such a
-connection in the middle of their work, and asyncio would print "Task was destroyed but it is pending".
+connection in the middle of their work. The event loop would then print "Task was destroyed but it is pending".
 """
 
 import asyncio

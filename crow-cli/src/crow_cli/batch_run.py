@@ -32,7 +32,7 @@ LINE_START = b'{"id":'
 FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT | system.NO_TERMINAL | system.BINARY
 
 REPORT_INTERVAL = 10.0
-"""Seconds between two lines about the progress, where standard error is no terminal."""
+"""Seconds between two lines about the progress, if standard error is not a terminal."""
 
 MAX_FAILURES_SHOWN = 20
 
@@ -68,7 +68,7 @@ class BatchTask(msgspec.Struct):
 
     @property
     def digest(self) -> str:
-        """A hash of what is asked, to notice that the file of tasks has changed since."""
+        """A hash of the question, to notice that the file of tasks has changed since."""
         return sha256("\0".join([self.prompt, self.cwd]).encode("utf-8", "replace")).hexdigest()[:16]
 
 
@@ -255,7 +255,7 @@ def write(descriptor: int, data: bytes) -> None:
 
 
 def load_tasks(path: Path) -> list[BatchTask]:
-    """Load a file of tasks. Raises ConfigError for a line that is no task, and for two tasks with one id."""
+    """Load a file of tasks. Raises ConfigError for a line that is not a task, and for two tasks with one id."""
     try:
         lines = path.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
     except OSError as error:

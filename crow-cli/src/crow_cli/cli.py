@@ -203,8 +203,8 @@ def batch(tasks: Path, cwd: Path, output_schema: str | None, **options: Any) -> 
 
     Each task has a session of its own. Each line of TASKS is a JSON object with `prompt`, and maybe `id` and `cwd`, or
     a JSON string, which is the prompt. A line of the results has `id`, `session_id`, `text` or `output`, `stop_reason`,
-    `stopped_by` if crow ended the turn without an answer,
-    `denied` if tool calls were denied, `usage`, `cost` and `error`.
+    `usage`, `cost` and `error`. It has `stopped_by` if crow ended the turn without an answer, and `denied` if tool
+    calls were denied.
 
     A tool call that needs a permission is denied, as nobody is asked. The same command goes on with the tasks that have
     no result, also after it was stopped or killed. --max-cost and --max-tokens also count the results that are there.

@@ -10,7 +10,7 @@ GB = 1_000_000_000
 USABLE_MEMORY = 0.65
 """The part of the memory that a model and its context may take."""
 CONTEXT = 1.5
-"""GB for the context and the server, beside the file."""
+"""GB for the context and the server, in addition to the file."""
 READ_BY_CORE = 5.5
 """GB of a model that one core reads in a second: 1.1 GB and 5 tokens a second, measured with `just lab --threads 1`."""
 MAX_CORES = 8

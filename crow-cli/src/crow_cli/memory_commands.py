@@ -68,7 +68,7 @@ def list_(as_json: bool) -> None:
 def edit() -> None:
     """Edit the notes in your editor ($VISUAL or $EDITOR). Each line is a note.
 
-    What sessions add meanwhile stays.
+    Notes that sessions add meanwhile stay.
     """
     from crow_extensions.repository_memory import NoteRefused, parse_notes
 

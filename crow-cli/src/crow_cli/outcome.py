@@ -138,8 +138,8 @@ class TurnWatch:
             self.failure = outcome
 
     def conclude(self, *, limit: str) -> Outcome:
-        """Complete the outcome with the exit code, and the sentence that explains it; `limit` is that of a limit that
-        the turn has reached, "" if it has reached none."""
+        """Complete the outcome with the exit code and its explanation; `limit` is the limit that the turn has reached,
+        "" if none."""
         outcome = self.outcome
         outcome.seconds = round(monotonic() - self._started, 3)
         unanswered = [call for call in outcome.denied if NOBODY_THERE in call.reason]
@@ -166,7 +166,7 @@ SENTENCES = {
 
 
 def describe_unanswered(calls: list[DeniedCall]) -> str:
-    """Say what was denied because nobody could be asked, and how to allow it."""
+    """Say which tool calls were denied because nobody could be asked, and how to allow them."""
     flags = list(dict.fromkeys(call.flag for call in calls if call.flag))
     what = "A tool call" if len(calls) == 1 else f"{len(calls)} tool calls"
     named = ", ".join(dict.fromkeys(f"{call.tool} {call.title}" for call in calls[:3]))

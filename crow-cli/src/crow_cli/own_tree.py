@@ -2,13 +2,13 @@
 
 CLASSES has a class for each command. A command without one is refused there, as is one that changes something.
 
-A process is taken to be below crow if it, or a process above it, has one of the marks that crow gives to the commands
-and servers that it starts, or if a process above it is one in which crow works. If nothing tells who has started it,
-because it has no terminal and has left its parents, it changes no settings as long as crow works on this machine.
+A process counts as below crow in two cases. It, or a process above it, has one of the marks that crow gives to its
+commands and servers; or a process above it is one in which crow works. If nothing tells who has started it, because it
+has no terminal and has left its parents, it changes no settings as long as crow works on this machine.
 
-This is no sandbox. It does not find a process that has cleared its environment, left its parents and made itself a
-terminal, nor one that another service starts, such as cron or an SSH server. A command that the user allows can write
-crow's files as the user can.
+This is not a sandbox. It does not find a process that has cleared its environment, left its parents and made itself a
+terminal. Nor does it find a process of another service, such as cron or an SSH server. A command that the user allows
+can write crow's files as the user can.
 """
 
 import os

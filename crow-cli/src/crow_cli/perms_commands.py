@@ -106,8 +106,8 @@ def revoke(answers: Sequence[str], folder: Path | None, everything: bool) -> Non
 def explain_call(call: str, mode: str | None, folder: Path, as_json: bool) -> None:
     """Say what would happen to a command or to another tool call, and which rule decides.
 
-    It also says whether a session is asked that has read private data and untrusted content. What hooks ask about and
-    what else happened in a session (changed files, another folder) does not count here.
+    It also says whether a session is asked that has read private data and untrusted content. Questions of hooks, and
+    other events of a session (changed files, another folder), do not count here.
     """
     from crow_cli.explanation import load_context  # imported here, as it loads all that decides in a session
 

@@ -1,4 +1,4 @@
-"""The command `crow run`, also spelled `crow -p`: its options, and what is printed when they cannot be used."""
+"""The command `crow run`, also spelled `crow -p`: its options, and the errors for unusable ones."""
 
 import os
 import sys
@@ -124,16 +124,16 @@ def tell(style: str, sentence: str, code: int) -> None:
 def run(prompt: str | None, output_format: Any, **given: Any) -> None:
     """Send one PROMPT and print the answer. `crow -p PROMPT` is the same.
 
-    Text from standard input is added after the prompt. A tool call that needs a permission is asked about on the
-    terminal, also while standard input is piped; where there is none, it is denied, and a sentence says which option
-    would allow it.
+    Text from standard input is added after the prompt. crow asks on the terminal about a tool call that needs a
+    permission, also while standard input is piped. Without a terminal, the call is denied, and a sentence names the
+    option that would allow it.
 
     With --output-format json, standard output is one JSON object, whatever happens; with stream-json, it is one object
     a line: a start, the updates of ACP, and that object last.
 
-    Exit codes: 0 done, 1 an error, 2 wrong usage or configuration, 3 a tool call needed a permission that nobody gave,
-    4 a limit of requests, tokens, cost or time was reached, or the model repeated a tool call without a new result, 75
-    the model's endpoint failed in a way that may pass, 130 interrupted.
+    Exit codes: 0 done, 1 an error, 2 wrong usage or configuration, 130 interrupted. With 3, a tool call needed a
+    permission that nobody gave. With 4, a limit of requests, tokens, cost or time was reached, or the model repeated a
+    tool call without a new result. With 75, the model's endpoint failed in a way that may pass.
     """
     with told_as(output_format):
         if given["go_on"] and given["resume"]:

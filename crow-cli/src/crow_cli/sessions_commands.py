@@ -225,7 +225,7 @@ def search(words: tuple[str, ...], everywhere: bool, limit: int, as_json: bool) 
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write to this file.")
 @click.option("--no-redact", is_flag=True, help="Do not mask secrets.")
 def export(session: str, format_name: Any, output: Path | None, no_redact: bool) -> None:
-    """Export a session to share it. What looks like a secret is masked."""
+    """Export a session to share it. Likely secrets are masked."""
     from crow_core.redaction import MASK
     from crow_persistence.export import export
     from crow_persistence.export.transcript import Transcript

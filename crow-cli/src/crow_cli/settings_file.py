@@ -137,7 +137,7 @@ def set_values(path: Path, text: str, changes: Sequence[Change]) -> str:
 
 
 def set_value(data: dict[str, Any], keys: Sequence[str], value: Any) -> None:
-    """Set a value in nested tables. Raises TypeError if one of them is no table."""
+    """Set a value in nested tables. Raises TypeError if one of them is not a table."""
     for key in keys[:-1]:
         data = data.setdefault(key, {})
         if not isinstance(cast(Any, data), dict):

@@ -366,7 +366,7 @@ def make_variable(name: str) -> str:
 
 
 def check_key(text: str) -> str:
-    """Return a key without what was copied with it. Raises ConfigError for what is no key."""
+    """Return a key without the characters that were copied with it. Raises ConfigError for a text that is not a key."""
     key = re.sub(r"^(export\s+)?[A-Z_]+=|^Bearer\s+", "", text.strip()).strip("\"'")
     if not key:
         raise ConfigError("No key was given.")

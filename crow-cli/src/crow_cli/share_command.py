@@ -28,7 +28,7 @@ RESULT_LIMITS = (2_000, 300, 0)
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write to this file.")
 @click.option("-y", "--yes", is_flag=True, help="Write without asking.")
 def share(session: str, markdown: bool, output: Path | None, yes: bool) -> None:
-    """Write a session to one file to give away, after a list of what is replaced in it.
+    """Write a session to one file to give away, after a list of the replacements in it.
 
     Replaced are secrets, results with private data, absolute paths, e-mail addresses, and the names of you and this
     machine. Undone turns, the system prompt and the list of tools are left out.

@@ -30,7 +30,7 @@ PLACEHOLDERS = {
     "names of people and machines": (NAME,),
     "e-mail addresses": (ADDRESS,),
 }
-"""The texts that stand for what was replaced, by what they stand for."""
+"""The texts that stand for the replaced ones, by the replaced ones."""
 INSTRUCTIONS = ("render", "tools")
 """The kinds of markers with the prompts and tools of the model, which are left out."""
 PATH_NAMES = ("path", "file_path", "filePath")
@@ -224,7 +224,7 @@ def has_words(transcript: Transcript) -> bool:
 
 
 def describe_replaced(text: str) -> list[str]:
-    """Describe what was replaced in an exported text, a line for each kind."""
+    """Describe the replacements in an exported text, a line for each kind."""
     plain = text.replace("\\", "")  # Markdown escapes brackets
     counts = {kind: sum(map(plain.count, marks)) for kind, marks in PLACEHOLDERS.items()}
     return [f"{count:5}  {kind}" for kind, count in counts.items() if count]

@@ -58,10 +58,9 @@ def trust() -> None:
 def add(folder: Path, yes: bool) -> None:
     """Show what a FOLDER's settings would run, and what has changed since they were trusted, and ask.
 
-    They are its .mcp.json, .crow/config.toml, prompts, commands, skills with all files beside them, and the files in
-    the folder that its settings name. After a change the folder has to be trusted again. In a trusted folder, a git
-    command that a permission rule allows runs the hooks and other programs that the repository names, as they are
-    then.
+    They are its .mcp.json, .crow/config.toml, prompts, commands, skills with all files in their folders, and the files
+    in the folder that its settings name. After a change the folder has to be trusted again. In a trusted folder, a git
+    command that a permission rule allows runs the hooks and other programs that the repository names, as they are then.
     """
     if not yes and not (sys.stdin and sys.stdin.isatty()):
         fail(f"crow trust asks, and there is no terminal to ask on. To trust {show(str(folder))} unasked: --yes")
@@ -175,7 +174,7 @@ def make_mask(snapshot: Snapshot) -> Callable[[str], str]:
 
 
 def parse_settings(snapshot: Snapshot) -> dict[str, dict[str, Any]]:
-    """Parse the settings in a snapshot, by the names of their files; leave out those that are no table."""
+    """Parse the settings in a snapshot, by the names of their files; leave out all but tables."""
     import json
     import tomllib
 
@@ -336,7 +335,7 @@ def print_changes(
 def describe_change(
     path: str, before: Mapping[str, Any] | None, now: ProjectFile | None, hide: Callable[[str], str]
 ) -> list[str]:
-    """Describe the change of one file in lines: its name, then a diff if both texts are known."""
+    """Describe how one file changed, in lines: its name, then a diff if both texts are known."""
     from crow_agent.settings.trust import to_stored
 
     after = to_stored(now, hide) if now else None

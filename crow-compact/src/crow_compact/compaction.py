@@ -136,7 +136,7 @@ class Compaction:
                 return [marker]
 
     def list_unchanged(self, cut: int, pinned: Sequence[str]) -> list[Message]:
-        """List the messages that stay beside a summary of those before a cut: the first, pinned ones, the latest."""
+        """List the messages that stay next to a summary of those before a cut: the first, pinned ones, the latest."""
         first = next(at for at, entry in enumerate(self.entries) if entry.get("role") == "user")
         kept = [entry for entry in self.entries[first + 1 : cut] if get_id(entry) and get_id(entry) in pinned]
         return [self.entries[first], *kept, *(entry for entry in self.entries[cut:] if "role" in entry)]

@@ -1,7 +1,7 @@
 """Ask the model for a summary of a conversation.
 
 The first request has the conversation's messages and tools before the question, so that the server can use its cache.
-Where that does not fit, or its answer is unusable, the next has the conversation as a text, and no tools.
+If that does not fit, or its answer is unusable, the next has the conversation as a text, and no tools.
 """
 
 from bisect import bisect_right
@@ -29,7 +29,8 @@ SUMMARY_SHARE = 0.25
 """The share of the limit that a summary may take."""
 WORDS_PER_TOKEN = 0.6
 MIN_WORDS = 60
-"""Words that the model is allowed at least. A shorter text with a tool call announces the call, and is no summary."""
+"""Words that the model is allowed at least. A shorter text with a tool call announces the call, and does not count as a
+summary."""
 MAX_REFUSALS = 6
 """Requests for a summary that are tried when they are refused as too long."""
 RETRY_SHARE = 0.6
@@ -104,7 +105,7 @@ class Summarizer:
         return (messages, kept) if fits and messages[-1].get("role") in ("assistant", "tool") else None
 
     async def summarize_messages(self, messages: Sequence[Message], kept: int) -> str:
-        """Return the model's summary of messages, of which the last `kept` stay unchanged.
+        """Return the model's summary of messages; the last `kept` stay unchanged.
 
         Raises NoSummary and ModelError.
         """

@@ -1,9 +1,9 @@
 """Convert between the two protocols and the log.
 
-ACP content blocks      -> user message         to_user_message, and back: to_blocks
-tool call               -> ACP updates          to_announcement, to_update
-tool result (MCP)       -> tool message         to_tool_message, and back: to_result
-log                     -> ACP updates          replay
+- ACP content blocks to a user message: to_user_message, and back: to_blocks
+- a tool call to ACP updates: to_announcement, to_update
+- a tool result of MCP to a tool message: to_tool_message, and back: to_result
+- the log to ACP updates: replay
 """
 
 import re

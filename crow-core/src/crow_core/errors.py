@@ -1,12 +1,14 @@
-"""The errors that the core raises. Their texts are for the user: what happened, where, and what to do.
+"""The errors that the core raises.
 
-ModelError          a model call failed
-PromptError         a template cannot be rendered, or a prompt is refused
-ConfigError         a setting cannot be used
-ElicitationError    the user cannot be asked, or the answer does not fit the question
-StoreError          a session cannot be written or read
-    SessionBusy     the session is open in another process
-EndTurn             raised in a hook to end the turn; not a failure
+Their texts are for the user: what happened, where, and what to do.
+
+    ModelError          a model call failed
+    PromptError         a template cannot be rendered, or a prompt is refused
+    ConfigError         a setting cannot be used
+    ElicitationError    the user cannot be asked, or the answer does not fit the question
+    StoreError          a session cannot be written or read
+        SessionBusy     the session is open in another process
+    EndTurn             raised in a hook to end the turn; not a failure
 """
 
 from collections.abc import Sequence

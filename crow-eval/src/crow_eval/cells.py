@@ -12,7 +12,7 @@ from crow_eval.compared_prompts import PromptVersion
 State = Literal["passed", "failed", "error"]
 """The outcomes of a cell. An `error` says nothing about the prompt and the model, and counts in no rate."""
 LIMIT = "limit"
-"""The kind of the result of a limit that was reached, beside those of checks."""
+"""The kind of a result when a limit was reached, in addition to those of checks."""
 
 
 class TaskName(Struct):

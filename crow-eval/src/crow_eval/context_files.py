@@ -20,7 +20,7 @@ def is_file_name(name: str) -> bool:
 
 
 def read_context_file(given: str) -> tuple[str, str] | None:
-    """Return the name for the versions of a file, and its text; None if it is no AGENTS.md or SKILL.md.
+    """Return the name for the versions of a file, and its text; None unless it is an AGENTS.md or SKILL.md.
 
     Raises ConfigError if it cannot be read.
     """

@@ -1,4 +1,4 @@
-"""What an evaluation has found: rates with intervals, comparisons in pairs, tokens and times, failures in groups."""
+"""The findings of an evaluation: rates with intervals, comparisons in pairs, tokens and times, failures in groups."""
 
 import re
 from collections import Counter
@@ -32,7 +32,7 @@ WORDS_LIMIT = 90
 
 @dataclass(frozen=True)
 class VariantReport:
-    """What the cells of a variant came to."""
+    """The results of the cells of a variant."""
 
     label: str
     prompt: str
@@ -92,7 +92,7 @@ class FailureGroup:
 
 @dataclass(frozen=True)
 class EvaluationReport:
-    """What an evaluation has found."""
+    """The findings of an evaluation."""
 
     evaluation: Evaluation
     variants: list[VariantReport]

@@ -71,7 +71,7 @@ def get_text(candidate: Mapping[str, str]) -> str:
 def search(text: str, train: Sequence[str], validation: Sequence[str], steps: Steps, seed: int) -> None:
     """Search for a better text, from `text` on, until `steps` says that it is over. Equal answers lead to equal steps.
 
-    Raises what `steps.evaluate` raises. What `steps.propose` raises is dropped: `is_over` has to be True then.
+    Raises what `steps.evaluate` raises. Errors of `steps.propose` are dropped: `is_over` has to be True then.
     """
     optimize = cast(Any, gepa).optimize_anything  # its types are unknown in part
     engine: Any = {"seed": seed, "parallel": False, "frontier_type": "instance", "track_best_outputs": False}

@@ -96,7 +96,7 @@ class Improvement:
     async def run(self) -> None:
         """Search, unless the search has ended, and run the tasks of the report.
 
-        Raises AgentError, StoreError, ConfigError, BudgetSpent; what was run until then is stored.
+        Raises AgentError, StoreError, ConfigError, BudgetSpent; the runs until then are stored.
         """
         if self.notes.winner is None:
             await self.search()

@@ -24,7 +24,7 @@ class Noise:
 
 @dataclass(frozen=True)
 class Agreement:
-    """How often a judge agrees with a person, in its first verdict of each answer."""
+    """The agreement of a judge with a person, in its first verdict of each answer."""
 
     prompt: str
     rated: int
@@ -36,7 +36,7 @@ class Agreement:
 
     @property
     def is_chance(self) -> bool:
-        """True if the agreement is no better than chance."""
+        """True if the agreement is at most that of chance."""
         return self.p_value >= LEVEL
 
 

@@ -41,9 +41,9 @@ def crow(mode: Literal["accept-edits", "plan", "yolo"] = "accept-edits") -> Insp
     """Solve a sample with crow, in the folder of its sandbox `local`, or in an empty one if it has no sandbox.
 
     The model is that of the task; tools, permissions, extensions and the database are those of crow's configuration.
-    What needs a permission is denied. The store of the sample names the session: `crow sessions show ID` shows it.
-    `mode`: which tool calls may run. Raises AgentError for a sample that crow cannot solve, such as one with another
-    sandbox, and whatever error Inspect raises for a model call.
+    Calls that need a permission are denied. The store of the sample names the session: `crow sessions show ID` shows
+    it. `mode`: which tool calls may run. Raises AgentError for a sample that crow cannot solve, such as one with
+    another sandbox, and whatever error Inspect raises for a model call.
     """
 
     async def execute(state: AgentState) -> AgentState:

@@ -64,8 +64,7 @@ class ImportedLog:
 def read_log(path: Path, scorer: str, least: float | None) -> ImportedLog:
     """Read a log of Inspect. `scorer` names the only scorer that counts, `least` is the least score that passes.
 
-    Raises ConfigError for a file that is no whole log, for an evaluation that has not ended, and for a score that is
-    no verdict.
+    Raises ConfigError for an incomplete log, an evaluation that has not ended, and a score that is not a verdict.
     """
     if not path.is_file():
         raise ConfigError(f"There is no file {path}.")
@@ -151,7 +150,7 @@ def add_sample(
 
 
 def judge(imported: ImportedLog, cell: Cell, sample: EvalSample, path: Path, scorer: str, least: float | None) -> None:
-    """Give a cell its outcome by the scores of its sample. Raises ConfigError for a score that is no verdict."""
+    """Give a cell its outcome by the scores of its sample. Raises ConfigError for a score that is not a verdict."""
     outcome = cell.outcome
     for name, score in (sample.scores or {}).items():
         for label, value in flatten(name, score.value) if scorer in ("", name) else ():

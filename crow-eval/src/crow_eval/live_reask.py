@@ -195,8 +195,7 @@ async def ask_in(
 
 
 def find_paths(stored: StoredSession, tree: WorkTree) -> list[str]:
-    """Return the paths of the top folder of a session: that of git, and the one that the session used, which may lead
-    there by a link."""
+    """Return the paths of a session's top folder: git's, and the one in use, which may lead there by a link."""
     used = stored.cwd.removesuffix(f"/{tree.folder}") if tree.folder else stored.cwd
     return list(dict.fromkeys([tree.top, used]))
 

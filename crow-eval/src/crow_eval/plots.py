@@ -114,7 +114,7 @@ class Bar:
 
 
 def plot_bars(bars: Sequence[Bar], *, title: str) -> str:
-    """Draw bars beside each other; "" if there is nothing to draw."""
+    """Draw bars side by side; "" if there is nothing to draw."""
     top = max((sum(bar.parts) for bar in bars), default=0.0)
     if top <= 0:
         return ""

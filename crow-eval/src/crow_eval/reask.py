@@ -1,7 +1,7 @@
 """Ask stored sessions again, request by request, with another prompt, model or sampling; no tool is run.
 
-Each request is the stored one with what was changed. While a new reply calls the same tools with the same arguments,
-the results come from the log, and later requests hold the new reply in place of the old one. The first reply that calls
+Each request is the stored one with the changes applied. While a new reply calls the same tools with the same arguments,
+the results come from the log. Later requests hold the new reply in place of the old one. The first reply that calls
 other tools ends it: there are no results for it.
 """
 
@@ -38,13 +38,13 @@ END_KIND = "reask-end"
 COPIED_MARKERS = frozenset({"render", "tools", "shrink", "compaction"})
 """The markers of the stored session that the new one has, too."""
 OWN_KEYS = frozenset({"model", "messages", "tools", "stream", "stream_options"})
-"""The keys of a request that are no sampling parameters."""
+"""The keys of a request other than sampling parameters."""
 NOT_RUN = "Not run: this session asks another one again, which has no result for this call."
 
 
 @dataclass(frozen=True)
 class Changes:
-    """What is asked otherwise than it was; what is empty or None stays as it was stored."""
+    """Changes to the replay. Empty and None fields keep the stored value."""
 
     prompt: Prompt | None = None
     """The template of the system prompt, rendered with the variables that are stored."""
@@ -281,8 +281,8 @@ async def reask_all(
     at_once: int,
     report: Callable[[Reasked], None],
 ) -> list[Reasked]:
-    """Ask sessions again, `at_once` at a time, and return the outcomes in their order. What an earlier run has stored
-    is not asked again. `report` is called with each outcome.
+    """Ask sessions again, `at_once` at a time, and return the outcomes in their order. Results that an earlier run has
+    stored are not computed again. `report` is called with each outcome.
 
     `app` has the extension `persistence`, with the same database. Raises StoreError, PromptError: before anything is
     asked, if the prompt cannot be rendered with the variables of one of the sessions, or `start` is behind its end.

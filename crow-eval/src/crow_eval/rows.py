@@ -9,7 +9,7 @@ from crow_persistence.tables import cells, evaluations
 from sqlalchemy import Connection, Row, delete, func, insert, select, update
 
 CELL_KEY = ("task", "variant", "repetition")
-"""What a cell is of, within its evaluation."""
+"""The identity of a cell within its evaluation."""
 
 
 def store_evaluation(connection: Connection, id: str, dataset: str, settings: str, at: int) -> int:

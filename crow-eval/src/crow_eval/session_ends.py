@@ -22,7 +22,7 @@ TEST_COMMAND = re.compile(
 )
 """The beginning of a command that tests the work."""
 SHELL_SYNTAX = re.compile(r"[;|&<>$`\n\\]")
-"""What a proposed command may not have: it would do more than run a test."""
+"""Parts that a proposed command must not have: it would do more than run a test."""
 CHANGE_FOLDER = re.compile(r"cd (?P<folder>\"[^\"]+\"|'[^']+'|[^\s;&|]+) *&& *")
 MAX_COMMANDS = 3
 MIN_LINE_LENGTH = 8
@@ -31,7 +31,7 @@ MIN_LINE_LENGTH = 8
 
 @dataclass
 class SessionEnd:
-    """What a turn left behind. Paths are relative to the workspace of the task."""
+    """The state that a turn left behind. Paths are relative to the workspace of the task."""
 
     before: dict[str, str | None] = field(default_factory=dict[str, "str | None"])
     """The texts of the changed files at the start; None for a file that was not there."""

@@ -86,8 +86,8 @@ def fisher(both: int, only_first: int, only_second: int, neither: int) -> float:
 def adjust_p_values(p_values: Sequence[float]) -> list[float]:
     """Return the p-values of several tests, corrected by Holm's method: with any of them, all keep one level together.
 
-    If no test has anything to find, at most a share of 0.05 of such families has a corrected value below 0.05, whether
-    the tests depend on one another or not. S. Holm, Scandinavian Journal of Statistics 6 (1979), 65-70.
+    If no test has anything to find, at most a share of 0.05 of such families has a corrected value below 0.05. The
+    tests may depend on one another. S. Holm, Scandinavian Journal of Statistics 6 (1979), 65-70.
     """
     adjusted = [1.0] * len(p_values)
     least = 0.0

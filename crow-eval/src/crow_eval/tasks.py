@@ -1,7 +1,7 @@
 """Tasks and datasets, as they are written in folders and files.
 
 A dataset is a folder of task folders, one task folder, a file of JSON lines with one task each, or the name of a suite
-that is shipped with crow.
+of crow.
 """
 
 import json
@@ -169,7 +169,7 @@ class Task:
     folder: Path
     """The folder of the task, or of the file of JSON lines."""
     files: Mapping[str, str] = field(default_factory=dict[str, str])
-    """The files that it starts with, beside those in the folder `files`."""
+    """The files that it starts with, in addition to those in the folder `files`."""
     solution: Mapping[str, str] = field(default_factory=dict[str, str])
     answer: str = ""
     """The answer of the reference solution."""

@@ -21,7 +21,7 @@ SOLUTION_SCRIPT = "run.sh"
 CLONE_TIMEOUT = 600.0
 """Seconds that a clone of a repository may take."""
 CHANGES_LIMIT = 30_000
-"""Characters of the changes of a workspace that a judge reads."""
+"""Characters of a workspace's diff that a judge reads."""
 
 
 class WorkspaceError(Exception):
@@ -146,7 +146,7 @@ def list_files(folder: Path) -> list[Path]:
 
 
 def read_lines(path: Path | None) -> list[str]:
-    """Return the lines of a text file; none if there is none, or it is no text."""
+    """Return the lines of a text file; none if it does not exist or is not text."""
     try:
         return path.read_text("utf-8").splitlines() if path else []
     except (OSError, UnicodeDecodeError):

@@ -25,7 +25,7 @@ from crow_core.session.session import Command, Session
 from crow_core.text import to_line
 
 LOOK = {"command": 'Call terminal with the session "{}"', "agent": 'Call agent with the name "{}"'}
-"""How the model looks at work."""
+"""The ways in which the model looks at work."""
 BRING_BACK = "I brought this back from the background: {}. {}, and wait for its end."
 ENDED = "This has ended in the background ({}): {}. {} for its output, if you need it."
 LOST = "This ran in the background, and was stopped when the session was closed: {}."

@@ -14,7 +14,7 @@ REQUEST = (
 )
 
 BROKEN = StateKey("broken_replies", int)
-"""How many replies in a row broke off."""
+"""The number of replies in a row that broke off."""
 INTERRUPTION = StateKey("interruption", str)
 
 

@@ -44,8 +44,8 @@ def budgets(
 ) -> None:
     """Ask the user before the next model call of a session that has reached a limit; a yes grants as much again.
 
-    The limits, which sub-agents share: `requests` to the model; `tokens`, input and output together; `money`, in the
-    currency of the model's `prices`, which it must have; `minutes` of the session's turns.
+    The limits, which sub-agents share. `requests` counts requests to the model, `tokens` input and output together,
+    `minutes` the session's turns. `money` is in the currency of the model's `prices`, which it needs.
     """
     limits = Spending(requests, tokens, money, minutes).limits
 

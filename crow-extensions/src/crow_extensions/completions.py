@@ -82,7 +82,7 @@ async def complete_mention(session: Session, name: str, typed: str | None) -> li
 
 
 async def complete_uri(server: Server, resources: list[Resource], typed: str) -> list[Completion]:
-    """Complete the URI of a resource: those that contain what is typed, then those of templates."""
+    """Complete the URI of a resource: first resources that contain the typed text, then templates."""
     found = {
         each.uri: to_line(each.about or each.name)[:VALUE_LIMIT]
         for each in resources

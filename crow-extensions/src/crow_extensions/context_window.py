@@ -1,4 +1,5 @@
-"""Ask servers about their models, beside the first requests: the context window, the size, and what they can report."""
+"""Ask servers about their models, at the same time as the first requests: the context window, the size, and what they
+can report."""
 
 import asyncio
 from contextlib import suppress

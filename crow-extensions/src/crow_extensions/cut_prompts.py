@@ -32,8 +32,8 @@ WARNED = StateKey("cut_prompts_warned", bool)
 def cut_prompts(crow: Crow) -> None:
     """Warn the user, once a turn, when the server counts fewer than 80 % of the prompt tokens that there are at least.
 
-    The lower bound needs no tokenizer: a token is hardly ever longer than a word, and a request that continues the one
-    before has at least as many tokens as that one.
+    The lower bound needs no tokenizer. A token is hardly ever longer than a word, and a request has at least as many
+    tokens as the one that it continues.
     """
 
     @crow.after_model

@@ -23,9 +23,9 @@ READING_KINDS = ("read", "search", "think", "fetch")
 
 
 CHECKS = StateKey["list[Checks] | None"]("diagnostics", lambda: None)
-"""What this turn knows of each folder's problems; None until its first edit."""
+"""The problems of each folder that this turn knows; None until its first edit."""
 TOLD = StateKey[set[str]]("diagnostics told", set)
-"""The commands of which the user knows that they fail."""
+"""The commands that fail to the user's knowledge."""
 
 
 def diagnostics(crow: Crow, *, find: Callable[[Session], Awaitable[Sequence[Diagnostics]]]) -> None:

@@ -13,12 +13,12 @@ REQUESTS = {
     "repeated itself": "Your last reply repeated itself and was cut off. Answer in a few sentences.",
     "repeated the prompt": "Your last reply only repeated the prompt. Do the task, or answer.",
 }
-"""What the model is asked, by what it did."""
+"""Sentences to the model, by its fault."""
 MIN_ECHO = 30
 """Characters of a prompt from which on a reply that equals it is an echo."""
 
 FAULT = StateKey("empty_replies", str)
-"""What was wrong with the last reply; "" if nothing was."""
+"""The fault of the last reply; "" if there was none."""
 TIMES = StateKey("empty_replies_in_a_row", int)
 
 

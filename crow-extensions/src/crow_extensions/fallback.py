@@ -31,7 +31,7 @@ class FallbackNotes(Notes, total=False):
 def fallback(crow: Crow, *, chains: Mapping[str, Sequence[str]], wait: float = WAIT) -> None:
     """Send a request to the next of `chains[NAME]` when the model NAME fails, and return to NAME after `wait` seconds.
 
-    A refusal of the request is no reason: another model would be asked what this one did not accept. Each change is
+    A refusal of the request does not count: another model would be asked what this one did not accept. Each change is
     said, and a marker in the log keeps it. The session's option still names the model that answers.
     """
     down: dict[str, float] = {}

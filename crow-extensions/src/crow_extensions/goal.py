@@ -70,7 +70,7 @@ class Goal:
 
     terms: GoalTerms
     spending: Spending
-    """The limits, and what was used of them."""
+    """The limits, and the amounts used."""
     why: str = ""
     """Why it did not hold at the last check."""
 

@@ -33,7 +33,7 @@ ADVICE = (
     "If the tool polls, declare it: @tool(repeats=True), crow/repeats in its _meta, [extensions.loop_guard] repeats."
 )
 COUNTS = StateKey("loop_guard", Counter[tuple[str, bytes]])
-"""How often each call gave the same result: (tool, digest of arguments and result) to a number."""
+"""The number of times that each call gave the same result: (tool, digest of arguments and result) to a number."""
 STUCK = StateKey("loop_guard_stuck", str)
 """A sentence on the call that the model repeats if its next request has no tools; "" otherwise."""
 

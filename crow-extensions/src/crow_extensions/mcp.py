@@ -219,7 +219,7 @@ async def use_prompt(name: str, prompt: "Prompt", server: Server, session: Sessi
 
 
 def parse_prompt_arguments(text: str, names: Sequence[str]) -> dict[str, str]:
-    """Return the arguments in what was typed: `name=value` for a known name, else by position.
+    """Return the arguments in a typed text: `name=value` for a known name, else by position.
 
     The last argument takes the words that are left.
     """

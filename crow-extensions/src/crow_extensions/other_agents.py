@@ -232,7 +232,7 @@ class OtherAgentTask:
         self.is_ending = False
         """True if the turn was cancelled: questions are answered so without asking."""
         self.questions: set[asyncio.Task[Any]] = set()
-        """What the user is asked, and what is judged."""
+        """The question to the user, and the call to judge."""
         self.counts = count(1)
         self.forms = 0
         """The number of forms and pages that the agent has asked for."""
@@ -393,7 +393,7 @@ class OtherAgentTask:
     async def allow(self, name: str, definition: Mapping[str, Any], arguments: dict[str, Any]) -> ToolCall:
         """Judge a request of the agent as a call of our own tool: by rules, mode, answers and taint.
 
-        Returns the call, of which the user may have changed the command. Raises RpcError if it is not allowed.
+        Returns the call, whose command the user may have changed. Raises RpcError if it is not allowed.
         """
         id = f"{self.client.to_parent_id('request')}-{next(self.counts)}"
         use: RawToolCall = {
@@ -434,7 +434,7 @@ class OtherAgentTask:
     async def write(self, request: WriteTextFileRequest) -> Any:
         """Let the client write a file, if our own tools may.
 
-        What that has changed is appended to the log, so that it can be undone.
+        Its changes are appended to the log, so that they can be undone.
         """
         self.check_place(request.path, self.session.folders.for_tools())
         arguments = {"command": "create", "path": request.path, "file_text": request.content}

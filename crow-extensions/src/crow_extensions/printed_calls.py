@@ -10,7 +10,7 @@ from crow_core.session.session import Session
 from crow_core.session_state import StateKey
 
 MAX_CORRECTIONS = 2
-"""How often a model is told in one turn that its call was not run."""
+"""The most times in one turn that a model is told that its call was not run."""
 
 WARNED = StateKey("printed_calls", bool)
 FAULT = StateKey("printed_call_fault", str)

@@ -53,7 +53,7 @@ class Checks:
     def __init__(self, diagnostics: Diagnostics, cwd: str) -> None:
         self.settings, self.cwd = diagnostics, os.path.realpath(cwd)
         self.known: dict[str, Problems] = {}
-        """What each command found last."""
+        """The last problems of each command."""
         self.failed: dict[str, str] = {}
         """Sentences about the commands that this turn does without."""
         self.running = asyncio.Lock()
@@ -179,7 +179,7 @@ def walk_json(data: Any, file: str) -> Iterator[str]:
 
 
 def list_new(before: Problems, after: Problems) -> list[str]:
-    """List the problems of which there are more than before."""
+    """List the problems that occur more often than before."""
     counts = Counter({key: len(lines) for key, lines in before.items()})
     return [line for key, lines in after.items() for line in lines[counts[key] :]]
 

@@ -57,7 +57,7 @@ def make_note(text: str, source: str = BY_HAND) -> RepositoryNote:
 
 
 def parse_notes(text: str) -> list[RepositoryNote]:
-    """Parse the notes of a file: lines that are no heading and no comment. One without a source was written by hand."""
+    """Parse the notes of a file: all lines but headings and comments. One without a source was written by hand."""
     notes: list[RepositoryNote] = []
     for line in MARKS.sub("", text).splitlines():
         if found := LINE.fullmatch(re.sub(r"^\s*[-*] ", "", line).strip()):

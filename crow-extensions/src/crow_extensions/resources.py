@@ -1,8 +1,8 @@
 """Resources of MCP servers: the user attaches them as `@server:uri` or links, the model reads them with a tool.
 
-The user's own mentions and links are read without a question. When the model reads, the URI is text that the server
-receives from the model: that is judged as a call of the tool `SERVER_mcp_resources` of that server, and only what the
-server lists, or has a template for, is read.
+The user's own mentions and links are read without a question. When the model reads, it sends the URI to the server.
+This is judged as a call of the tool `SERVER_mcp_resources` of that server. Only resources that the server lists, or has
+a template for, are read.
 """
 
 import asyncio
@@ -114,7 +114,7 @@ def resources(crow: Crow) -> None:
 
 
 async def follow(session: Session, server: Server, uri: str) -> None:
-    """Subscribe to the changes of a resource that is attached now. Raises ConnectionError."""
+    """Subscribe to updates of a resource that is attached now. Raises ConnectionError."""
     await server.follow_resource(uri)
     session.state[ATTACHED][server, uri] = server.changes[uri]
 

@@ -35,8 +35,8 @@ class ShellHook(Struct, forbid_unknown_fields=True):
     timeout: Annotated[float, Meta(gt=0)] = 60.0
     """Seconds after which it is killed."""
     sandbox: Literal["workspace", "read-only", "off"] = "off"
-    """What it may change: with `workspace`, the folders of the session and its own temporary files; with `read-only`,
-    only the temporary files. In both it sees no credentials."""
+    """The files that it may change: with `workspace`, the folders of the session and its own temporary files; with
+    `read-only`, only the temporary files. In both it sees no credentials."""
     network: bool = False
     """True if it has the network in its sandbox."""
 

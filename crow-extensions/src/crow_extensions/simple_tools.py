@@ -75,7 +75,7 @@ def find_name(tool_call: ToolCall) -> str | None:
 
 
 def suggest_call(name: str, given: dict[str, Any]) -> str:
-    """Return the call to make after one that failed: with what was given, since small models copy what they read."""
+    """Return the call to make after one that failed: with the given values, since small models copy what they read."""
     if name == "replace" and "path" in given:
         name = "read"
     elif name == "read" and "path" in given:

@@ -61,7 +61,7 @@ NEXT: dict[str, str] = {
     **dict.fromkeys(("read", "list", "search", "run"), LOOKED),
     **dict.fromkeys(("write", "replace", "append"), CHANGED),
 }
-"""What to do after a call."""
+"""The advice after a call."""
 SAME = (
     "Nothing was changed: new_text is the same as old_text.",
     "[The task: {}\nNow call replace with the line as it shall be as new_text. Answer the user if the file is right.]",
@@ -81,7 +81,7 @@ MAX_LINES = 20
 MAX_CHOICES = 200
 """Lines of the longest file from which the model chooses the line to replace."""
 SHORT_FILE = 40
-"""Lines of the longest file of which the model always reads all."""
+"""Lines of the longest file that the model always reads as a whole."""
 NUMBERED = re.compile(r"^ *\d+\t(.*)$", re.M)
 """Matches a line of a file as `read` shows it."""
 LINE_COUNT = re.compile(r"\(([\d,]+) lines?\b")
@@ -164,7 +164,7 @@ def small_models(crow: Crow) -> None:
 
     @crow.before_tool
     async def show_first(session: Session, tool_call: ToolCall) -> ToolResult | None:
-        """Show a file in place of the first change of it: small models write what they expect there.
+        """Show a file in place of its first change: small models write what they expect there.
 
         A file that does not exist cannot be read, and is written at once.
         """

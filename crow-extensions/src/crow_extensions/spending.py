@@ -81,12 +81,12 @@ class Spending:
             self._since = now
 
     def spend(self, what: str, amount: float) -> None:
-        """Add to what was used."""
+        """Add to the amounts used."""
         with self._lock:
             self.spent[what] = self.spent.get(what, 0) + amount
 
     def grant(self, what: str, amount: float) -> None:
-        """Set a limit to what was used and this amount more."""
+        """Set a limit to the amount used and this amount more."""
         setattr(self, what, self.spent.get(what, 0) + amount)
 
     def check_prices(self, model: "Model") -> None:

@@ -57,15 +57,15 @@ def steering(crow: Crow) -> None:
     """Add the method `_session/steering`, which other agents have, too: content blocks (`prompt`) for the running turn.
 
     They pass the hook `before_prompt`, with the note `steer` in the message, and enter the log before the next model
-    call. A turn that would end goes on with them. The answer comes when they are stored, `{"outcome": "injected"}` with
-    the `messageId` that the client was shown, or when the turn has ended without them: no turn runs, it was cancelled,
-    it failed, or it has made all its model calls. A slash command does not join a turn.
+    call. A turn that would end goes on with them. The answer comes when they are stored: `{"outcome": "injected"}`,
+    with the `messageId` that the client was shown. Another answer comes when the turn has ended without them: no turn
+    runs, it was cancelled, it failed, or it made all its model calls. A slash command does not join a turn.
 
     Words that do not join a turn begin one: `{"outcome": "startedNewTurn"}`. With `_meta.steering.idleBehavior`
     `promptRequired`, they do not: `{"outcome": "promptRequired", "reason": …}`, and the client sends them as a prompt.
     After a cancelled or failed turn the outcome is `failed` for a client without this option.
 
-    `$/cancel_request` takes back what waits. What has entered the log stays; /undo takes it back with its turn.
+    `$/cancel_request` takes back what waits. Messages in the log stay; /undo takes them back with their turn.
 
     Use it before extensions that read the log in `before_model`, and those that continue a turn in `before_end`.
     """

@@ -63,11 +63,11 @@ def subagents(crow: Crow, *, sandbox: Literal["read-only", "off"] = "off") -> No
     """Let the model give work to sub-agents, each in a session of its own.
 
     They share the permissions and the budget of their parent. They end with its turn, unless the user sends them to the
-    background. One with a name can go on later with all that it knows. In the `sandbox` "read-only",
-    which a call can name, too, they work in the mode `plan`: they change no file, and their commands run only where
-    what these change can be discarded. Their requests begin as the parent's do, with its system prompt and all its
-    tools, so that a server has that in its cache; a call of `agent`, or of a tool that they were not given, is refused.
-    Another model has no such cache, and is sent only tools it may use.
+    background. One with a name can go on later with all that it knows. In the `sandbox` "read-only", which a call can
+    also name, they work in the mode `plan`. They change no file, and their commands run only where changes can be
+    discarded. Their requests begin as the parent's do, with its system prompt and all its tools, so that the server's
+    cache has the beginning. A call of `agent`, or of a tool that was not given to them, is refused. Another model has
+    no such cache, and is sent only tools it may use.
     """
 
     @crow.mcp_servers

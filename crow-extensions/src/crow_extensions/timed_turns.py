@@ -218,7 +218,7 @@ def parse_time(text: str) -> TimeOfDay:
 def find_next(at: TimeOfDay, now: datetime) -> float:
     """Return when the local clock next shows a time of the day, in seconds since 1970.
 
-    A time that a change of the clock leaves out is an hour later; of one that comes twice, it is the first.
+    A time that a clock change leaves out is an hour later; of one that comes twice, it is the first.
     """
     today = datetime.combine(now.date(), at)
     return today.timestamp() if today.timestamp() > now.timestamp() else (today + timedelta(days=1)).timestamp()

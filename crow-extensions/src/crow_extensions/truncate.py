@@ -63,7 +63,7 @@ def get_data(block: dict[str, Any]) -> tuple[str, str]:
 
 
 def decode_data(data: str) -> bytes:
-    """Decode base64; encode a text that is no base64 as UTF-8."""
+    """Decode base64; encode any other text as UTF-8."""
     try:
         return base64.b64decode("".join(data.split()), validate=True)
     except binascii.Error:

@@ -44,8 +44,8 @@ from crow_core.text import to_line
 from crow_system.shortening import shorten_line
 
 Change = EditNotes
-"""An edit as the log has it: `path`; the texts `old` and `new`; their digests `before` and `after`; and, where they are
-not UTF-8 without a byte order mark, `encoding` and `mark`."""
+"""An edit in the log: `path`; the texts `old` and `new`; and their digests `before` and `after`. Texts other than UTF-8
+without a byte order mark have `encoding` and `mark`, too."""
 HARMLESS_KINDS = ("read", "search", "think")
 """The kinds of tool calls that change nothing."""
 
@@ -104,7 +104,7 @@ class UndoPlan:
 
 
 UNSTORED = StateKey("undo_unstored", dict[str, list[Any]])
-"""The changes of calls whose results are not in the log yet, by their ids: a cancelled hook leaves a result without."""
+"""Changes by calls without a result in the log yet, by the calls' ids: a cancelled hook leaves no result."""
 
 
 def undo(crow: Crow) -> None:
@@ -190,8 +190,8 @@ async def run_redo(session: Session, words: str) -> str:
 
 
 def find_undone(log: Sequence[Message]) -> tuple[str, Sequence[Message], Sequence[str]]:
-    """Return the id of the last entry that the last undo took back, all entries that it took back, and the files that
-    it kept. Raises UndoError if the conversation has gone on since, or the entries are not loaded."""
+    """Return the id of the last entry that the last undo took back, all its entries, and the files that it kept. Raises
+    UndoError if the conversation has gone on since, or the entries are not loaded."""
     kept = drop_rewound(log)
     marker = next(
         (entry for entry in reversed(kept) if "role" in entry or "undone" in entry.get("crow", {})), Message()

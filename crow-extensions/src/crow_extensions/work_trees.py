@@ -1,7 +1,7 @@
-"""Record the commit and the changes of a session's folder before a tool changes something in it.
+"""Record the commit and the changes in a session's folder before a tool changes something in it.
 
-git runs beside the first request to the model, so that no prompt waits for it. The first tool call that may change
-something waits until it has ended, for ACTING_LIMIT seconds at most.
+git runs at the same time as the first request to the model, so that no prompt waits for it. The first tool call that
+may change something waits until it has ended, for ACTING_LIMIT seconds at most.
 """
 
 import asyncio
@@ -74,7 +74,7 @@ RECORDING = StateKey[Recording | None]("work_tree", lambda: None)
 
 
 def work_trees(crow: Crow) -> None:
-    """Record the commit and the changes of a folder in a git work tree when a conversation begins in it.
+    """Record the commit and the changes in a folder in a git work tree when a conversation begins in it.
 
     Only where a store loads sessions again. Nothing is written into the folder or its repository.
     """

@@ -1,8 +1,8 @@
 """The state of a git work tree: read it without changing anything, and restore it in another folder.
 
 git is only asked which files differ from the commit; their bytes are read from the disk. So nothing is written into the
-repository, neither objects nor its index, and no program that its settings name runs: hooks and the file system monitor
-are switched off as in `git.py`, filters by overriding each that any setting names, and submodules are not looked into.
+repository, neither objects nor its index, and no program from its settings runs. Hooks and the file system monitor are
+switched off as in `git.py`, each configured filter is overridden, and submodules are skipped.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ FOREIGN_VARIABLES = (
     *("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_ALTERNATE_OBJECT_DIRECTORIES"),
     *("GIT_COMMON_DIR", "GIT_NAMESPACE", "GIT_PREFIX", "GIT_CONFIG_PARAMETERS", "GIT_EXTERNAL_DIFF"),
 )
-"""Variables that would choose another repository than that of the folder, as in a hook of git that has started crow."""
+"""Variables that would choose another repository than the folder's, as in a git hook that has started crow."""
 FILTERS = ("filter.*.clean", "filter.*.smudge", "filter.*.process")
 STATUS = [
     *("git", "status", "--porcelain=v2", "--branch", "-z", "--untracked-files=all", "--no-renames"),
@@ -87,7 +87,7 @@ def make_environment() -> dict[str, str]:
 
 
 def switch_off_filters(settings: Collection[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """Make variables that override each filter that the settings name, so that git runs none of them."""
+    """Make variables that override each configured filter, so that git runs none of them."""
     found = {name for name in settings if any(fnmatchcase(name.lower(), pattern) for pattern in FILTERS)}
     drivers = {name.rpartition(".")[0] for name in found}
     off = [(f"{driver}.{key}", "") for driver in sorted(drivers) for key in ("clean", "smudge", "process")]
@@ -323,7 +323,7 @@ def check_path(path: str) -> None:
 
 
 def read_bytes(change: ChangedPath) -> bytes | None:
-    """Return the bytes of a recorded file; None for a link, and for what was removed. Raises WorkTreeError if they are
+    """Return the bytes of a recorded file; None for a link, and for a removed file. Raises WorkTreeError if they are
     not those that the file had."""
     if not change.digest:
         return None

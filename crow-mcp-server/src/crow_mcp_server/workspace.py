@@ -13,9 +13,9 @@ Watch = Callable[[str], Awaitable[None]]
 Launch = Callable[
     [Sequence[str], Mapping[str, str], str, Sequence[str], Sequence[str]], tuple[list[str], dict[str, str]]
 ]
-"""Returns the arguments and the environment with which a command starts instead. It receives those that it would start
-with, of which the first argument is the program's absolute path, the folder in which it starts, the folders of its own
-that it writes, and further folders that it reads. Raises LaunchError."""
+"""Returns the arguments and the environment with which a command starts instead. It receives the program's absolute
+path with its arguments, the folder in which it starts, its own folders to write, and further folders to read. Raises
+LaunchError."""
 
 
 class LaunchError(Exception):
@@ -149,18 +149,18 @@ class Workspace:
     folder: str = ""
     """The folder in which a command starts; "" for the one in which the session's last command ended."""
     call: str = ""
-    """Id of the tool call. Results name the call that opened the session which they tell of, if it had a `launch`; the
-    result in which a command or session with a `launch` has ended names the call that started it."""
+    """Id of the tool call. A result about a session with a `launch` names the call that opened it. The result that
+    reports the end of a command or session with a `launch` names the call that started it."""
     launch: Launch | None = None
     """Starts the command or the session, which does not run in the host's terminal then; None for an ordinary
     process."""
     opened_by: str | None = None
-    """Id of the tool call that opened the session for which the host has judged this one; a command or input is refused
-    if another call has opened it, or if it has ended. None: that does not matter."""
+    """Id of the tool call that opened the session for which the host has judged this one. A command or input is refused
+    if another call has opened the session, or if it has ended. None: that does not matter."""
     env: Mapping[str, str | None] = field(default_factory=dict[str, str | None])
     """Variables for the command, with priority over those that commands have set; None takes one away."""
     path: str = ""
-    """The file or folder for which the host allowed the call, absolute and without links; the call is refused if its
+    """The file or folder for which the host allowed the call, absolute and without links. The call is refused if its
     path leads elsewhere now. "" if that does not matter."""
     environment: str | None = None
     """The `environment` of the last `crow/shell` that the host knew when it allowed the command; the command is refused

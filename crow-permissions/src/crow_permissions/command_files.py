@@ -26,7 +26,7 @@ PATHS_LIMIT = 200
 def list_folders(line: CommandLine, start: str) -> list[str]:
     """List the folders in which commands of a line that starts in a folder may run; UNKNOWN stands in some.
 
-    Where `..` follows a link, both the shell's reading and the system's are listed.
+    If `..` follows a link, both the shell's reading and the system's are listed.
     """
     folders = {start: None}
     for move in line.moves:
@@ -117,7 +117,7 @@ def find_rule_for_unknown_files(rules: Rules, line: CommandLine, start: str) -> 
 
 
 def may_be_about(pattern: str, path: str, start: str) -> bool:
-    """Test whether a path of which parts are not known may match a pattern."""
+    """Test whether a path with unknown parts may match a pattern."""
     path, start = to_subject(path), to_subject(start)
     ends = path.rpartition(UNKNOWN)[2]
     if not set(ends) & set("]},"):

@@ -95,7 +95,7 @@ def any_named(patterns: Iterable[str], hosts: Sequence[str]) -> bool:
 
 @dataclass(frozen=True)
 class HostsAnswer:
-    """What the user says about the hosts that a command asked for."""
+    """The user's answer about the hosts that a command asked for."""
 
     hosts: Sequence[str]
     """The hosts that the question named."""

@@ -32,7 +32,7 @@ class CommandPatterns:
         return None
 
     def may_follow(self, words: Sequence[str]) -> bool:
-        """True if a command that begins with these words, of which more is not known, may be one that is described."""
+        """True if a command with this known beginning may be a described one."""
         return any(
             matches_words(pattern[: len(words)], words)
             for pattern, _ in (*self._literal.get(words[0], ()), *self._others)

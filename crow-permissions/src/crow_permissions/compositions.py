@@ -1,10 +1,9 @@
 """Command lines that consist of simple commands alone, such as `git status && git diff | head -20`.
 
 They are compared with the rules that allow. `simple_commands` may find a command where there is none; here, none may be
-missed. So only a small part of the shell's language is accepted: words of plain characters or of quotes that hold text
-alone, the operators `;`, `&&`, `||` and `|`, line feeds, redirections to and from files, and `2>&1`. Each byte has to
-belong to a node of the tree that is known here, or to a blank between two. For anything else, the result is None, and
-the user is asked.
+missed. So only a small part of the shell's language is accepted: plain words, quotes around text alone, redirections,
+line feeds, and the operators `;`, `&&`, `||`, `|` and `2>&1`. Each byte has to belong to a node of the tree that is
+known here, or to a blank between two. For anything else, the result is None, and the user is asked.
 """
 
 import re
@@ -70,7 +69,7 @@ class SimpleCommand:
 
     @property
     def masked_text(self) -> str:
-        """Like `text`, but blanks inside words are no blanks."""
+        """Like `text`, but blanks inside words do not count as blanks."""
         words = [re.sub(r"\s", HIDDEN_BLANK, word) for word in self.words]
         return "".join(gap + word for gap, word in zip(["", *self.gaps[1:]], words, strict=True))
 
@@ -98,7 +97,7 @@ class Composition:
 
     commands: tuple[SimpleCommand, ...]
     folder: str = ""
-    """The folder into which it changes first, by `cd FOLDER &&`; once that is found, the folder in which it runs."""
+    """The folder into which it changes first, by `cd FOLDER &&`; then the folder in which it runs."""
 
     @property
     def is_data(self) -> bool:

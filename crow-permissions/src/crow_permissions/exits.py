@@ -1,8 +1,8 @@
 """Exits: the tool calls, and the commands, by which data can leave this machine, as far as they can be seen.
 
-exits.toml lists commands, each with a reason. A command of which it is not known what it runs counts as an exit, and so
-does code that is given to an interpreter in the command line. A program of the folder (`make`, `./run.sh`) is none
-here; `CommandLine.find_project_runner` finds it.
+exits.toml lists commands, each with a reason. An unparsable command counts as an exit, and so does code in the command
+line of an interpreter. A program of the folder (`make`, `./run.sh`) is none here; `CommandLine.find_project_runner`
+finds it.
 """
 
 import re
@@ -35,7 +35,7 @@ INPUT = {"/dev/stdin", "/dev/fd/0", "/proc/self/fd/0"}
 WORDS_LIMIT = 20
 """Words of a command in which another is looked for."""
 NAMES_FILE = {"-r", "--requirement", "-c", "--constraint", "-e", "--editable", "--prefix", "-C", "--group", "--extra"}
-"""Options of package managers whose value is no package."""
+"""Options of package managers whose value is not a package."""
 LOADS_CODE = re.compile(r"--?(engine|provider|keyform|config)")
 """An option of openssl that names a module, or a file that may."""
 ASKS_NOTHING = {"--version", "-V", "--help", "-h", "-v"}
@@ -132,7 +132,7 @@ def load_exits() -> ExitPatterns:
 
 
 def find_exit(tool_call: ToolCall) -> str:
-    """Find the reason why a tool call may send data away; "" if it is no exit. Another program's text is one."""
+    """Find the reason why a tool call may send data away; "" if it cannot. Another program's text is one."""
     kind, arguments, tool = tool_call.kind, tool_call.arguments, tool_call.tool
     given = any(value not in (None, "", [], {}) for value in arguments.values())
     if kind == "execute" and (command := arguments.get("command")):
@@ -151,7 +151,7 @@ def find_exit(tool_call: ToolCall) -> str:
 
 
 def find_exit_command(command: str) -> str:
-    """Find the reason why a command line may send data away; "" if it is no exit."""
+    """Find the reason why a command line may send data away; "" if it cannot."""
     if len(command) > LENGTH_LIMIT:
         return "it is too long to be read"
     plain, table = SHELL_QUOTES.sub("", command), load_exits()
@@ -257,7 +257,7 @@ def sets_for_others(node: "Node") -> bool:
 
 
 def find_unknown(line: CommandLine) -> str:
-    """Find out whether a command of which only the beginning is known may be an exit."""
+    """Test whether a command with a known beginning may be an exit."""
     for start in line.unclear:
         *words, _ = start.split(" ")  # the last may go on
         if words and load_exits().commands.may_follow(words):

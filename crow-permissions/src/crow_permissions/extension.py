@@ -5,8 +5,8 @@ An extension like any other: `crow.use(permissions, mode="ask", allow=["terminal
 `crow_permissions` decides: `rules` says what a rule is, `subjects` what it is compared with, `judgement` in which
 order rules, mode and answers count.
 
-`*:PATH` that denies or asks covers every tool that names that path, or the folder it describes (`*:secrets/*`). It does
-not see what a command does with files, nor what a search from a folder above finds.
+A rule `*:PATH` that denies or asks covers every tool that names the path, or the folder in its pattern (`*:secrets/*`).
+It does not see what a command does with files, nor what a search from a folder above finds.
 
 Permissions guard against accidents. They are not a sandbox: a command that the user allows can do whatever the user
 can.
@@ -123,9 +123,9 @@ def permissions(
 ) -> None:
     """Ask before tools act, or, for commands in the `sandbox`, before what they changed is applied.
 
-    `own` are the folders of crow's own settings and data, in which each change is asked about, as are changes of files
-    that run later or instruct an agent; `protected` are patterns of further such files. `project` returns the `ask` and
-    `deny` rules of a trusted folder, which can only tighten. In a folder that is not `trusted`, git runs no
+    `own` are the folders of crow's own settings and data. crow asks about each change in them, and about each change to
+    files that run later or instruct an agent; `protected` are patterns of further such files. `project` returns the
+    `ask` and `deny` rules of a trusted folder, which can only tighten. In a folder that is not `trusted`, git runs no
     programs of the folder when a rule allows it. `answers` keeps the user's answers for longer than a session; without
     it, none can be given. Raises ValueError for an invalid rule.
     """

@@ -1,8 +1,9 @@
-"""What a command line may run or read in a way that its text does not show, for rules that deny or ask.
+"""Commands and files that a command line may run or read although its text does not show them, for rules that deny or
+ask.
 
-`simple_commands` lists the commands of a line. Beyond these, a program that crow does not know may run its arguments or
-its input, a shell may read commands from a pipe, and a line may run a file that it has just written. If a rule that
-denies or asks may be about that, crow asks, in every mode.
+`simple_commands` lists the commands of a line. Further risks remain. An unknown program may run its arguments or its
+input, a shell may read commands from a pipe, and a line may run a file that it has just written. If a rule that denies
+or asks may be about that, crow asks, in every mode.
 """
 
 import os
@@ -31,7 +32,7 @@ QUOTES = re.compile(r"\\\n|[\"'\\]")
 NAMES_NO_FILE = """
     echo printf true false : kill sleep ls stat file du basename dirname readlink realpath test [ cd
 """
-"""Commands whose arguments are no files, or of which they do not show the content; so are those of `git commit`."""
+"""Commands whose arguments are not files, or do not show the content; so are those of `git commit`."""
 FILE_READERS = """
     cat head tail tac nl wc sort uniq cut rev fold fmt column paste join comm diff cmp md5sum sha1sum sha256sum
     sha512sum cksum base64 xxd od hexdump strings less more bat source . cp scp rsync install ln

@@ -91,8 +91,8 @@ class Judgement:
     writes: bool = False
     """With the verdict "allow": whether it is about a command that is known to write files."""
     may_review: bool = False
-    """True if no rule and no answer asks about the command or denies it, so that it may run in the sandbox instead, and
-    the user is asked about what it changes."""
+    """True if no rule and no answer asks about the command or denies it. It may then run in the sandbox, and the user
+    is asked about its changes."""
 
 
 @dataclass
@@ -104,7 +104,7 @@ class SessionPermissions:
     own_folders: Sequence[str] = ()
     """Absolute folders of crow's own settings and data; each change in them is asked about."""
     protected: Sequence[str] = ()
-    """Patterns of files whose changes are asked about, beside those of protected.toml."""
+    """Patterns of files whose changes are asked about, in addition to those of protected.toml."""
     has_edits: bool = False
     """True if the session has changed files."""
     runs_edits: bool = False
@@ -294,7 +294,7 @@ def judge_by_allowing_rules(call: JudgedCall) -> Judgement | None:
 def has_unknown_environment(call: JudgedCall) -> bool:
     """Test whether commands have changed variables and the user has allowed no command since.
 
-    What rules and answers allow may be other programs with such variables.
+    With such variables, an allowed name may start another program.
     """
     environment = call.session.folders.environment
     return call.tool_call.kind == "execute" and environment not in call.permissions.environments
@@ -421,8 +421,8 @@ def find_unlisted(call: JudgedCall) -> str:
 
 
 def find_runner_after_edits(permissions: SessionPermissions, tool_call: ToolCall, line: CommandLine) -> str:
-    """Find the program in an allowed command that may run code which the session has changed without a question; "" if
-    there is none, or if the session was asked about that already. Commands that are known to only read are none."""
+    """Find the program in an allowed command that may run code that the session changed unasked. Return "" if there is
+    none, or if the session was asked about it already. Commands that are known to only read are none."""
     if tool_call.kind != "execute" or permissions.mode != "accept-edits":
         return ""
     if permissions.runs_edits:

@@ -1,4 +1,4 @@
-"""Answers of the user that last: the rule that each stores, and the file in crow's data that keeps them.
+"""Answers of the user that last: the rule that each stores, and their file in crow's data.
 
 A rule never is a pattern. `list_covering_rules` in `lasting.py` lists all rules that cover a tool call, and an answer
 counts if its rule is one of these.
@@ -33,14 +33,14 @@ class AnswerRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The rule of an answer: all that the answer covers."""
 
     kind: Literal["command", "subcommand", "changes", "arguments", "host", "reach", "path", "edits", "tool"]
-    """`command`: one command, as it is written; `changes`: what this command changes, after it has run in the sandbox;
-    `subcommand`: a program with its subcommand, and any arguments; `arguments`: a call with exactly these arguments;
-    `host`: a host of `fetch`; `reach`: hosts that commands in the sandbox reach; `path`: changes of one file; `edits`:
-    changes of all files that are not protected; `tool`: all calls of a tool."""
+    """`command`: one command, as it is written; `changes`: its changes, after it has run in the sandbox. `subcommand`:
+    a program with its subcommand, and any arguments; `arguments`: a call with exactly these arguments. `host`: a host
+    of `fetch`; `reach`: hosts that commands in the sandbox reach. `path`: changes to one file; `edits`: changes to all
+    files that are not protected; `tool`: all calls of a tool."""
     tool: str
     value: str
-    """The command, the program and its subcommand, the arguments in JSON, the host and port, the hosts with a comma
-    between them, the absolute path, or the kind of the calls of a tool."""
+    """The command, the program and its subcommand, the arguments in JSON, or the host and port. For the other kinds:
+    the hosts with a comma between them, the absolute path, or the kind of the calls of a tool."""
     digest: str = ""
     """A digest of the tool's definition and of the program or address of its server; "" for a tool of crow's own."""
 

@@ -21,7 +21,7 @@ from crow_permissions.subjects import EDITOR, expand_user, is_inside, spell_path
 
 GREPS = ("grep", "egrep", "fgrep")
 SPECIAL = ("/dev", "/proc", "/sys")
-"""Folders of files that are no ordinary ones."""
+"""Folders of special files."""
 RECURSIVE = re.compile(r"-\w*[rd]|--recursive|--directories")
 """The beginning of an option with which a program reads all files in a folder."""
 FOLLOWS_LINKS = re.compile(r"-\w*R|--dereference-recursive")

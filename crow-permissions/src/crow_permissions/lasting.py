@@ -26,7 +26,7 @@ from crow_permissions.subjects import (
 )
 
 LASTING_LIMIT = 5
-"""The most answers for longer than once that a question offers, beside allowing and rejecting once."""
+"""The most lasting answers that a question offers, in addition to allowing and rejecting once."""
 SUBCOMMAND_LENGTH = 2_000
 """The longest command for which a rule with its subcommand is looked for."""
 SINGLE_COMMAND = re.compile(r"(?:[\w./:=@,+% -]|'[^'\0]*'|\"[^\"$`\\!\0]*\")+", re.ASCII)
@@ -59,7 +59,7 @@ def find_subcommand(command: str) -> str:
     """Find the program and its subcommand, such as `git commit`, if an answer may cover the command with all that
     programs.toml lists.
 
-    Returns "" for a command that is more than one simple command, or of which the text does not tell everything.
+    Returns "" for more than one simple command, and for a command whose text does not tell everything.
     """
     if len(command) > SUBCOMMAND_LENGTH or not SINGLE_COMMAND.fullmatch(command):
         return ""
@@ -122,8 +122,8 @@ def list_offers(rules: Sequence[AnswerRule], folder: str, *, kept: bool) -> list
     """List the answers to offer for longer than once, at most five.
 
     `rules` are those that an answer may store, the narrowest first. `kept` says whether answers outlast the session.
-    For the session, the narrowest rule is offered, but for edits that of all edits. In this folder, each rule but that;
-    always, the widest one, unless it is about a file or about a command of which the text does not tell everything.
+    For the session, the narrowest rule is offered, but for edits that of all edits. In this folder, each other rule;
+    always, the widest one, unless it is about a file or about a command whose text does not tell everything.
     """
     if not rules or (len(rules) == 1 and rules[0].kind == "path" and not kept):  # a protected file is asked about anew
         return []

@@ -307,7 +307,7 @@ def expand_braces(word: str) -> Iterator[str]:
 def is_quiet(command: str, words: Sequence[str] | dict[str, str]) -> bool:
     """True if the commands of a command line that name these words show nothing of the files.
 
-    Where the output of a command may name files for another, they do not count as quiet.
+    If the output of a command may name files for another, they do not count as quiet.
     """
     names, line = load_private_names(), read_command_line(command)
     if line.unclear or READS_NAMES & set(WORD.findall(command)) or re.search(r"<|[$`]", command):

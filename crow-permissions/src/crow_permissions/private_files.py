@@ -1,8 +1,8 @@
 """The private files in the folders of a session, which commands in the sandbox do not see: `.env`, keys, credentials.
 
 Private is what private_data.toml lists, what the user's patterns name, and what rules that deny or ask name for all
-tools. Three kinds of files are shown nevertheless: those that git has, as its objects show them too; those that the
-session has made itself; and those that the user exposes, or allows the agent to read.
+tools. Three kinds of files are shown nevertheless: files in git, as its objects show them too; files made by the
+session itself; and files that the user exposes or allows.
 """
 
 import os
@@ -51,7 +51,7 @@ RESULT_LIMIT = 20_000
 
 @dataclass(frozen=True)
 class KnownFolder:
-    """What is in a folder."""
+    """The content of a folder."""
 
     changed: int
     """When it was changed last; 0 if it is to be read again."""
@@ -61,7 +61,7 @@ class KnownFolder:
 
 @dataclass
 class PrivateFiles:
-    """What is known of the folders of a session."""
+    """The known content of the folders of a session."""
 
     folders: dict[str, KnownFolder] = field(default_factory=dict[str, KnownFolder])
     in_git: dict[Path, tuple[object, Collection[str]]] = field(

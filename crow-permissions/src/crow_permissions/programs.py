@@ -121,7 +121,7 @@ def find_name(words: Sequence[str]) -> str:
 def to_program(word: str) -> str:
     """Convert the first word of a command to the name of its program in the table, without folder and version.
 
-    What is called like a program that reads, with a version, may be another: `uname26` runs a command.
+    A name of a reading program with a version may be another program: `uname26` runs a command.
     """
     name = posixpath.basename(word)
     unversioned = strip_version(name)
@@ -196,9 +196,9 @@ class Arguments:
     program: Program
     words: list[str]
     literal: int
-    """How many words are allowed as they are."""
+    """The most words that are allowed as they are."""
     at: int
-    """Where the next argument begins."""
+    """The beginning of the next argument."""
     reads_files: bool = False
     has_script: bool = False
     rewrites: bool = False

@@ -1,4 +1,4 @@
-"""Files that run later or instruct an agent. A change of them is asked about, with the reason."""
+"""Files that run later or instruct an agent. Each change to them is asked about, with the reason."""
 
 import re
 import tomllib

@@ -55,11 +55,11 @@ UNDO_BYTES = 500_000
 """The largest file whose text is kept for /undo."""
 UNDO_FILES = 200
 UNDO_CHARACTERS = 2_000_000
-"""How many files of one command, and how many characters in them, are kept for /undo."""
+"""The most files of one command, and the most characters in them, that are kept for /undo."""
 NAME_CHARACTERS = 200
 """Characters of a path that a fault names."""
 UNDOABLE = [("file", "added"), ("file", "changed"), ("file", "removed"), ("folder", "added")]
-"""The types and kinds of changes of which /undo can keep the texts."""
+"""The types and kinds of changes whose texts /undo can keep."""
 ASKS_BEFORE = "Commands are asked about before they run"
 LIMITS_YOLO = 'In yolo, commands run in the sandbox "workspace", by [sandbox] yolo.'
 ENDS_SESSION = "It goes on in its session; discarding ends the session."
@@ -78,7 +78,7 @@ Launch = Callable[
 
 @dataclass(frozen=True)
 class ReviewSettings:
-    """How commands run in the sandbox."""
+    """The way in which commands run in the sandbox."""
 
     folder: Path
     """Holds the runs; in crow's data."""
@@ -87,7 +87,7 @@ class ReviewSettings:
     expose: Sequence[str] = ()
     hosts: Sequence[str] = ()
     private: Sequence[str] = ()
-    """Patterns of private files, beside those of private_data.toml."""
+    """Patterns of private files, in addition to those of private_data.toml."""
     reviews: bool = True
     """False if a command about which crow would ask never runs before the question."""
     limits_yolo: bool = False
@@ -113,7 +113,7 @@ class ReviewedCommand:
     lasting: "LastingRun | None" = None
     """The run of a session on its copy, at the level `review`; None for no session."""
     look: "Look | None" = None
-    """The new changes of a session while the user decides about them; None at other times."""
+    """The new changes in a session while the user decides about them; None at other times."""
     line: ToolCall | None = None
     """The call that gave the last command line of a session; an answer about changes is for this line."""
     looking: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -123,7 +123,7 @@ class ReviewedCommand:
 
     @property
     def changed(self) -> "SandboxRun | Look":
-        """What is applied or discarded."""
+        """The changes to apply or discard."""
         return self.look or self.run
 
     def launch(
@@ -183,7 +183,7 @@ class SessionReview:
     """The open commands, by the ids of the tool calls that began them."""
     proving: asyncio.Lock = field(default_factory=asyncio.Lock)
     applied: list[list[EditNotes]] = field(default_factory=list[list[EditNotes]])
-    """What was applied of commands of this turn, of each as its result has it."""
+    """The changes that this turn's commands made and that were applied, each as its result has it."""
     open_names: Sequence[str] = ()
     """The names of the open sessions of the terminal, as the last result tells."""
     used: dict[str, str] = field(default_factory=dict[str, str])
@@ -402,7 +402,8 @@ class Review:
         return [each.lasting for each in session.state[REVIEW].commands.values() if each.lasting and each.is_running]
 
     async def renew(self, session: Session, paths: Sequence[str] = ()) -> None:
-        """Let the programs of sessions see what others have changed; `paths` are files of which that is known."""
+        """Let the programs of sessions see changes from outside; `paths` are the files that are known to have
+        changed."""
         for lasting in self.list_lasting(session):
             await finish_in_thread(lasting.renew, paths)
 
@@ -415,7 +416,8 @@ class Review:
         return command
 
     async def note_applied(self, session: Session) -> None:
-        """Note for /undo what was applied in a turn that was cancelled before the results were in the log."""
+        """Note for /undo the changes that a turn made before it was cancelled and before the results were in the
+        log."""
         state = session.state[REVIEW]
         if session.log.is_frozen:  # it is done when the turn goes on
             return
@@ -437,7 +439,7 @@ class Review:
         state.ending.clear()
 
     async def close(self, session: Session) -> None:
-        """Discard what is open, and end the sandbox of a session."""
+        """Discard open changes, and end the sandbox of a session."""
         state = session.state[REVIEW]
         for command in state.commands.values():
             await asyncio.to_thread(command.remove)
@@ -480,7 +482,7 @@ def make_policy(session: Session, permissions: SessionPermissions, settings: Rev
 
 @dataclass(frozen=True)
 class ReviewDecision:
-    """What becomes of the changes of a command, and by what."""
+    """The decision about the changes that a command made, and its reason."""
 
     applies: bool
     by: str
@@ -627,7 +629,7 @@ def add_note(result: ToolResult, note: str) -> ToolResult:
 
 
 def describe_discarded(found: ChangeSet, decision: ReviewDecision) -> str:
-    """Tell the model what was discarded, and by whom."""
+    """Tell the model which changes were discarded, and by whom."""
     names = found.name_files()
     choice = decision.choice
     if choice and not choice.allowed and choice.reason.startswith("the user rejected it"):

@@ -1,8 +1,8 @@
 """Permission rules: what the configuration allows, asks about and denies.
 
 A rule is `TOOL` or `TOOL:PATTERN`. Both are shell patterns (`*`, `?`, `[…]`). The pattern is matched against the
-subject of a tool call: the command of `terminal`, the path of a tool that reads, edits or searches files, the URL of
-`fetch`, the URI of a resource, or all arguments of another tool. Deny beats ask, and ask beats allow.
+subject of a tool call. This is the command of `terminal`, the URL of `fetch`, the URI of a resource, or the path of a
+tool that reads, edits or searches files. For another tool, it is all arguments. Deny beats ask, and ask beats allow.
 
 A wildcard of a rule that allows commands ends where the name of a program or a subcommand ends: `git diff*` allows
 `git diff` with any operands, not `git difftool`. Options that the rule does not write out itself are allowed by
@@ -63,8 +63,8 @@ class Rule:
     def matches_any(self, tool: str, subjects: Sequence[str], *, ignores_case: bool = IGNORES_CASE) -> bool:
         """Test whether the rule, which denies or asks, matches a call whose subject can be written in these forms.
 
-        A path matches whatever the case of its letters: on any system a folder may take two cases for one file, such
-        as a drive of Windows that Linux has mounted. A command does so where the system `ignores_case`.
+        A path matches whatever the case of its letters. On any system a folder may ignore case, such as a drive of
+        Windows that Linux has mounted. A command does so where the system `ignores_case`.
         """
         ignore_case = ignores_case or tool != COMMAND_TOOL
         if not self.covers(tool) or self.pattern is None:
@@ -88,8 +88,8 @@ class Rule:
         return to_regex(self.pattern).fullmatch(subject) is not None
 
     def names(self, tool: str, command: "SimpleCommand") -> bool:
-        """Test whether the rule, which allows, matches a simple command that is part of a longer command line, or that
-        has quotes, by its text.
+        """Test whether the allowing rule matches, by its text, a simple command with quotes or inside a longer command
+        line.
 
         A rule that begins with a wildcard does not: it names no program.
         """

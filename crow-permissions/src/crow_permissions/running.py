@@ -66,7 +66,7 @@ def find_sign_of_crow(data: Path) -> str:
 def find_unknown_origin(data: Path) -> str:
     """Find out why it cannot be known who has started this process, as a sentence; "" if crow has not started it.
 
-    A process that has left its parents is below none of them. One that has a terminal is the user's; so is one with a
+    A process that has left its parents is below none of them. A process with a terminal is the user's. So is one with a
     parent that is older than each process in which crow works, as cron or an SSH server is.
     """
     agents = RunningAgents(data).list_pids() - {os.getpid()}

@@ -32,9 +32,9 @@ async def settle_session(
 ) -> tuple[ToolResult, ChangeSet, ReviewDecision | None]:
     """Apply or discard what is new in a session, and return the result with what the model and /undo need to know.
 
-    In the mode plan, nothing is decided: what the session changes goes with it. What cannot be read or applied now is
-    told of at the next look. Raises EndTurn if the client answers that the turn is cancelled; then the changes stay in
-    the session until the next look.
+    In the mode plan, nothing is decided: what the session changes goes with it. Changes that cannot be read or applied
+    now are reported at the next look. Raises EndTurn if the client answers that the turn is cancelled; then the changes
+    stay in the session until the next look.
     """
     from crow_sandbox.policy import SandboxError
 

@@ -1,4 +1,5 @@
-"""What a reviewed command changed, for the question about it: what is asked about first, the diffs, git in one line."""
+"""The changes that a reviewed command made, for the question about it: protected files first, the diffs, git in one
+line."""
 
 import os
 import re
@@ -29,7 +30,7 @@ DIFF_BYTES = 200_000
 DIFF_CHARACTERS = 20_000
 """Characters of each side of a diff that are shown."""
 NAMES_LIMIT = 60
-"""Ordinary files that a question names beside those whose change is never left out."""
+"""Ordinary files that a question names, in addition to those that are never left out."""
 PARTS_LIMIT = 20
 """Files of a new folder that a question names; those that run later are never left out."""
 FOLDER_DIFFS = 10
@@ -61,7 +62,7 @@ KINDS = {"added": "new", "changed": "changed", "removed": "removed"}
 
 @dataclass(frozen=True)
 class Part:
-    """A file of a new folder, or a folder in it of which all files are asked about."""
+    """A file of a new folder, or a folder in it whose files are all asked about."""
 
     path: str
     """The path from the root of the layer."""
@@ -77,7 +78,7 @@ class Part:
 
 @dataclass(frozen=True)
 class ShownChange:
-    """A change of a command, as the user is asked about it."""
+    """A change that a command made, as the user is asked about it."""
 
     change: "LayerChange"
     path: str
@@ -85,12 +86,12 @@ class ShownChange:
     name: str
     """From the root of the session, on one line."""
     reason: str = ""
-    """Why the change is asked about whatever allows changes of the command: it runs later, it conflicts, …"""
+    """The reason why the change is asked about in spite of any permission: it runs later, it conflicts, …"""
     is_git: bool = False
     """True for what git keeps for itself."""
     is_cache: bool = False
     parts: Sequence[Part] = ()
-    """What is in a new folder, what is asked about first; but for what git keeps for itself."""
+    """The content of a new folder, protected files first, without git's own files."""
 
     @property
     def removes(self) -> bool:
@@ -127,13 +128,13 @@ class ChangeSet:
     """All that a command changed."""
 
     shown: Sequence[ShownChange] = field(default_factory=list[ShownChange])
-    """What may be applied, in the order of the question."""
+    """The changes that may be applied, in the order of the question."""
     git: Sequence[str] = field(default_factory=list[str])
-    """What git changed for itself, a line for each repository."""
+    """Changes that git made for itself, a line for each repository."""
     denied: tuple[str, str] | None = None
     """A file that a rule forbids to change, and the rule."""
     left: Sequence[str] = field(default_factory=list[str])
-    """What cannot be applied: devices, sockets and pipes."""
+    """Files that cannot be applied: devices, sockets and pipes."""
 
     @property
     def changes(self) -> "list[LayerChange]":
@@ -163,7 +164,7 @@ class ChangeSet:
 def sort_changes(
     session: Session, rules: Rules, own: Sequence[str], protected: Sequence[str], changes: "Sequence[LayerChange]"
 ) -> ChangeSet:
-    """Sort the changes of a command for the question: conflicts and files that run later, removals, then the others.
+    """Sort the changes for the question: conflicts and files that run later, removals, then the others.
 
     Compiled Python files are dropped: they would run later, and come back by themselves.
     """
@@ -237,7 +238,7 @@ def list_names(found: ShownChange) -> Iterator[str]:
 
 
 def list_parts(session: Session, protected: Sequence[str], change: "LayerChange") -> list[Part]:
-    """List what is in a new folder; what is protected comes first, a folder that is so as a whole as one part."""
+    """List the content of a new folder; protected files come first, and a wholly protected folder as one part."""
     from crow_sandbox.git_changes import classify_git_path  # imported here, as no session needs it before a command
 
     new = [*list_new(change)]
@@ -324,7 +325,7 @@ def list_untracked_removals(found: ChangeSet, git: Collection[str]) -> list[Show
 
 
 def describe_changes(found: ChangeSet) -> str:
-    """Describe all changes, for the question. What runs later and what is removed is never left out."""
+    """Describe all changes, for the question. Files that run later and removals are never left out."""
     shown = [each for each in found.shown if not each.is_cache]
     first = [each for each in shown if each.reason and each.change.kind != "removed"]
     removed = [each for each in shown if each.removes and each not in first and not (each.is_git and not each.reason)]
@@ -379,7 +380,7 @@ def make_diff(change: "LayerChange", name: str, secrets: Collection[str]) -> Dif
 
 
 def read_text(path: Path, limit: int = DIFF_BYTES) -> str | None:
-    """Read a text file that is no link; None if it is not text, too large or cannot be read."""
+    """Read a text file; None if it is a link, not text, too large or unreadable."""
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
         with open(descriptor, "rb") as file:

@@ -129,9 +129,9 @@ class CommandLine:
     commands: set[str] = field(default_factory=set[str])
     """Each in all its spellings, with UNKNOWN for what only the shell can know."""
     unclear: set[str] = field(default_factory=set[str])
-    """The beginnings of those of which more is not known; "" if something cannot be read at all."""
+    """The known beginnings of the others; "" if something cannot be read at all."""
     writes: set[str] = field(default_factory=set[str])
-    """Paths of files that it writes, by redirection or by programs of which that is known."""
+    """Paths of files that it writes, by redirection or by programs that are known to write."""
     changes: set[str] = field(default_factory=set[str])
     """Paths of files that it removes, or changes in other ways."""
     reads: set[str] = field(default_factory=set[str])
@@ -433,7 +433,7 @@ def add_arguments(found: CommandLine, name: str, words: Sequence[str], depth: in
 
 @cache
 def list_programs_with_subcommands() -> dict[str, Subcommands]:
-    """List the programs of which a subcommand runs a command, with no options."""
+    """List the programs with a subcommand that runs a command, with no options."""
     tables = get_tables()
     keys = (*tables.wrappers, *tables.code, *tables.writers)
     return {key.rpartition(" ")[0]: Subcommands() for key in keys if " " in key}

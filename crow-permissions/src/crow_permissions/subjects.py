@@ -1,7 +1,7 @@
 """The subject of a tool call: the text that the patterns of rules are matched against, and what an answer covers.
 
-The subject of a call of `terminal` is `cd FOLDER && COMMAND` if the command does not start in the working directory,
-and the text that is typed if it goes to a terminal session. Paths are relative to the working directory.
+The subject of a `terminal` call is `cd FOLDER && COMMAND` if the command does not start in the working directory. It is
+the typed text if that goes to a terminal session. Paths are relative to the working directory.
 """
 
 import os

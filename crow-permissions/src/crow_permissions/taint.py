@@ -5,31 +5,30 @@ An extension: `crow.use(permissions).use(taint)`. Use it right after `permission
 A page, a result of an MCP server or a file of a repository can hold instructions for the model, such as to send a key
 away. So from the moment when a session has read both of these, every exit is asked about, whatever is allowed:
 
-- *untrusted content*: a web page, results of a web search, an answer of an MCP server or of another agent, a file or a
-  command's output in a folder that is not trusted;
-- *private data*: any result of a local tool in which a secret is found, whatever the file is called; the files,
-  variables and commands of private_data.toml, the user's `private` patterns, the paths that rules name which deny or
-  ask. It counts whether a tool or a command reads it, a prompt attaches it, or a search of stored sessions finds a
-  session that has read such.
+- *untrusted content*: a web page, results of a web search, an answer of an MCP server or another agent, a file or a
+  command's output in an untrusted folder;
+- *private data*: results of local tools with a secret in them; the files, variables and commands of
+  private_data.toml; the user's `private` patterns; paths in rules that deny or ask. It counts whether a tool or a
+  command reads it, a prompt attaches it, or a search of stored sessions finds a session that has read such.
 
-Exits are `fetch`, `web_search`, calls of MCP servers with arguments, other agents, the commands of exits.toml (network
-commands, `git push` …), code in a command line, input for a running program, and commands of which it is not known what
-they run. The first command that runs the folder's own code (`pytest`, `make`) afterwards is asked about, too, once.
+Exits are `fetch`, `web_search`, calls of MCP servers with arguments, other agents and the commands of exits.toml
+(network commands, `git push` …). Code in a command line, input for a running program and unparsable commands are exits,
+too. The first command that runs the folder's own code (`pytest`, `make`) afterwards is asked about, too, once.
 
 The question shows what would leave, and its answer holds for that call. No rule and no earlier answer skips it. Without
 anybody to ask, the call is denied. In the mode `yolo` it runs, and a notice and a marker `exit` say so.
 
-The markers `private` and `untrusted` in the log keep the taint: after a load, in a fork, behind a compaction, and
-behind a rewind to before the reading, since copies may remain. A sub-agent has the taint of its parent, and passes its
-own on to it. A fork from before the reading starts without it.
+The markers `private` and `untrusted` in the log keep the taint after a load, a fork, a compaction, and a rewind to
+before the reading, since copies may remain. A sub-agent has the taint of its parent, and passes its own on to it. A
+fork from before the reading starts without it.
 
 It does not cover:
 
-- the endpoints of the models, which are sent everything that a model reads, also that of a sub-agent's other model;
+- the endpoints of the models, which receive everything that a model reads, also the other model of a sub-agent;
 - text, links and images of an answer, which a client may load;
 - what an MCP server asks for by itself (sampling, forms);
 - private data that no name shows and no result: `python send.py`, a program's own settings, an encoding of its own;
-- data in the words of a command that is no exit here, and files that something else synchronizes or uploads;
+- data in the words of a command that is not an exit here, and files that something else synchronizes or uploads;
 - code of the folder after the one question about it, and programs that were started before;
 - what a session read before this extension was used.
 """
@@ -101,7 +100,8 @@ class Reading:
     private: str = ""
     untrusted: str = ""
     in_folder: bool = False
-    """True if `untrusted` is a folder that is not trusted. Most are, so it has a marker only beside private data."""
+    """True if `untrusted` is a folder that is not trusted. Most are, so it has a marker only together with private
+    data."""
 
 
 @dataclass
@@ -137,9 +137,10 @@ def taint(
 ) -> None:
     """Ask before data leaves, once a session has read private data and untrusted content.
 
-    `private` are patterns of private files, relative to a root of the session, beside those of private_data.toml;
-    `rules` are the permission rules that deny or ask, whose paths are private, too, and `project` returns those of a
-    trusted folder. `own` are crow's own files that hold keys or sessions. Raises ValueError for an invalid rule.
+    `private` are patterns of private files, relative to a root of the session, in addition to those of
+    private_data.toml. `rules` are the permission rules that deny or ask, whose paths are private, too; `project`
+    returns those of a trusted folder. `own` are crow's own files that hold keys or sessions. Raises ValueError for an
+    invalid rule.
     """
     patterns, known_rules = [to_regex(pattern) for pattern in private], parse_rules(rules)
     own_folders = tuple(path.rstrip(os.sep) + os.sep for each in own for path in {each, os.path.realpath(each)})

@@ -1,10 +1,10 @@
 """The audit log: permission decisions and tool results, as a chain of rows that each hold the hash of the row before.
 
-Rows are only added. Because whoever can write the database can also write a new chain, each row is signed with a key
-that is not in the database, and the head of the chain is also stored in a separate file, `audit.head`, which only moves
-forward along the chain. A row that was changed, moved or removed no longer fits its signature, the rows after it or the
-file. The next head is announced in the file before the commit, so that a process killed at any moment leaves nothing
-that looks like tampering.
+Rows are only added. Anyone who can write the database can also write a new chain. So each row is signed with a key
+outside the database. The head of the chain is also stored in a separate file, `audit.head`, which only moves forward
+along the chain. A row that was changed, moved or removed no longer fits its signature, the rows after it or the file.
+The next head is announced in the file before the commit, so that a process killed at any moment leaves nothing that
+looks like tampering.
 """
 
 from collections.abc import Mapping, Sequence
@@ -169,7 +169,8 @@ def read_head(connection: Connection) -> ChainHead:
 
 
 def announce(connection: Connection, database: Database, coming: AnchoredHead) -> None:
-    """Write the coming head to the file, beside the current one. Call it last in the transaction. Raises StoreError."""
+    """Write the coming head to the file, next to the current one. Call it last in the transaction. Raises
+    StoreError."""
 
     def advance(anchored: AnchoredHead) -> AnchoredHead | None:
         before = (anchored.count, anchored.hash) == (coming.count, coming.hash)
@@ -369,7 +370,7 @@ def repair(database: Database) -> list[str]:
     """Go on after a break of the chain: add a record that says where and why it was broken, and record the new head in
     the file. Return the faults that were found, none if the chain is unbroken. Raises StoreError.
 
-    The record seals the rows before it as they are now: a later change of one of them is found.
+    The record seals the rows before it as they are now: an edit to one of them later is found.
     """
     faults = verify(database)
     if not faults:

@@ -1,8 +1,8 @@
 """The key that signs the audit chain: a file outside the database, made with the first decision that is stored.
 
 Each machine, and each user of it, has a key of its own. A record names its key, and only who has that key can check or
-forge its signature. The key is no protection from who can read its file: that is root, and every program that runs as
-the same user.
+forge its signature. The key does not protect from a reader of its file: root, and every program that runs as the same
+user.
 """
 
 import hmac

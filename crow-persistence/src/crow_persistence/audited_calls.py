@@ -1,4 +1,4 @@
-"""What the tool calls of audit records were about: the command, the path or the host, from the log of the session."""
+"""The subjects of the tool calls in audit records: the command, the path or the host, from the log of the session."""
 
 import hashlib
 from collections.abc import Mapping, Sequence

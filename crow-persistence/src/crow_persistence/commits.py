@@ -24,7 +24,7 @@ T = TypeVar("T")
 HEARTBEAT_INTERVAL = 5.0
 """Seconds between heartbeats for the open sessions; see `leases`."""
 COMMIT_DELAY = 0.1
-"""Seconds after which what was gathered is committed, if nobody waits for it before."""
+"""Seconds after which gathered writes are committed, if nobody waits for them before."""
 OPEN_DELAY = 0.2
 """Seconds without much work after which the database is opened."""
 OPEN_LIMIT = 1.0
@@ -47,9 +47,9 @@ class GroupCommit:
         self.heartbeat: asyncio.Task[None] | None = None
         self._get_secrets = get_secrets
         self._gathered: dict[str, SessionWrite] = {}
-        """What the next commit writes, by session id."""
+        """The writes of the next commit, by session id."""
         self._running: dict[str, SessionWrite] = {}
-        """What the commit that runs now writes."""
+        """The writes of the commit that runs now."""
         self._errors: dict[str, Exception] = {}
         """Faults of sessions that nobody waited for; the next `flush` of such a session raises its own."""
         self._failing: set[str] = set()
@@ -64,7 +64,7 @@ class GroupCommit:
         """Opens the store when the process is idle."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._begun: set[str] = set()
-        """Sessions of which the first message was written, or is about to be."""
+        """Sessions whose first message was written, or is about to be."""
         self._is_urgent = False
         """True if the next commit follows the one that runs at once."""
 
@@ -137,7 +137,7 @@ class GroupCommit:
             self._commit_soon()
 
     def _commit_soon(self) -> None:
-        """Commit what was gathered: now, or after the commit that runs."""
+        """Commit the gathered writes: now, or after the commit that runs."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -46,7 +46,7 @@ from crow_persistence.tables import metadata
 LATEST_REVISION = "0005"
 """The newest revision in `migrations`. A test compares the two."""
 OLDEST_READER = "0004"
-"""The oldest revision whose crow may read and write tables of LATEST_REVISION: what was added since may be left out."""
+"""The oldest revision whose crow may read and write tables of LATEST_REVISION: it may leave out the additions since."""
 URL_DEFAULTS: dict[str, dict[str, str]] = {
     "sqlite": {"timeout": "30"},
     "postgresql+psycopg": {
@@ -382,7 +382,7 @@ class Database:
                 connection.execute(update(VERSION).values(oldest_reader=OLDEST_READER))
 
     def _back_up_before_update(self, file: Path) -> None:
-        """Copy the file, beside the connection that is about to change it. Raises StoreError."""
+        """Copy the file while the connection that is about to change it stays open. Raises StoreError."""
         to = self.folder / f"{file.name}.before-{LATEST_REVISION}"
         try:
             with closing(sqlite3.connect(file)) as source:

@@ -225,8 +225,8 @@ def map_rows(connection: Connection, row: "Row[Any]") -> dict[str, int]:
 
 
 def find_previous_row(connection: Connection, row: "Row[Any]", path: "Sequence[Row[Any]]") -> int | None:
-    """Return the row to continue with when a parent is missing: the newest earlier row of the same session or, failing
-    that, of the session that this one was forked from."""
+    """Return the row to continue with when a parent is missing. This is the newest earlier row of the same session or,
+    failing that, of the session from which it was forked."""
     origin = select(sessions.c.number).where(sessions.c.id == row.origin).scalar_subquery()
     for session in (path[-1].session if path else row.number, origin):
         older = select(func.max(messages.c.id)).where(messages.c.session == session)
@@ -267,7 +267,7 @@ SELECT_PARTS = select(draft_parts.c.body).where(draft_parts.c.session == bindpar
 
 
 def load_draft(connection: Connection, number: int) -> Message | None:
-    """Return what was stored of a reply that did not end, marked as interrupted."""
+    """Return the stored part of a reply that did not end, marked as interrupted."""
     reply = settle(read_draft(connection, number), used=set(), whole=False)
     if not (reply.get("content") or reply.get("reasoning_content")):
         return None

@@ -141,7 +141,7 @@ def diff_versions(connection: Connection, first: str, second: str) -> str:
 
 
 def diff_rendered(connection: Connection, first: str, second: str) -> str:
-    """Return the differences of the texts of two versions, as a unified diff, with the same variables: those of the
+    """Return the differences of the texts of two versions as a unified diff. Both have the same variables: those of the
     latest render of the second, or of the first if the second has none. Raises StoreError, PromptError."""
     old, new = find_version(connection, first), find_version(connection, second)
     used = [
@@ -157,9 +157,9 @@ def diff_rendered(connection: Connection, first: str, second: str) -> str:
 
 
 def list_stats(connection: Connection, name: str = "") -> list[dict[str, Any]]:
-    """Return, for each version of a prompt or of every prompt, its sessions, model calls, failed ones, tokens, cost by
-    currency, the ratings of its replies, and the outcomes of evaluated tasks in whose sessions it was rendered. Of
-    several ratings of a reply, the last counts."""
+    """Return the figures of each version of a prompt, or of every prompt. They are its sessions, model calls, failed
+    ones, tokens, cost by currency, ratings of its replies, and the outcomes of evaluated tasks in whose sessions it was
+    rendered. Of several ratings of a reply, the last counts."""
     found: dict[int, dict[str, Any]] = {}
     zero = {"sessions": 0, "calls": 0, "failed": 0, "input": 0, "cached": 0, "output": 0}
     for version in list_versions(connection, name):

@@ -1,7 +1,7 @@
 """The queue of processes that want to write one SQLite file.
 
 SQLite lets each waiting writer look again from time to time, so that one may wait for long while others succeed. Here a
-writer first locks a file beside the database. The system grants this lock about in the order of arrival, and the file
+writer first locks a file next to the database. The system grants this lock about in the order of arrival, and the file
 names the process that holds it.
 """
 

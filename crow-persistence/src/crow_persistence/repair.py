@@ -30,7 +30,7 @@ Range = tuple[int, int]
 
 
 def repair(damaged: Path, new: Path) -> list[str]:
-    """Save the rows of a damaged database into a new file. Return one sentence for each table, about what was saved and
+    """Save the rows of a damaged database into a new file. Return one sentence for each table, about the rows saved and
     lost. Raises StoreError if nothing can be saved."""
     if new.exists():
         raise StoreError(f"{new} is there already. Name a file that is not.")
@@ -118,7 +118,7 @@ def to_valid_text(value: Any) -> Any:
 def read_rows(source: sqlite3.Connection, table: str, columns: str, lost: list[Range]) -> Iterator[list[Any]]:
     """Yield the rows of a table that can be read. Add the ranges of row ids that cannot to `lost`.
 
-    A damaged page is approached from both sides; what is between them is divided and tried again.
+    A damaged page is approached from both sides; the rows between are divided and tried again.
     """
     failures = 0
     ranges: deque[Range] = deque([(1, find_last_row(source, table))])
@@ -178,7 +178,7 @@ def mend_references(connection: Connection) -> int:
 
 
 def to_nameless_session(connection: Connection, number: int) -> dict[str, Any]:
-    """Return the row of a session of which only messages are left."""
+    """Return the row of a session that has only messages left."""
     of = messages.c.session == number
     head, begun, ended = connection.execute(
         select(func.max(messages.c.id), func.min(messages.c.at), func.max(messages.c.at)).where(of)

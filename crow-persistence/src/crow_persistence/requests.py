@@ -1,7 +1,7 @@
 """Model calls: store the request and its outcome, and rebuild the exact body that was sent.
 
-A body is stored as its JSON with an empty list of messages, and as references: to the messages of an earlier model call
-that it begins with, then to rows of the log. Only messages that are in no row are written out.
+A body is stored as its JSON with an empty list of messages, and as references. They lead to the messages of an earlier
+model call with the same beginning, then to rows of the log. Only messages that are in no row are written out.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ from crow_persistence.entries import (
 from crow_persistence.tables import calls, messages, prompts, renders, sessions
 
 MIN_TEXT_LENGTH = 200
-"""Length, in characters, from which a text that is also in a row is stored as a reference to that row."""
+"""Length, in characters, from which a text that is also in a row is stored as a reference to it."""
 REPLY_DISTANCE = 200
 """Number of entries at the end of the log among which the reply of a model call is searched."""
 PREFIXES = ("blob:", "row:", "text:")

@@ -95,7 +95,7 @@ def closed_elsewhere(file: Path) -> Generator[None]:
 
 
 def move_aside(file: Path) -> list[Path]:
-    """Rename a SQLite file and what lies beside it. Return the new paths. Raises OSError."""
+    """Rename a SQLite file and the files next to it. Return the new paths. Raises OSError."""
     names = (f"{file.name}.replaced-{datetime.now():%Y%m%d-%H%M%S}{'' if n == 1 else f'-{n}'}" for n in count(1))
     asides = (file.with_name(name) for name in names)
     aside = next(each for each in asides if not each.exists() and not wal_file(each).exists())

@@ -7,8 +7,8 @@ in part. In Chinese, Japanese, Korean and Thai text, every character is a word.
 On SQLite this is an FTS5 index without a copy of the text, ranked by its bm25. On PostgreSQL it is a narrow table of
 words with a GIN index; the newest MAX_CANDIDATES matches are ranked by the same formula.
 
-The words of an entry are computed again to remove it from the index: a change of `extract_words` needs a migration that
-builds the index anew.
+The words of an entry are computed again to remove it from the index. After an edit to `extract_words`, a migration must
+build the index anew.
 """
 
 import re
@@ -245,7 +245,7 @@ def search_postgresql(
     """Return the ids of matching messages, reading from the newest back until there are enough. `places` are as in
     `search_sqlite`.
 
-    How far back to read is estimated from PostgreSQL's statistics, which autovacuum keeps up to date.
+    The distance to read back is estimated from PostgreSQL's statistics, which autovacuum keeps up to date.
     """
     last: int = connection.execute(text("SELECT max(message) FROM search")).scalar_one() or 0
     queries = [" & ".join(f"'{word}'" for word in term.words) + (":*" if term.is_prefix else "") for term in terms]

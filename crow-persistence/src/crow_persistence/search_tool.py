@@ -22,7 +22,7 @@ Returns the best matches: session, date, role, and a line with ⟦the match⟧."
 WORDS = "a few words that the messages certainly contain"
 EVERYWHERE = "search all folders; only if the user wants it"
 MARKS = ("private", "untrusted")
-"""Kinds of markers, of the extension `taint`, that hold for what is quoted from a session, too."""
+"""Kinds of markers, of the extension `taint`, that hold for quotations from a session, too."""
 
 DEFINITION: dict[str, Any] = {
     "name": NAME,

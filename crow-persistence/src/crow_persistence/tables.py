@@ -93,7 +93,7 @@ drafts = Table(
 )
 
 draft_parts = Table(
-    "draft_parts",  # the parts of that reply that follow its beginning, so that no part is written twice
+    "draft_parts",  # the later parts of that reply, so that no part is written twice
     metadata,
     Column("session", Number, ForeignKey("drafts.session", ondelete="CASCADE"), primary_key=True, autoincrement=False),
     Column("number", Integer, primary_key=True, autoincrement=False),  # 1, 2, 3 …

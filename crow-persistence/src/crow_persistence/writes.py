@@ -1,4 +1,4 @@
-"""What a session has to write to the database with the next commit."""
+"""The writes of a session for the next commit."""
 
 import asyncio
 from collections.abc import Collection, Sequence
@@ -16,7 +16,7 @@ def is_stored(log: Sequence[Message]) -> bool:
 
 @dataclass(eq=False)
 class SessionWrite:
-    """What a session has to write: the new entries of its log, and this."""
+    """The writes of a session: the new entries of its log, and this."""
 
     session: Session
     parts: list[Message] = field(default_factory=list[Message])

@@ -1,1 +1,1 @@
-"""Where a command runs, and what it changed."""
+"""The place where a command runs, and its changes."""

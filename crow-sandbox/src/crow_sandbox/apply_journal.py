@@ -18,7 +18,7 @@ class JournalLayer(msgspec.Struct, array_like=True):
     root: bytes
     upper: bytes
     kept: bytes
-    """The folder that earlier files move to: beside the layer, or the stage."""
+    """The folder that earlier files move to: next to the layer, or in the stage."""
     staged: bool
     """True if the layer is on another file system than its root. The command's files are then first copied into the
     stage, a hidden folder of the root."""
@@ -34,7 +34,7 @@ class MarkedFile(msgspec.Struct, array_like=True):
 
 
 class ApplyStep(msgspec.Struct, array_like=True):
-    """What to do for one change."""
+    """The steps for one change."""
 
     kind: Literal["move", "remove", "mode"]
     layer: int
@@ -47,7 +47,8 @@ class ApplyStep(msgspec.Struct, array_like=True):
     """The file type and permissions of the new file."""
     marked: list[MarkedFile] = []
     special: list[bytes] = []
-    """What is not applied of a new folder: devices, sockets, pipes and compiled files; a folder after what it holds."""
+    """The parts of a new folder that are not applied: devices, sockets, pipes and compiled files; a folder after its
+    content."""
 
 
 class ApplyJournal(msgspec.Struct):
@@ -77,7 +78,7 @@ def read_journal(run: Path) -> ApplyJournal | None:
 
 
 def write_new_journal(run: Path, journal: ApplyJournal) -> Path:
-    """Write a journal beside the one that holds, and wait until the disk has it."""
+    """Write a journal next to the one that holds, and wait until the disk has it."""
     path = run / f"{JOURNAL}.new"
     with path.open("wb") as file:
         file.write(msgspec.msgpack.encode(journal))

@@ -1,9 +1,9 @@
 """Applying changes: move what a command changed into the real folders, all or nothing, also across a kill.
 
 A journal in the run's folder names every step before the first one begins. Each step looks at what is there and does
-what is left of it, so that the steps can be done again after a kill. A real file moves into the folder `before` beside
-the layer, the command's file into its place. Where the layer is on another file system than the root, the command's
-files are first copied into a hidden folder of the root.
+what is left of it, so that the steps can be done again after a kill. A real file moves into the folder `before` next to
+the layer, the command's file into its place. If the layer is on another file system than the root, the command's files
+are first copied into a hidden folder of the root.
 """
 
 import os
@@ -32,16 +32,16 @@ class AppliedChange:
 
     change: LayerChange
     before: Path | None
-    """What was there, moved here; None if nothing was. It stays until the run is removed."""
+    """The earlier file, moved here; None if there was none. It stays until the run is removed."""
 
 
 def apply_changes(
     changes: Sequence[LayerChange], run: Path, before_step: Callable[[], object] = lambda: None
 ) -> Sequence[AppliedChange]:
-    """Apply changes of one run, whose folder is `run`: write the journal, then move.
+    """Apply the changes in one run, whose folder is `run`: write the journal, then move.
 
     A file that conflicts is applied only if its change is among `changes`: the caller has asked. Devices, sockets and
-    pipes are left out. `before_step` is called before each change of the file system. Raises SandboxError, after taking
+    pipes are left out. `before_step` is called before each step in the file system. Raises SandboxError, after taking
     back what was done, if somebody else has changed a file since the changes were read, the disk is full, or a folder
     cannot be written. The changes can be read and applied again then.
     """
@@ -95,7 +95,7 @@ def list_below(base: str, path: str, *, relative: bool = False) -> list[str]:
 
 
 def is_unfinished(run: Path) -> bool:
-    """Tell if changes of a run are applied in part."""
+    """Return True if a run is applied in part."""
     try:
         journal = read_journal(run)
     except (OSError, msgspec.DecodeError):

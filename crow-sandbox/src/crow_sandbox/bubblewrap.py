@@ -31,7 +31,7 @@ APPARMOR = "/proc/sys/kernel/apparmor_restrict_unprivileged_userns"
 LIMITS = ("/proc/sys/user/max_user_namespaces", "/proc/sys/kernel/unprivileged_userns_clone")
 """Hold 0 where user namespaces are forbidden."""
 PROC_FILES = ("sysrq-trigger", "irq", "bus", "fs", "acpi", "scsi", "driver", "tty")
-"""What of /proc is about the machine, beside `sys`. Root may write it without any capability, as the owner."""
+"""Parts of /proc about the machine, in addition to `sys`. Root may write it without any capability, as the owner."""
 
 NAMESPACES = (
     "--unshare-all", "--unshare-user", "--disable-userns", "--cap-drop", "ALL", "--die-with-parent",
@@ -158,8 +158,8 @@ def read_number(path: str) -> int | None:
 def make_command(program: Sequence[str], options: Iterable[str], folder: Path, filter_file: Path) -> list[str]:
     """Return the arguments that start bubblewrap, whose path ends `program`; those of the command are added.
 
-    The options and the filter lie in files, which the shell opens and bubblewrap closes: other users can read the
-    arguments of a program. bubblewrap writes the id of its process in the sandbox into `folder`.
+    The options and the filter lie in files, which the shell opens and bubblewrap closes, as other users can read the
+    arguments of a program. The id of the process in the sandbox is written into `folder`.
     """
     options_file = folder / "options"
     options_file.write_bytes(b"".join(os.fsencode(option) + b"\0" for option in options))
@@ -178,7 +178,7 @@ def make_options(
     with_filter: bool,
     in_terminal: bool = False,
 ) -> list[str]:
-    """Return the options of bubblewrap, which gives the command these variables beside its own.
+    """Return the options of bubblewrap, which gives the command these variables in addition to its own.
 
     With `in_terminal`, the command keeps the terminal in which it starts, which must be its own.
     """
@@ -200,8 +200,8 @@ def hide(path: str, empty: Path) -> tuple[str, ...]:
 
 
 def make_filter(families: Sequence[int] = SOCKET_FAMILIES) -> bytes:
-    """Make the program of seccomp(2) that refuses SYSTEM_CALLS, and sockets of other families; empty for a machine that
-    is not in that table."""
+    """Make the program of seccomp(2) that refuses SYSTEM_CALLS and sockets of other families; empty for a machine
+    without an entry in that table."""
     if platform.machine() not in SYSTEM_CALLS:
         return b""
     number, refused, socket, ioctl = SYSTEM_CALLS[platform.machine()]

@@ -1,4 +1,4 @@
-"""What a command changed: the upper folder of a layer, as a list of changes."""
+"""The changes that a command made: the upper folder of a layer, as a list."""
 
 import os
 import stat
@@ -29,11 +29,11 @@ Kind = Literal["added", "changed", "removed"]
 Type = Literal["file", "folder", "link", "other"]
 
 Identity: TypeAlias = tuple[int, int, int, int]
-"""Inode, mode, size and time of the last change of a file, which all stay the same if it is moved."""
+"""Inode, mode, size and modification time of a file, which all stay the same if it is moved."""
 
 COUNT_LIMIT = 1000
-"""How many files of a folder are counted. A folder that was removed and made anew is listed file by file up to this
-many; a larger one is one change."""
+"""The most files of a folder that are counted. A folder that was removed and made anew is listed file by file up to
+this many; a larger one is one change."""
 OWN_TIMES = "own-times"
 CHUNK = 1 << 17
 """Bytes to read of two files at once, to compare them."""
@@ -41,14 +41,15 @@ CHUNK = 1 << 17
 
 @dataclass(frozen=True)
 class LayerChange:
-    """One change of a command: of a file, a link, or a folder that is new or gone as a whole."""
+    """One change that a command made: to a file, a link, or a folder that is new or gone as a whole."""
 
     layer: Layer
     path: str
     """The path from the layer's root; bytes that are not UTF-8 as os.fsdecode gives them."""
     kind: Kind
     type: Type
-    """What it is afterwards, or was if it is removed. `other` is a device, socket or pipe, which is never applied."""
+    """The kind afterwards, or the former kind if it is removed. `other` is a device, socket or pipe, which is never
+    applied."""
     files: int = 1
     """For a new, replaced or removed folder: the number of files in it, counted up to COUNT_LIMIT."""
     conflicts: bool = False
@@ -63,7 +64,7 @@ class LayerChange:
 
 @dataclass(frozen=True)
 class OwnTimes:
-    """Tells the changes of somebody else from those that crow made in the root itself, as it applied or took back."""
+    """Tells changes from outside from those that crow made in the root itself, as it applied or took back."""
 
     start_ns: int
     by_inode: dict[int, int]
@@ -155,7 +156,7 @@ def read_file(base: str | os.PathLike[str], path: str, limit: int) -> bytes | No
 def _compare_folders(
     layer: Layer, times: OwnTimes, prefix: str, upper: int, root: int, *, opaque: bool
 ) -> Iterator[LayerChange]:
-    """List the changes below two open folders. What an opaque folder does not hold is removed."""
+    """List the changes below two open folders. Files that an opaque folder lacks are removed."""
     with os.scandir(upper) as entries:
         names = {entry.name for entry in entries}
     for name in sorted(names | set(os.listdir(root)) if opaque else names):
@@ -195,7 +196,7 @@ def _compare_files(
     new: os.stat_result,
     old: os.stat_result | None,
 ) -> LayerChange | None:
-    """Compare what the command left with the real file, of which at least one is not a folder."""
+    """Compare the command's file with the real one; at least one of them is not a folder."""
     real, kind = to_identity(old) if old else None, to_type(new)
     if old is None or not is_same(upper, root, name, new, old):
         files = count_files(upper, name, in_layer=True) if kind == "folder" else 1

@@ -1,4 +1,5 @@
-"""What a command changed in a git repository: the data of git in one line, and the files that run later apart."""
+"""The changes that a command made in a git repository: the data of git in one line, and the files that run later
+apart."""
 
 import os
 import re
@@ -40,7 +41,7 @@ ESSENTIAL = {"HEAD", "objects", "refs"}
 """By these, git takes a folder for a repository."""
 READ_LIMIT = 16 << 20
 LINKS = {"commondir": re.compile(rb"\.\./\.\.\s*"), "gitdir": re.compile(rb"[^\n]+/\.git\n?")}
-"""What git writes into the files of a worktree that name other folders."""
+"""Lines that git writes into the files of a worktree that name other folders."""
 NAMED_DATA = re.compile(rb"ref: [^\n]*\n?|([0-9a-f]{40,64}( [^\n]*)?(\n|\Z))*")
 """The content of refs and of their logs."""
 
@@ -56,7 +57,7 @@ class RefChange:
 
 @dataclass
 class GitChanges:
-    """The changes of one repository that are data of git."""
+    """The changes in one repository that are data of git."""
 
     layer: Layer
     folder: str
@@ -137,8 +138,8 @@ def to_git_path(layer: Layer, path: str) -> str:
 def split_git_path(layer: Layer, path: str) -> tuple[str | None, str]:
     """Split a path into the git folder, which may be that of a submodule or a worktree, and the path in it.
 
-    The folder is a path from the layer's root; it is empty if the root is the git folder, or in it, and None for a path
-    in no git folder.
+    The folder is a path from the layer's root. It is empty if the root is the git folder or lies in it, and None for a
+    path outside of git folders.
     """
     whole = to_git_path(layer, path)
     parts = whole.split("/")

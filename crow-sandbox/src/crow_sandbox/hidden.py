@@ -1,4 +1,4 @@
-"""What a command in the sandbox does not get: credentials, sockets, variables that hold secrets; see hidden.toml."""
+"""Credentials, sockets and variables with secrets that a command in the sandbox does not get; see hidden.toml."""
 
 import os
 import re
@@ -22,7 +22,7 @@ TEXT_LIMIT = 1 << 20
 
 
 class Exposed(msgspec.Struct, frozen=True):
-    """What a command may reach if the user names it."""
+    """Hidden things that a command may reach if the user names them."""
 
     variables: tuple[str, ...]
     sockets: tuple[str, ...]
@@ -46,7 +46,7 @@ class HiddenTable(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What lies around the roots of a command, of the paths that are there. All are without links."""
+    """The folders around the roots of a command, as far as they exist. All are without links."""
 
     hidden: tuple[str, ...]
     listening: tuple[str, ...]

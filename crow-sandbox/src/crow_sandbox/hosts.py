@@ -101,7 +101,7 @@ def names_host(patterns: Iterable[str], host: str, port: int) -> bool:
 
 
 class HostRules:
-    """What a command may reach."""
+    """The hosts that a command may reach."""
 
     def __init__(self, patterns: Iterable[str] = (), denied: Sequence[str] = (), addresses: Iterable[str] = ()) -> None:
         """As `hosts`, `denied` and `addresses` of a policy. Raises SandboxError if a pattern is none."""

@@ -40,7 +40,7 @@ def limit(
 ) -> tuple[list[str], dict[str, str]]:
     """Return the arguments and the environment that start a program which writes only to its folders.
 
-    `temporary` is an empty folder for its temporary files and its caches; the order for the launcher lies beside it.
+    `temporary` is an empty folder for its temporary files and its caches; the order for the launcher lies next to it.
     Raises SandboxError if the network cannot be limited.
     """
     filter = bubblewrap.make_filter((*(INTERNET if policy.hosts is None else ()), NETLINK))
@@ -64,7 +64,7 @@ def limit(
 
 
 def prove(folder: Path) -> tuple[bool, str]:
-    """Find whether Landlock holds here, by a program that tries to write beside its folder; `folder` is empty.
+    """Find whether Landlock holds here, by a program that tries to write outside its folder; `folder` is empty.
 
     Return it with a sentence for a person.
     """

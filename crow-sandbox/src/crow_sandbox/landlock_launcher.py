@@ -20,8 +20,8 @@ CAPABILITIES = 64
 PATH_BENEATH = 1
 
 WRITES = (0x1FF2, 0x3FF2, 0x7FF2, 0x7FF2, 0xFFF2)
-"""The rights to write that each version of Landlock knows, the last one all later ones: writing and removing files,
-making each kind of file, then moving between folders, truncating, and requests to devices."""
+"""The rights to write that each version of Landlock knows, the last one all later ones. They are writing and removing
+files, making each kind of file, then moving between folders, truncating, and requests to devices."""
 OF_FILES = 0xC002
 """Those of them that a rule about a file may give: writing, truncating, requests."""
 TCP = 0x3

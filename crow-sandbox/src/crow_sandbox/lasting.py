@@ -1,8 +1,8 @@
 """A view that lasts over several looks, for the sessions of a terminal: each look tells what is new since the last one.
 
-The programs of a session run on while crow asks and applies. So nothing is moved out of their layer: each look copies
-what is new into a layer of its own, about which crow asks, and which is applied as that of a command. What crow has
-seen of each file tells the next look what is new, and who has changed a file: the session or somebody else.
+The programs of a session run on while crow asks and applies. So nothing is moved out of their layer. Each look copies
+new files into a layer of its own; crow asks about it and applies it like a command's. The files that crow has seen tell
+the next look which are new, and who has changed a file: the session or somebody else.
 
 The kernel does not say what programs see when the folder below a view changes. Therefore crow writes such changes into
 the view, as a program there would; and the kernel forgets what it has looked up of all other files.
@@ -52,7 +52,7 @@ from crow_sandbox.view_files import (
 
 RENEWER = Path(__file__).with_name("view_renewer.py")
 ATTEMPTS = 5
-"""How often a look begins again when files are moved while they are copied."""
+"""The most times that a look begins again when files are moved while they are copied."""
 WRITTEN_BYTES = 5_000_000
 """The largest file that is written into a view only so that programs are told of its change."""
 
@@ -83,7 +83,7 @@ class LastingLayer:
 
 @dataclass(frozen=True)
 class LookedLayer:
-    """What is new in a layer: the copy, and the marks of what was copied; None for a file that is gone."""
+    """The new files in a layer: the copy, and the marks of the copied files; None for a file that is gone."""
 
     layer: Layer
     next_start_ns: int
@@ -92,7 +92,7 @@ class LookedLayer:
 
 
 class Look:
-    """What a session has changed since the last look, until that is applied or discarded."""
+    """The changes in a session since the last look, until they are applied or discarded."""
 
     def __init__(self, lasting: "LastingRun", folder: Path, lock: int) -> None:
         self.lasting = lasting
@@ -172,7 +172,8 @@ class LastingRun:
         return part
 
     def keep(self, look: Look, applied: Sequence[AppliedChange] = ()) -> None:
-        """Remember what a look has told, so that the next one tells only what is new. `applied` is what was applied."""
+        """Remember what a look has told, so that the next one tells only what is new. `applied` are the applied
+        changes."""
         with self._lock:
             for lasting, part in zip(self.layers, look.parts, strict=True):
                 if applied:
@@ -193,7 +194,7 @@ class LastingRun:
     def renew(self, paths: Iterable[str] = ()) -> None:
         """Let programs of the session see what others have changed in the roots since.
 
-        `paths` are absolute ones of files of which it is known; programs that watch them are told.
+        `paths` are absolute ones of files that are known to have changed; programs that watch them are told.
         """
         with self._lock:
             if not self._open_views():
@@ -311,7 +312,8 @@ def copy_new(lasting: LastingLayer, part: LookedLayer, prefix: str, upper: int, 
 
 
 def note_gone(lasting: LastingLayer, part: LookedLayer, upper: int, copy: int) -> None:
-    """Mark files as removed that were in a folder of the session's own, of which the layer says nothing any more."""
+    """Mark files as removed that were in a folder of the session's own and about which the layer says nothing any
+    more."""
     gone = [
         path
         for path, seen in sorted(lasting.seen.items())
@@ -345,7 +347,7 @@ def note_applied(lasting: LastingLayer, root: int, path: str, marks: dict[str, M
 
 
 def list_additions(folder: str, root: int, upper: int) -> Iterable[str]:
-    """List what a folder of the root has, of which its layer says nothing, although it hides that folder."""
+    """List the files of a root's folder that its layer hides without naming them."""
     with suppress(OSError), ExitStack() as stack:
         real, name = stack.enter_context(open_parent_at(root, folder))
         names = os.listdir(stack.enter_context(open_folder(name, real)))
@@ -395,7 +397,7 @@ def find_process(info: Path) -> int:
 
 
 def open_view(pid: int, root: Path) -> int:
-    """Open a root as a process in the sandbox sees it. Raises SandboxError if that is no view."""
+    """Open a root as a process in the sandbox sees it. Raises SandboxError if that is not a view."""
     try:
         opened = os.open(f"/proc/{pid}/root{root}", os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
     except OSError as error:

@@ -12,9 +12,9 @@ from crow_sandbox.policy import SandboxError
 FOLDER_FLAGS = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 FILE_FLAGS = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
 DEPTH_LIMIT = 250
-"""How deep the folders may be in one that is new or gone: the time to read them grows with the square of it."""
+"""The greatest depth of folders in one that is new or gone: the time to read them grows with the square of it."""
 OVERLAY = "user.overlay."
-"""How the extended attributes begin that overlayfs writes in a user namespace."""
+"""The prefixes of the extended attributes that overlayfs writes in a user namespace."""
 
 
 def read_status(name: str | bytes, parent: int) -> os.stat_result | None:
@@ -27,7 +27,7 @@ def read_status(name: str | bytes, parent: int) -> os.stat_result | None:
 def read_attributes(parent: int, name: str) -> dict[str, bytes]:
     """Read what overlayfs wrote about a file, by the names without their beginning.
 
-    Raises SandboxError for a file of which the kernel kept only a part or a former name here.
+    Raises SandboxError for a file if the kernel kept only a part of it, or a former name, here.
     """
     found = {
         mark.removeprefix(OVERLAY): read_attribute(parent, name, mark) if mark.endswith("opaque") else b""

@@ -16,8 +16,8 @@ from crow_sandbox.policy import SandboxError
 BESIDE = "beside"
 """The name of the file in a run's folder that lists the folders which the run has elsewhere, each ended by a zero."""
 LENGTH_REMOVED = 200
-"""The length of the path in a folder from which on inner folders are moved up before it is removed: longer paths cannot
-be named, and deeper trees not be walked."""
+"""The length of the path in a folder from which on inner folders are moved up before it is removed. Longer paths cannot
+be named, and deeper trees cannot be walked."""
 FOREIGN_FILE_SYSTEMS = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "glusterfs", "lustre", "fuse.sshfs", "fuse.rclone"}
 )
@@ -35,7 +35,7 @@ class Layer:
     work: Path
     """The kernel's own folder, empty, on the same file system as `upper`."""
     start_ns: int
-    """The `st_ctime_ns` that the file system of the root gave a file that was made just before the command started: a
+    """The `st_ctime_ns` that the file system of the root gave a file that was made just before the command started. A
     file of the root with a later one was changed by somebody else meanwhile."""
 
 
@@ -88,7 +88,7 @@ def is_in_use(run: Path) -> bool:
 
 
 def remove_run(run: Path) -> None:
-    """Remove the folder of a run, and the layers that it has beside its roots."""
+    """Remove the folder of a run, and its layers next to the roots."""
     with suppress(OSError):
         for path in (run / BESIDE).read_bytes().split(b"\0")[:-1]:
             remove_tree(Path(os.fsdecode(path)))
@@ -129,7 +129,7 @@ def make_layer(root: Path, run: Path, number: int, *, beside: bool) -> Layer:
 
 
 def find_places(root: Path, run: Path) -> tuple[bool, ...]:
-    """Say where the layer of a root may lie: beside it or not, the better place first.
+    """List the places for the layer of a root, the better one first: next to it or not.
 
     Changes are moved from there, which is fast only in one file system.
     """
@@ -141,7 +141,7 @@ def find_places(root: Path, run: Path) -> tuple[bool, ...]:
 
 
 def make_folder_beside(root: Path, run: Path) -> Path:
-    """Make a hidden folder beside a root, and note it in the run. Raises OSError."""
+    """Make a hidden folder next to a root, and note it in the run. Raises OSError."""
     made = Path(tempfile.mkdtemp(prefix=".crow-sandbox-", dir=root.parent))
     with open(run / BESIDE, "ab") as file:
         file.write(os.fsencode(made) + b"\0")

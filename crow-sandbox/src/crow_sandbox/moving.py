@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class Mover:
-    """Makes every change of the file system through `call`, and keeps the last open folder for each use."""
+    """Makes every change to the file system through `call`, and keeps the last open folder for each use."""
 
     def __init__(self, before_step: Callable[[], object]) -> None:
         self.before_step = before_step

@@ -27,8 +27,8 @@ ONCE = {
     "npm_config_update_notifier": "false",
     "PIP_DISABLE_PIP_VERSION_CHECK": "1",
 }
-"""Programs try again for up to a minute otherwise, although a refusal stays one. pip says why at a retry only. npm and
-pip look for their own updates otherwise, which is no reason to ask the user."""
+"""Programs try again for up to a minute otherwise, although a refusal stays one. pip says why at a retry only. Without
+this, npm and pip look for their own updates, and the user would be asked about that."""
 
 
 class Network:
@@ -40,12 +40,12 @@ class Network:
         self._namespaces: Sequence[int] = ()
         self._serving: set[asyncio.Task[None]] = set()
         self.says = "Commands have no network."
-        """What holds, as a sentence for a person."""
+        """The state, as a sentence for a person."""
 
     async def open(self, bubblewrap: str) -> None:
         """Make the namespace, by a bubblewrap that was proven to work. Call it once.
 
-        Where that does not work, commands get a namespace each without a way out, and `says` tells why.
+        If that does not work, commands get a namespace each without a way out, and `says` tells why.
         """
         nsenter = shutil.which("nsenter")
         if not nsenter:
@@ -101,8 +101,8 @@ class Network:
 
     @property
     def bubblewrap_arguments(self) -> Sequence[str]:
-        """What follows `--unshare-all --unshare-user` in bubblewrap's arguments. It holds for a command that begins
-        with `enter`."""
+        """Arguments of bubblewrap after `--unshare-all --unshare-user`. It holds for a command that begins with
+        `enter`."""
         assert sys.platform != "win32"
         return ("--share-net", "--uid", str(os.getuid()), "--gid", str(os.getgid())) if self._namespaces else ()
 
@@ -163,7 +163,8 @@ class CommandNetwork:
         }
 
     def allow(self, pattern: str) -> None:
-        """Allow a host until the command ends, such as `Decision.pattern`. Raises SandboxError if it is no pattern."""
+        """Allow a host until the command ends, such as `Decision.pattern`. Raises SandboxError if it is not a
+        pattern."""
         self._rules.add(pattern)
 
     def change(self, hosts: Sequence[str], denied: Sequence[str]) -> None:
@@ -195,7 +196,7 @@ class CommandNetwork:
 
 
 def describe_refused(refused: Sequence[Decision], because: str = "") -> str:
-    """Return the line for the model about what was refused, and why that stays; "" if nothing was."""
+    """Return the line for the model about refused hosts, and why that stays; "" if there are none."""
     if not refused:
         return ""
     asked = ", ".join(each.where for each in refused[:MAX_NAMED]) + (", and more" if refused[MAX_NAMED:] else "")

@@ -14,7 +14,7 @@ class SandboxError(Exception):
 
 @dataclass(frozen=True)
 class Policy:
-    """What a command may do. All paths are absolute and without links."""
+    """The rights of a command. All paths are absolute and without links."""
 
     level: Level
     roots: tuple[str, ...]
@@ -22,10 +22,10 @@ class Policy:
     writable: tuple[str, ...] = ()
     """Folders that the command writes directly at every level but `off`: crow's own temporary folders."""
     hidden: tuple[str, ...] = ()
-    """Files and folders that the command cannot read, beside those of hidden.toml; they need not exist."""
+    """Files and folders that the command cannot read, in addition to those of hidden.toml; they need not exist."""
     exposed: tuple[str, ...] = ()
-    """What of hidden.toml the command may reach, by name: `ssh-agent`, `gpg-agent`, `docker`; and variables of the
-    environment that look like secrets, as `$NAME`."""
+    """Hidden things of hidden.toml that the command may reach, by name: `ssh-agent`, `gpg-agent`, `docker`; and
+    variables of the environment that look like secrets, as `$NAME`."""
     hosts: tuple[str, ...] | None = ()
     """Patterns of the hosts that the command may reach, such as `pypi.org` and `*.example.com`; None if the network is
     not limited."""

@@ -19,7 +19,7 @@ from crow_sandbox.policy import Level, Policy, SandboxError
 from crow_sandbox.sandbox import Standing
 
 proofs: dict[int, tuple[bool, str]] = {}
-"""What was found in this process without bubblewrap, by the device of the sandbox's folder."""
+"""The findings in this process without bubblewrap, by the device of the sandbox's folder."""
 
 
 @asynccontextmanager

@@ -35,7 +35,7 @@ Resolver = Callable[[str, int], Awaitable[Sequence[str]]]
 
 @dataclass(frozen=True)
 class Decision:
-    """What the proxy decided about one connection."""
+    """The proxy's decision about one connection."""
 
     host: str
     """As the client wrote it, if it cannot be parsed."""
@@ -222,7 +222,7 @@ class SocketReader:
     def __init__(self, source: socket.socket, data: bytes) -> None:
         self._source = source
         self.rest = data
-        """What has been received and not read."""
+        """Data that was received and is unread."""
 
     async def read(self, size: int) -> bytes:
         """Read so many bytes. Raises EOFError."""
@@ -245,7 +245,7 @@ class HttpClient:
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEAD)
 
     async def serve(self, data: bytes) -> None:
-        """Serve one request, of which `data` is the start; then the connection ends."""
+        """Serve one request that begins with `data`; then the connection ends."""
         try:
             self._http.receive_data(data)
             async with asyncio.timeout(HEAD_TIMEOUT):

@@ -21,7 +21,7 @@ from crow_sandbox.network import CommandNetwork, Network
 from crow_sandbox.policy import Level, Policy, SandboxError
 
 TEMPORARY = ("/tmp", "/var/tmp")
-"""Folders for temporary files, of which each session has its own."""
+"""Folders for temporary files; each session has its own."""
 RUNTIME = ("/run", "/var/run")
 """Folders with the sockets of the machine's services."""
 MODE_OF_TEMPORARY = 0o1777
@@ -32,17 +32,17 @@ HOME, HIDDEN, CACHE, ROOT, OWN, SHOWN = range(6)
 
 @dataclass(frozen=True)
 class Standing:
-    """What holds on this machine."""
+    """The protections of this machine."""
 
     level: Level
-    """The level that commands get: what was wanted, or the highest below it that was proven."""
+    """The level that commands get: the wanted one, or the highest below it that was proven."""
     says: str
     """A sentence for a person: by which program, or why not."""
 
 
 @dataclass(frozen=True)
 class Proof:
-    """What was found by running a command: a program for each group of levels, and a sentence."""
+    """The findings of running a command: a program for each group of levels, and a sentence."""
 
     overlay: Bubblewrap | None
     binding: Bubblewrap | None
@@ -64,7 +64,7 @@ class SessionFolder:
         self.filter = self.path / "filter"
         self.with_filter = self.filter.write_bytes(bubblewrap.make_filter()) > 0
         self.places: dict[tuple[str, int], bool] = {}
-        """For each root and its device, of which a view was made: whether the layer lies beside it."""
+        """For each root and its device with a view: True if the layer lies next to it."""
         self.free: list[Path] = []
         self.made = 0
 
@@ -122,8 +122,8 @@ class SandboxRun:
         """Return the arguments and the environment that start a command in the sandbox, in the folder `cwd`.
 
         `arguments` begins with the absolute path of the program. `folders` are temporary folders of the caller, which
-        the command may write, `readable` those that it may only read. What the caller adds to the environment reaches
-        the command. With `in_terminal`, it keeps the terminal in which it starts, which must be its own. Raises
+        the command may write, `readable` those that it may only read. Variables that the caller adds to the environment
+        reach the command. With `in_terminal`, it keeps the terminal in which it starts, which must be its own. Raises
         SandboxError if the command cannot see `cwd`.
         """
         if self.policy.level == "off":
@@ -163,7 +163,7 @@ class SandboxRun:
     ) -> Iterator[Mount]:
         """Yield what lies over the files of the machine, which are read-only.
 
-        What is hidden in a folder that is hidden or empty as a whole is left out: it is not there.
+        Hidden paths in a folder that is hidden or empty as a whole are left out: they do not exist there.
         """
         own = sorted({os.path.realpath(path) for path in (*self.policy.writable, *folders) if os.path.isdir(path)})
         temporary = [path for path in find_folders(self.session.temporary) if path not in roots]
@@ -228,7 +228,7 @@ class SandboxRun:
             yield make_overlay(path, place / "upper", place / "work", CACHE)
 
     def _list_beside(self) -> Iterator[str]:
-        """Yield the folders beside the roots that hold layers."""
+        """Yield the folders with layers, next to the roots."""
         for layer in self.layers:
             place = layer.upper.parent
             if place.parent != self.folder:
@@ -277,7 +277,7 @@ class Sandbox:
     """Begins the runs of one session."""
 
     def __init__(self, folder: Path, temporary: Sequence[str] = ()) -> None:
-        """`folder` holds the runs; it is in crow's data. `temporary` are the folders of which the session has its own:
+        """`folder` holds the runs; it is in crow's data. `temporary` are the folders that the session has for itself:
         those of the system, if none is given."""
         self.folder = folder
         self._temporary = temporary or (*TEMPORARY, tempfile.gettempdir())

@@ -20,14 +20,14 @@ from crow_sandbox.layer_files import (
 )
 
 Mark: TypeAlias = tuple[int, int, int, int, int]
-"""Inode, mode, size, and the times of the last change of content and of anything: a file that has the same is the same.
+"""Inode, mode, size, and the times of the last change to content and to anything. A file with equal ones is the same.
 Only inode and mode of a folder count."""
 GONE: Mark = (0, 0, 0, 0, 0)
 """The mark of a file by which the kernel notes in a layer that one is removed."""
 MOVED = (ENOENT, ENOTDIR, ELOOP)
 """The numbers of errors about files that a program has moved or replaced meanwhile."""
 SETTLING_NS = 20_000_000
-"""Two changes of a file in this time may have the same time, as the clock of file systems ticks."""
+"""Two changes to a file in this time may have the same time, as the clock of file systems ticks."""
 CHUNK = 1 << 20
 NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 
@@ -65,8 +65,8 @@ def copy_entry(
 ) -> Mark:
     """Copy a file or link that a program may change meanwhile, from a layer or a root; return its mark.
 
-    What is no file and no link becomes a pipe, which is never applied. The last number of the mark is 0 if the file was
-    changed just now, so that it equals no later one. Raises OSError.
+    Anything but a file or a link becomes a pipe, which is never applied. The last number of the mark is 0 if the file
+    was changed just now, so that it equals no later one. Raises OSError.
     """
     new_name, mark = new_name or name, to_mark(status)
     if stat.S_ISLNK(status.st_mode):
@@ -101,7 +101,7 @@ def copy_file(source: int, target: int, name: str, new_name: str, *, in_layer: b
 
 
 def is_settling(status: os.stat_result) -> bool:
-    """Test whether a later change of a file may have the same time."""
+    """Test whether another change to a file may have the same time."""
     return time.time_ns() - status.st_ctime_ns < SETTLING_NS
 
 

@@ -1,9 +1,9 @@
-"""Run by `lasting.py` beside a sandbox: lets the kernel forget the names that it has looked up in views.
+"""Run by `lasting.py` in addition to a sandbox: lets the kernel forget the names that it has looked up in views.
 
-The kernel keeps what it found, or did not find, in the folder below a view, whatever happens there; it forgets that of
-files that are not in use when a file system is mounted anew. The arguments are the id of a process in the sandbox and
-the folders. For each byte that it reads, it does this once, and writes a byte. It runs no program of the sandbox: it
-has entered it when all that it needs is loaded.
+The kernel remembers whether a name exists in the folder below a view, whatever happens there. It forgets unused names
+when a file system is mounted anew. The arguments are the id of a process in the sandbox and the folders. For each byte
+that it reads, it does this once, and writes a byte. It runs no program of the sandbox: it has entered it when all that
+it needs is loaded.
 """
 
 import ctypes

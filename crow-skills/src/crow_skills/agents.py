@@ -112,7 +112,8 @@ def find_file(folder: Path, names: Sequence[str], root: Path | None) -> Path | N
 
 
 def is_own(path: Path, names: Sequence[str], root: Path) -> bool:
-    """Test whether a path is no link, or one to a file below its folder or to one of `names` in its git repository."""
+    """Test whether a path is a plain one, or a link to a file below its folder or to one of `names` in its git
+    repository."""
     if not path.is_symlink() or is_inside(path, path.parent):
         return True
     return path.resolve().name in names and (root / ".git").exists() and is_inside(path, root)
@@ -128,7 +129,7 @@ async def report_left_out(session: Session, folders: Iterable[tuple[Path, Path]]
 
 
 def find_left_out(folders: Iterable[tuple[Path, Path]], names: Sequence[str]) -> Iterator[tuple[Path, str]]:
-    """Yield the paths of `names` that are no files of the project, with the reason."""
+    """Yield the paths of `names` that are not files of the project, with the reason."""
     for path, root in ((folder / name, root) for folder, root in folders for name in names):
         with suppress(OSError, ValueError):
             if not is_own(path, names, root):

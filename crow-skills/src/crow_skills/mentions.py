@@ -101,8 +101,8 @@ def find_mentions(text: str, session: Session) -> Iterator[Mention]:
 
 
 def resolve_mention(target: str, cwd: str, roots: list[str], *, may_be_new: bool = False) -> Mention | None:
-    """Return the file or folder at a path, which may end with lines; None if it is outside of `roots`, or not there and
-    not a new file in a folder that is."""
+    """Return the file or folder at a path, which may end with lines. Return None if it is outside of `roots`, or
+    neither exists nor is a new file in an existing folder."""
     lines = LINE_RANGE.search(target)
     spellings = [(target, 0, 0)]
     if lines:

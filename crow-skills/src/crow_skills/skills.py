@@ -51,7 +51,7 @@ DEFINITION: dict[str, Any] = {
 }
 SKILLS = StateKey("skills", SkillIndex)
 LEFT_OUT = StateKey("skills_left_out", list[str])
-"""What the user is not yet told was left out."""
+"""Omitted skills that the user does not know of yet."""
 ASKED = StateKey("asked_for_skills", set[Server])
 
 

@@ -1,8 +1,8 @@
-"""What differs between operating systems: each function has one meaning, and the system chooses its code at import.
+"""Differences between operating systems: each function has one meaning, and the system chooses its code at import.
 
 `posix` and `windows` have the same names; so have `procfs`, which reads /proc on Linux, and `trees`, which uses psutil
-elsewhere. The variable CROW_TEST_SYSTEM makes a test run take here what other systems take: `psutil` instead of /proc,
-`threads` instead of pipes that the event loop polls, `paths` instead of folders that are open.
+elsewhere. With the variable CROW_TEST_SYSTEM, a test run uses the ways of other systems. `psutil` replaces /proc,
+`threads` pipes that the event loop polls, `paths` open folders.
 """
 
 # pyright: reportWildcardImportFromLibrary=false
@@ -18,7 +18,7 @@ else:
     from crow_system.posix import *  # noqa: F403
 
 CHOSEN = os.environ.get("CROW_TEST_SYSTEM", "").split(",")
-"""What a test run asks for."""
+"""The ways that a test run asks for."""
 POLLS_PIPES = sys.platform != "win32" and "threads" not in CHOSEN
 """True if the event loop can wait for pipes and terminals; else threads read and write them."""
 HAS_DESCRIPTORS = sys.platform != "win32" and "paths" not in CHOSEN

@@ -1,4 +1,4 @@
-"""Which IP addresses are on the public internet."""
+"""IP addresses of the public internet."""
 
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 

@@ -1,7 +1,7 @@
 """Convert the arguments that a model gives to those that a tool's schema describes.
 
 Models use the argument names of the tools they were trained with, and write numbers, lists and objects as text. A tool
-of crow says in its `_meta`, under `crow/arguments`, what it accepts beside its schema:
+of crow says in its `_meta`, under `crow/arguments`, which values it accepts in addition to its schema:
 
 - `synonyms`: {name: [other names]}, also of the properties of nested objects. Case and separators do not matter:
   `file_path` covers `filePath` and `File-Path`. A value under a name that ends in `_ms` is divided by 1000.

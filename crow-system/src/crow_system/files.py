@@ -17,7 +17,7 @@ class UnusableFile(Exception):
 def open_file(path: Path, root: Path | None = None) -> BinaryIO:
     """Open a file without waiting for one that is a pipe.
 
-    Raises UnusableFile, also if it is no regular file or if links lead the path out of `root`.
+    Raises UnusableFile, also if it is not a regular file or if links lead the path out of `root`.
     """
     try:
         real = path.resolve(strict=True)

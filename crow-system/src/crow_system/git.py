@@ -1,7 +1,7 @@
 """git in a folder whose files may be hostile: switch off the programs that its settings would run, or find them.
 
-A repository's settings and files can make almost every git command run a program: hooks, a file system monitor,
-filters, drivers for diffs and merges, aliases, signing programs (git-config, gitattributes, githooks).
+A repository's settings and files can make almost every git command run a program. Such are hooks, a file system
+monitor, filters, drivers for diffs and merges, aliases, and signing programs (git-config, gitattributes, githooks).
 `make_git_environment` switches off hooks and programs whose settings have a fixed name. `find_foreign_settings` lists
 all other settings of a repository that are not known to be harmless: git has no setting that ignores those.
 """

@@ -14,7 +14,7 @@ BINARY = int(getattr(os, "O_BINARY", 0))
 
 
 class PathFolder:
-    """A folder that is checked, each time that it is used, to be none that a link has replaced."""
+    """A folder that is checked at each use: a link must not have replaced it."""
 
     def __init__(self, path: str) -> None:
         """Name a folder by its path, which may lead through links. Raises OSError."""
@@ -68,7 +68,7 @@ class PathFolder:
         return os.path.normpath(os.path.join(self.path, name))
 
     def _check(self, name: str) -> str:
-        """Return the path of a name that is no link. Raises OSError."""
+        """Return the path of a name that is not a link. Raises OSError."""
         path = self._join(name)
         if is_link(path):
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)

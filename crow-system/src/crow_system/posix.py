@@ -71,7 +71,7 @@ def unlock_byte(descriptor: int, at: int) -> None:
 
 
 def open_folder_lock(folder: Path) -> int:
-    """Open what is locked for a whole folder and return its descriptor. Raises OSError."""
+    """Open the lock for a whole folder and return its descriptor. Raises OSError."""
     return os.open(folder, os.O_RDONLY)
 
 

@@ -1,7 +1,7 @@
 """Find the work trees of a git repository by its files, without running git (gitrepository-layout, git-worktree).
 
-A folder of a linked work tree corresponds to the one with the same path below the main work tree. So what is kept for a
-folder is found in all work trees of its repository.
+A folder of a linked work tree corresponds to the one with the same path below the main work tree. So data of a folder
+is found in all work trees of its repository.
 """
 
 import os
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 WORKTREES = ".worktrees"
-"""The end of the folder, beside the main work tree, that holds the linked work trees that crow makes."""
+"""The suffix of the folder that holds the linked work trees of crow, next to the main work tree."""
 
 
 def find_main_folder(folder: str) -> str:
@@ -86,8 +86,8 @@ def list_linked_trees(top: str) -> Iterator[str]:
 
 
 def find_folder_to_continue(stored: str, here: str) -> str:
-    """Return the folder in which a stored session continues: its own if that is in another work tree of the repository
-    that `here` is in; else `here`."""
+    """Return the folder in which a stored session continues: its own if it is in another work tree of the same
+    repository as `here`; else `here`."""
     is_other = stored != here and os.path.isdir(stored)
     return stored if is_other and find_main_folder(stored) == find_main_folder(here) else here
 

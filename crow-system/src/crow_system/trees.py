@@ -95,8 +95,9 @@ def kill_all(processes: set[Process]) -> None:
 
 
 def list_members(group: int, mark: str) -> list[int]:
-    """Return the ids of the living processes of a group and of its session, of those below its first process, and of
-    those that left all these but have the mark in their environment. macOS hides that of its own programs."""
+    """Return the ids of the living processes of a group and its session, and of those below its first process. Add
+    those that left all these but have the mark in their environment. macOS hides the environment of its own
+    programs."""
     import psutil  # loaded when the first command has started
 
     below: set[int] = set()

@@ -13,7 +13,7 @@ class Abilities(Struct):
     loads: bool = False
     """True if it loads stored sessions."""
     undoes: bool = False
-    """True if it takes back turns with the changes of their files."""
+    """True if it takes back turns together with the edits to files."""
     images: bool = False
     resumes: bool = False
     """True if it opens a stored session without sending what was said in it."""

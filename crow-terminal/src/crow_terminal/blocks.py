@@ -70,10 +70,10 @@ class AnsweredQuestion(Struct, frozen=True):
 
     title: str
     lines: tuple[StyledLine, ...]
-    """What it was about, whole."""
+    """Its subject, whole."""
     answer: str
     written: str = ""
-    """What the user wrote: a reason, or another command."""
+    """The user's text: a reason, or another command."""
 
 
 class Plan(Struct, frozen=True):
@@ -134,7 +134,7 @@ class BlockRecord:
         self.answer = ""
         """The text of the last message of the agent."""
         self.diffs: list[DiffContent] = []
-        """The changes of all tool calls that succeeded, in order."""
+        """The edits of all tool calls that succeeded, in order."""
         self._splitter: MarkdownSplitter | None = None
         self._message: tuple[type[Any], object] | None = None
         """The kind and the id of the message that is open."""
@@ -204,7 +204,7 @@ class BlockRecord:
         return self.add(ToolCallUpdate(**known), now)
 
     def note_shown(self, id: str) -> None:
-        """Note that the changes of a tool call are printed with the answer to the question about it."""
+        """Note that the edits of a tool call are printed with the answer to the question about it."""
         if (running := self.running.get(id)) and find_diffs(running.call):
             self._shown.add(id)
 
@@ -270,7 +270,7 @@ class BlockRecord:
 
 
 def find_diffs(call: ToolCall) -> list[DiffContent]:
-    """Return the changes of files in the content of a tool call."""
+    """Return the edits to files in the content of a tool call."""
     return [part for part in call.content or [] if isinstance(part, DiffContent)]
 
 

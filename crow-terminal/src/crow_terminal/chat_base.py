@@ -21,7 +21,7 @@ from crow_terminal.theme import choose_theme
 
 
 class ChatBase:
-    """What the keys, the calls of the agent and the screen of one terminal work with."""
+    """Things that the keys, the agent's calls and the screen of one terminal work with."""
 
     terminal: Terminal
 

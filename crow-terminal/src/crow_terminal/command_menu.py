@@ -1,4 +1,4 @@
-"""The commands that are offered after `/`: in groups, those that fit what was typed best first. Pure."""
+"""The commands in the menu after `/`: in groups, the best matches of the typed text first. Pure."""
 
 import re
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ def list_commands(state: State) -> list[OfferedCommand]:
 
 
 def rank_commands(state: State, typed: str, past: Sequence[str]) -> list[OfferedCommand]:
-    """Return the commands that fit what was typed: by name, then by description; each those used last first.
+    """Return the commands that match the typed text: by name, then by description; each those used last first.
 
     If nothing is typed, the commands stay in their groups, after the RECENT ones.
     """
@@ -61,7 +61,7 @@ def rank_commands(state: State, typed: str, past: Sequence[str]) -> list[Offered
 
 
 def rank_name(command: OfferedCommand, typed: str) -> int | None:
-    """Return how well a command fits what was typed: 0 for best, None if it does not fit."""
+    """Return the rank of a command for the typed text: 0 for best, None if it does not match."""
     about = f"{command.words} {command.description}".lower()
     if command.name.startswith(typed):
         return 0

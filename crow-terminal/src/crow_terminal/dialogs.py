@@ -26,7 +26,7 @@ class Row(Struct, frozen=True):
 
 
 class ListDialog(Struct):
-    """A list of which the user chooses one row, by arrows or its number."""
+    """A list with one row to choose, by arrows or its number."""
 
     title: str
     rows: Sequence[Row]

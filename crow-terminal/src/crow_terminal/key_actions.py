@@ -94,7 +94,7 @@ class KeyActions(ChatBase):
             self.perform(command.run(self.state, words))
 
     def expand(self, text: str) -> str:
-        """Replace the words that stand for pastes by what was pasted."""
+        """Replace the words that stand for pastes by the pasted texts."""
         for words, pasted in self.pastes.items():
             text = text.replace(words, pasted)
         return text

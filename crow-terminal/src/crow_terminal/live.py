@@ -1,4 +1,4 @@
-"""Compose the rows below what is printed: what runs, questions, the queue, the footer. Pure: state to lines."""
+"""Compose the rows below the printed ones: running calls, questions, the queue, the footer. Pure: state to lines."""
 
 import os
 from collections.abc import Sequence

@@ -98,7 +98,7 @@ def show_diff(state: State, words: str) -> list[Effect]:
 
 
 def join_changes(state: State) -> list[DiffContent]:
-    """Join the changes of each file to one."""
+    """Join the edits to each file to one."""
     joined: dict[str, DiffContent] = {}
     for diff in state.transcript.diffs:
         first = joined.get(diff.path)

@@ -1,4 +1,4 @@
-"""Files that a prompt mentions behind `@`: which there are, which fit what was typed, and how a name is written."""
+"""Files that a prompt mentions after `@`: listing them, matching the typed text, and quoting a name."""
 
 import os
 import re
@@ -45,7 +45,7 @@ def walk(folder: str) -> Iterable[str]:
 
 
 def find_files(files: Sequence[str], words: str) -> list[str]:
-    """Find the files that fit what was typed, the best first: a folder counts as a file."""
+    """Find the files that match the typed text, the best first: a folder counts as a file."""
     typed = words.lower()
     if not typed:
         return sorted({name.split("/")[0] + "/" if "/" in name else name for name in files})[:MAX_SHOWN]

@@ -44,7 +44,7 @@ UNFOLDABLE = 50
 
 @dataclass
 class OpenQuestions:
-    """The questions of the agent, of which one is shown, or a list; and the effects of the answers."""
+    """The agent's questions: one is shown, or a list; and the effects of the answers."""
 
     agent: str = "crow"
     """The agent for people: its command or address."""

@@ -1,7 +1,8 @@
 """The session of the terminal for the process of its page, which is a second client of it.
 
-The page speaks ACP with the terminal, which passes its requests on to the agent. What one of the two does, the other
-shows; a question goes to both, and the first answer holds. Sessions that the page opens itself are the page's alone.
+The page speaks ACP with the terminal, which passes its requests on to the agent. Each of the two shows the actions of
+the other; a question goes to both, and the first answer holds. Sessions that the page opens itself are the page's
+alone.
 """
 
 import asyncio

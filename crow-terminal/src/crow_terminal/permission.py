@@ -37,7 +37,7 @@ class Answer(Struct, frozen=True):
     key: str = ""
     """The key of the text in `_meta.crow` of the answer."""
     rule: str = ""
-    """What it covers, if it lasts and the agent says so."""
+    """The calls that it covers, if it lasts and the agent names them."""
 
 
 def list_answers(
@@ -46,7 +46,7 @@ def list_answers(
     """List the rows of a question, and those of its second step: the answers for longer than once.
 
     `takes` may hold `reason`, a text with a rejection, and `command`, another command to run instead. A row whose value
-    is None leads to the second step. Each row has its letter: y, a, n, e, and digits for what an agent offers beside.
+    is None leads to the second step. Each row has its letter: y, a, n, e, and digits for further options of an agent.
     """
     by_kind: dict[str, list[PermissionOption]] = {}
     for option in request.options:

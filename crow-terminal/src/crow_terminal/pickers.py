@@ -48,7 +48,7 @@ def pick_named(state: State, title: str, rows: Sequence[Row], id: str, words: st
 
 
 def list_choices(state: State, category: str) -> list[Row]:
-    """Return the values of an option of this category, also of modes that are no option."""
+    """Return the values of an option of this category, also of modes that are not an option."""
     if category == "mode" and (modes := state.options.modes):
         return [
             Row(one.name, one.description or "", one.id, current=one.id == modes.current_mode_id)

@@ -43,7 +43,7 @@ def make_prompt(
 
 
 def find_images(text: str, cwd: str) -> list[Path]:
-    """Find the paths of images in a text, also quoted or escaped, as terminals paste what is dropped on them."""
+    """Find the paths of images in a text, also quoted or escaped, as terminals paste dropped files."""
     found: dict[Path, None] = {}
     for scheme, word in PATH.findall(text):
         if scheme.lower().startswith("file:"):

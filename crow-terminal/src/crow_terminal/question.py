@@ -33,7 +33,7 @@ class Question(Struct):
 
     title: str
     lines: Sequence[StyledLine]
-    """What it is about, whole."""
+    """Its subject, whole."""
     rows: Sequence[Row]
     lasting: Sequence[Row]
     """The answers of the second step."""
@@ -47,9 +47,9 @@ class Question(Struct):
     top: int = 0
     """The first row of what it is about that is shown."""
     page: int = 1
-    """How many rows of it are shown."""
+    """The number of its rows on the screen."""
     height: int = 1
-    """How many rows it has at the width of the screen."""
+    """The number of its rows at the width of the screen."""
     width: int = 0
     folded: Sequence[tuple[int, StyledLine]] = ()
     """The rows at this width, each with the number of its line."""
@@ -198,7 +198,7 @@ def list_input(call: ToolCall, title: str) -> list[StyledLine]:
 
 
 def list_changes(call: ToolCall, folder: str, *, skips_empty: bool = False) -> list[StyledLine]:
-    """List the changes of files as lines with their numbers; `skips_empty` leaves out files without lines."""
+    """List the edits to files as lines with their numbers; `skips_empty` leaves out files without lines."""
     lines: list[StyledLine] = []
     diffs = [diff for diff in find_diffs(call) if diff.old_text or diff.new_text or not skips_empty]
     for diff in diffs:

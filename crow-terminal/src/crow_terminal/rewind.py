@@ -1,4 +1,4 @@
-"""The changes of a `_session/rewind`, in words."""
+"""The effects of a `_session/rewind`, in words."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ def describe_rewind(answer: dict[str, Any], folder: str) -> list[str]:
 
 
 def describe_change(change: dict[str, Any], folder: str) -> str:
-    """Describe a file that is restored: the lines that come back and those that go, as far as the agent says so."""
+    """Describe a restored file: the lines that come back and the lines that go, as far as the agent names them."""
     path = show_path(str(change["path"]), folder)
     match change:
         case {"removed": True}:

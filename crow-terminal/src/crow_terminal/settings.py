@@ -39,7 +39,7 @@ class Settings(Struct, frozen=True):
 
 
 class Left(Struct):
-    """How the terminal was left."""
+    """The state in which the terminal was left."""
 
     folder: str
     """The folder of the last session."""

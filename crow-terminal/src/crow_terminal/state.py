@@ -205,7 +205,7 @@ class State(OpenQuestions):
         return [*effects, Show(note), *self._end_background(), *self._cancel_questions(), *self.queue.restore()]
 
     def _end_background(self) -> list[Effect]:
-        """What runs in the background ends with the session."""
+        """Background work ends with the session."""
         sentence, self.background = self.describe_background_end(), []
         return self.remark(sentence, "warning") if sentence else []
 

@@ -68,7 +68,7 @@ class FrameOutput(Vt100_Output):
     """Writes each frame at once, between the marks of a synchronized update."""
 
     holding = False
-    """True if what is written belongs to a frame that has not ended."""
+    """True if the output belongs to a frame that has not ended."""
     hides_cursor = False
     """True if the cursor of the terminal is hidden, as it is elsewhere."""
 

@@ -9,7 +9,7 @@ ALONE = 0.35
 
 
 class TypingPause(Struct):
-    """The keys of the user beside the time at which a question appeared.
+    """The user's keys, and the time at which a question appeared.
 
     A letter answers a question if it is typed alone: after a pause, and with no other key right after it. Every letter
     goes to the prompt first, so that none is lost; one that has answered is taken out again. The letter of the second

@@ -1,10 +1,11 @@
 """An ACP agent without a model: `python -m crow_testing.agent_without_model` does what the lines of a prompt say.
 
-`say TEXT`, `think TEXT`, `call ID`, `diff PATH`, `done ID`, `ask ID`, `form NAME`, `secret`,
-`page URL`, `choose KINDS`, `notices NUMBER`, `read PATH`, `write PATH TEXT`,
-`run COMMAND`, `open COMMAND` (a terminal that is not released), `cost AMOUNT`, `spawn` (a process in a session of its
-own, whose id it says), `wait` (until the turn is cancelled), `deaf` (ignores a cancel), `refuse TEXT`, `die CODE TEXT`,
-`stop REASON`, `print TEXT` (beside the protocol), `env NAME`, `cwd`.
+`say TEXT`, `think TEXT`, `call ID`, `diff PATH`, `done ID`, `ask ID`, `form NAME`, `secret`, `page URL`,
+`choose KINDS`, `notices NUMBER`, `read PATH`, `write PATH TEXT`, `run COMMAND`, `cost AMOUNT`,
+`refuse TEXT`, `die CODE TEXT`, `stop REASON`, `env NAME`, `cwd`.
+
+`open COMMAND` does not release its terminal. `spawn` starts a process in a session of its own, and says its id. `wait`
+waits until the turn is cancelled; `deaf` ignores a cancel. `print TEXT` prints outside of the protocol.
 
 The arguments of the command are a fault: `exit`, `silent`, `rubbish`, `flood`, `login`, `version`, `no session`,
 `slow close`.

@@ -27,7 +27,7 @@ ReplyFault = Callable[[Reply, Body], ServerAnswer]
 
 
 def spoil_replies(fault: ReplyFault) -> Chaos:
-    """Make a fault of every reply. Answers that are no `Reply`, such as those of another fault, stay as they are."""
+    """Make a fault of every reply. Answers other than a `Reply`, such as those of another fault, stay as they are."""
 
     def chaos(good: Script) -> Script:
         async def script(request: Body) -> ServerAnswer:

@@ -148,7 +148,7 @@ class Prefork:
 
 
 FORKS = Prefork()
-"""One for the tests of all packages, each of which imports the fixtures."""
+"""One for the tests of all packages: each imports the fixtures."""
 
 
 class ForkedProcess:
@@ -276,7 +276,8 @@ class Machine:
 
     @property
     def forks(self) -> Prefork | None:
-        """What runs commands in forks; None with PYTHONPATH, which holds for what is imported first, or a launcher."""
+        """The runner of commands in forks; None with PYTHONPATH, which decides the first imports, or with a
+        launcher."""
         return None if "PYTHONPATH" in self.env or self.launcher else self.prefork
 
     async def crow(self, *args: str, stdin: str = "") -> CommandResult:
@@ -320,7 +321,7 @@ class PipeReader:
     reader: asyncio.StreamReader
 
     def holding_command(self) -> str:
-        """Return a command that holds the pipe open, as do its two children, of which one ignores SIGTERM."""
+        """Return a command that holds the pipe open together with its two children; one of them ignores SIGTERM."""
         return f'exec 9>{self.path}; (trap "" TERM; while :; do sleep 600; done) & sleep 600 & echo $$ >&9; wait'
 
     async def line(self) -> str:

@@ -1,8 +1,8 @@
 """Runs `crow` commands in forks of a process that has imported what they import: `python prefork.py SOCKET`.
 
-A client connects to the abstract Unix socket, sends the arguments, environment and working directory as JSON with the
-three standard streams, and receives the process id, then the exit code. This process ends when its own standard input
-is closed.
+A client connects to the abstract Unix socket and sends the arguments, environment and working directory as JSON with
+the three standard streams. It receives the process id, then the exit code. This process ends when its own standard
+input is closed.
 """
 
 import atexit

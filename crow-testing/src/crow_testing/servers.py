@@ -137,7 +137,7 @@ def exits_at_once() -> None:
 
 @register_start_fault
 def prints_junk() -> None:
-    """Begins with a banner, escape sequences, incomplete JSON, and JSON that is no message."""
+    """Begins with a banner, escape sequences, incomplete JSON, and JSON other than a message."""
     for line in ("Welcome to my server!", "\x1b[2J\x1b]52;c;aGk=\x07", "[1, 2]", "{}", '{"jsonrpc": "2.0"', "null", ""):
         write_line(line)
     sys.stdout.buffer.write(b"\xff\xfe\x00\n")
@@ -145,7 +145,7 @@ def prints_junk() -> None:
 
 @register_start_fault
 def prints_100_MB_of_junk() -> None:
-    """Begins with a line of 100 MB that is no message."""
+    """Begins with a line of 100 MB that is not a message."""
     for _ in range(100):
         sys.stdout.write(BLOCK)
     write_line("")
@@ -184,7 +184,7 @@ def lists_100_MB(request: Message) -> None:
 
 @register_list_fault
 def lists_a_tool_that_is_none(request: Message) -> None:
-    """Lists a third tool whose schema is no object."""
+    """Lists a third tool whose schema is not an object."""
     names = {"bad": {"type": "object"}, "odd": "none", "pid": {"type": "object"}}
     send_message(
         id=request["id"], result={"tools": [{"name": name, "inputSchema": schema} for name, schema in names.items()]}
@@ -305,7 +305,7 @@ def answers_with_half_a_character(request: Message) -> None:
 
 @register_call_fault
 def answers_what_is_no_result(request: Message) -> None:
-    """Answers with JSON that is no result of a tool call."""
+    """Answers with JSON other than a result of a tool call."""
     send_message(id=request["id"], result={"content": {"caw": [None] * 1000}})
 
 

@@ -52,7 +52,7 @@ class ClientV2:
         self.questions: list[dict[str, Any]] = []
         """The params of all requests for permission."""
         self.order: list[str] = []
-        """What has arrived, in order: `result` for an answer, else the kind of the update."""
+        """The arrived messages, in order: `result` for an answer, else the kind of the update."""
         self.permit: str | None = "allow_once"
         """The kind of the option that answers a question; None leaves it open."""
         self.faults: list[str] = []

@@ -1,1 +1,1 @@
-"""Shows what is stored, in a browser."""
+"""Shows the stored data in a browser."""

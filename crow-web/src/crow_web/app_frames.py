@@ -95,7 +95,7 @@ def make_policy(csp: Mapping[str, Any], ancestors: Sequence[str]) -> str:
 
 
 def list_domains(csp: Mapping[str, Any], name: str) -> Sequence[str]:
-    """Return the domains under a name of `_meta.ui.csp`; what is no origin is left out."""
+    """Return the domains under a name of `_meta.ui.csp`; anything but an origin is left out."""
     values = csp.get(name)
     if not isinstance(values, list):
         return []

@@ -1,4 +1,4 @@
-"""Ask a stored request again, with another prompt version or model; the answers are shown beside each other."""
+"""Ask a stored request again, with another prompt version or model; the answers are shown side by side."""
 
 import asyncio
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ class AskedAgain:
     session: str
     """The id of the session that holds it."""
     changes: str
-    """What was asked otherwise."""
+    """The differences of the question."""
     reply: Message
     call: Row[Any] | None
     """Its model call."""
@@ -72,7 +72,7 @@ def list_asked_again(connection: Connection, call: Row[Any]) -> list[AskedAgain]
 
 
 def describe_changes(notes: Mapping[str, Any]) -> str:
-    """Return in words what was asked otherwise."""
+    """Return the differences of the question in words."""
     prompt, _, version = str(notes.get("prompt") or "").partition(" ")
     named = [f"the prompt {prompt} {version[:8]}"] if prompt else []
     named += [f"the model {notes['model']}"] if notes.get("model") else []

@@ -1,4 +1,4 @@
-"""Model calls: those of a session by turn, and each request beside its answer."""
+"""Model calls: those of a session by turn, and each request next to its answer."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -45,7 +45,7 @@ def draw_span(turn: Turn, span: Span) -> Markup:
 
 
 def show_call(pages: Pages, connection: Connection, request: Request) -> str:
-    """Show a request as it was sent, beside its answer and what differs from the request before."""
+    """Show a request as it was sent, next to its answer, and its differences from the request before."""
     call = requests.find_model_call(connection, request.path_params["id"])
     body, is_exact = requests.rebuild_request(connection, call.id)
     same = [each for each in queries.list_session_calls(connection, call.session) if each.purpose == call.purpose]

@@ -34,7 +34,7 @@ MEANS: Sequence[tuple[str, Callable[[DayUsage], float], Callable[[DayUsage], flo
     ("Cached, % of the tokens sent", lambda it: it.cached * 100, lambda it: it.input),
     ("Seconds until the first token", lambda it: it.first / 1000, lambda it: it.calls),
 )
-"""Charts of means: what is divided by what."""
+"""Charts of means: numerators and denominators."""
 
 
 def show_charts(pages: Pages, connection: Connection, request: Request) -> str:

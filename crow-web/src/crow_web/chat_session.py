@@ -37,7 +37,7 @@ from crow_web.turn_undo import TurnUndo
 
 @dataclass
 class Words:
-    """What the person has said and the agent does not have yet."""
+    """Messages of the person that the agent does not have yet."""
 
     text: str
     images: Sequence[ImageBlock] = ()
@@ -187,7 +187,7 @@ class ChatSession:
             return self.is_open
 
     async def _join(self, meta: Any) -> None:
-        """Show the terminal's session: what is stored, then its last turn, then what happens."""
+        """Show the terminal's session: the stored part, then its last turn, then new updates."""
         started = meta["crow"]["started"]
         if self._database:
             read = partial(read_history, self._database, self._renderer, self.id, is_ours=True, before=started)
@@ -211,7 +211,7 @@ class ChatSession:
         self._put_frame()
 
     async def look(self) -> None:
-        """Show what is stored, if another process has changed it."""
+        """Show the stored part again, if another process has changed it."""
         if self.phase != "viewing" or self._database is None:
             return
         try:

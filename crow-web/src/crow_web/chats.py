@@ -144,7 +144,7 @@ class Chats:
     async def _find(self, id: str, last: WebChat | None) -> WebChat | None:
         """Return the chat of a session, or a new one; None if there is no such session.
 
-        `last` is the one that the page has shown. A new chat may have got an id of which the page does not know.
+        `last` is the one that the page has shown. A new chat may have got an id that the page does not know.
         """
         if last and not id:
             id = last.id

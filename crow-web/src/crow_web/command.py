@@ -1,4 +1,4 @@
-"""`crow web`: show what is stored, and talk, in a browser."""
+"""`crow web`: show the stored data, and talk, in a browser."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""Evaluations: their reports, with each run beside its session, and comparisons of two."""
+"""Evaluations: their reports, with each run next to its session, and comparisons of two."""
 
 from crow_eval import rows as stored
 from crow_eval.evaluation_report import Comparison, compare_evaluations, list_changed_tasks, make_report

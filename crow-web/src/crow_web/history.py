@@ -24,7 +24,7 @@ BLOCKS = 10
 
 @dataclass
 class History:
-    """What a chat shows of a stored session."""
+    """The parts of a stored session that a chat shows."""
 
     id: str
     folder: str

@@ -21,7 +21,7 @@ class Tab:
         """Makes the completions that the page asked for last."""
 
     def add(self, blocks: Mapping[str, str | None]) -> None:
-        """Add changes; a later change of a block replaces an earlier one, so a slow page gets fewer."""
+        """Add changes; a newer state of a block replaces an earlier one, so a slow page gets fewer."""
         self._pending |= blocks
         if blocks:
             self._changed.set()

@@ -206,7 +206,7 @@ def render_output(output: str) -> Markup:
 
 
 def make_diff(diff: DiffContent) -> str:
-    """Return a change of a file as a unified diff."""
+    """Return the edit to a file as a unified diff."""
     old, new = diff.old_text or "", diff.new_text
     if len(old) + len(new) > MAX_DIFF_LENGTH:
         return "The change is too long to be shown."

@@ -26,10 +26,10 @@ TAGS = {
     *("strong", "s", "table", "thead", "tbody", "tr", "th", "td", "a", "span"),
 }
 OTHER_SEQUENCES = re.compile(r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b\[[0-9;?]*[A-Za-ln-z]")
-"""Escape sequences that are no colours: links, titles, movements."""
+"""Escape sequences other than colours: links, titles, movements."""
 FORMATTERS: Any = formatters
 LEXERS: Any = lexers
-"""Pygments, the types of which are not complete."""
+"""Pygments, whose types are not complete."""
 
 
 def to_markdown(text: str) -> Markup:
@@ -83,7 +83,7 @@ def to_json(value: Any) -> Markup:
 
 
 def to_arguments(text: str) -> Markup:
-    """Return the arguments of a tool call as indented and coloured JSON; as they are, if they are no JSON."""
+    """Return the arguments of a tool call as indented and coloured JSON; unchanged, if they are not JSON."""
     try:
         return to_json(json.loads(text))
     except ValueError:

@@ -1,4 +1,4 @@
-"""What the pages read from the database, beside what `crow_persistence` reads for the commands."""
+"""Queries for the pages, in addition to those of `crow_persistence` for the commands."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,12 +23,12 @@ TITLE = 80
 RESULTS = "completed", "failed"
 """Verdicts of results."""
 FOUND = 120
-"""Messages of which a search shows the sessions."""
+"""The most messages whose sessions a search shows."""
 
 
 @dataclass(frozen=True)
 class SessionFilter:
-    """Which sessions a list shows; empty values leave nothing out."""
+    """The sessions that a list shows; empty values leave nothing out."""
 
     words: str = ""
     """Words that one of its messages has."""
@@ -291,7 +291,7 @@ def list_session_calls(connection: Connection, number: int) -> Sequence[Row[Any]
 
 @dataclass(frozen=True)
 class DecisionFilter:
-    """Which permission decisions a list shows."""
+    """The permission decisions that a list shows."""
 
     session: str = ""
     tool: str = ""

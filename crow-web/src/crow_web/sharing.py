@@ -10,7 +10,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 LIFETIME = timedelta(days=30)
-"""How long a certificate is valid."""
+"""The time for which a certificate is valid."""
 
 
 def find_address() -> str:

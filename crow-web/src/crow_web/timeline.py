@@ -139,8 +139,8 @@ def find_entry(connection: Connection, number: int | None) -> str:
 def find_forks(
     connection: Connection, row: Row[Any], transcript: Transcript, parts: Sequence[TranscriptPart]
 ) -> dict[str, Any]:
-    """Find the session that one was forked from (`origin`) with the first message that is its own (`forked_at`), and
-    its forks by the last message that each shares with it: their ids and titles (`forks`)."""
+    """Find the session from which this one was forked (`origin`) with its first own message (`forked_at`). Find also
+    its forks by the last shared message: their ids and titles (`forks`)."""
     order = {entry.get("crow", {}).get("id", ""): number for number, entry in enumerate(transcript.record.log)}
     shown = [(order.get(part.id, 0), part.id) for part in parts]
     forks: dict[str, list[tuple[str, str]]] = {}

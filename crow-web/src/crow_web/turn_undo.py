@@ -1,4 +1,4 @@
-"""Takes back the last turn of a session, with its changes of files, after a question on the page."""
+"""Takes back the last turn of a session, with its edits to files, after a question on the page."""
 
 from typing import Any
 

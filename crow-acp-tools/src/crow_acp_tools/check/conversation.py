@@ -529,7 +529,7 @@ def is_update(line: WireLine, session: str) -> bool:
 
 
 def update_kind(line: WireLine) -> str:
-    """Return the kind of the update in a line; the empty text if the line is no update."""
+    """Return the kind of the update in a line; "" for any other line."""
     return str(get_path(line.message, "params", "update", "sessionUpdate") or "")
 
 

@@ -20,7 +20,7 @@ requirement = RequirementGroup()
 
 
 def describe_tool_use(conversation: Conversation) -> str:
-    """Return whether the agent used tools of its own. Whether it would use a capability stays unknown."""
+    """Return whether the agent used tools of its own. The use of capabilities stays unknown."""
     get_stop_reason(conversation)
     kinds = sorted({update_kind(line) for line in conversation.lines} & {"tool_call", "tool_call_update"})
     return "it used tools of its own" if kinds else "it used no tool, so it may not have needed the client"

@@ -1,8 +1,8 @@
 """Check messages strictly against the protocol's schema, without the tolerance that receivers need.
 
-The schema is that of crow's own structs, which are generated from the official one, with the unstable parts that crow
+The schema is made from crow's own structs, which are generated from the official one, with the unstable parts that crow
 speaks. They are a little laxer where the schema gives a range or a format (`line` may be negative, `updatedAt` any
-text), and stricter in one place: 1.0 is not an integer.
+text). They are stricter in one place: 1.0 is not an integer.
 """
 
 from collections.abc import Iterator

@@ -1,8 +1,8 @@
 """Read the configuration files and check them. Nothing here starts a program or a connection.
 
 Settings override each other in this order, the strongest last: `config.toml` and `mcp.json` in crow's home; `.mcp.json`
-and `.crow/config.toml` of a trusted project, which may only add servers, agents and diagnostics, set up worktrees, and
-tighten permissions; the environment; the command line.
+and `.crow/config.toml` of a trusted project; the environment; the command line. A project may only add servers, agents
+and diagnostics, set up worktrees, and tighten permissions.
 """
 
 import inspect

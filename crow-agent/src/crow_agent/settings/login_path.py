@@ -22,7 +22,7 @@ SYSTEM_FOLDERS = {
     *("/bin", "/sbin", "/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin"),
     *("/usr/games", "/usr/local/games", "/snap/bin"),
 }
-"""What is in PATH where no shell has set it."""
+"""The value of PATH if no shell has set it."""
 PROFILES = (
     *("/etc/paths", "/etc/profile", "/etc/zprofile", "~/.profile", "~/.bash_profile", "~/.bash_login", "~/.bashrc"),
     *("~/.zshenv", "~/.zprofile", "~/.zshrc", "~/.config/fish/config.fish"),
@@ -35,7 +35,7 @@ MAX_AGE = 30 * 86400
 
 
 class ShellAnswer(msgspec.Struct):
-    """What the shell said."""
+    """The answer of the shell."""
 
     shell: str
     path: str
@@ -43,7 +43,7 @@ class ShellAnswer(msgspec.Struct):
     at: float
     """Seconds since 1970."""
     stamps: dict[str, int]
-    """Times of the last changes of PROFILES, in nanoseconds; those that do not exist are missing."""
+    """Modification times of PROFILES, in nanoseconds, without the files that do not exist."""
 
 
 def complete_path(env: MutableMapping[str, str], data: Path) -> None:
@@ -84,7 +84,7 @@ def read_login_path(env: Mapping[str, str], data: Path) -> str:
 
 
 def read_stamps(env: Mapping[str, str]) -> dict[str, int]:
-    """Return the times of the last changes of PROFILES."""
+    """Return the modification times of PROFILES."""
     stamps: dict[str, int] = {}
     for name in PROFILES:
         with suppress(OSError):

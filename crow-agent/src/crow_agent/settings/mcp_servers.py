@@ -75,7 +75,7 @@ def to_server(
 
 
 def describe_sandbox(settings: ServerSettings) -> str:
-    """Return what is added to the error of a server in a sandbox that does not start."""
+    """Return the advice to add to the error of a sandboxed server that does not start."""
     network = "with" if settings.network else "without"
     return (
         f" It runs in a sandbox ({settings.sandbox}, {network} network). To change that, set sandbox and network of "

@@ -26,7 +26,7 @@ FOLDERS = (
     *(".crow/prompts", ".crow/skills", ".agents/skills", ".claude/skills"),
     *(".crow/commands", ".claude/commands"),
 )
-"""Folders of a project whose files are used, at any depth. A file that runs may read any other beside it."""
+"""Folders of a project whose files are used, at any depth. A file that runs may read any other in its folder."""
 
 MAX_BYTES = 100_000_000
 """Bytes that the files of a snapshot may have together."""
@@ -97,7 +97,7 @@ class Snapshot:
     left_out: list[str] = field(default_factory=list[str])
     """Sentences about paths that crow does not use: links out of the folder, pipes, devices."""
     uncovered: list[str] = field(default_factory=list[str])
-    """Sentences about files that may change without a change of the fingerprint."""
+    """Sentences about files that may change while the fingerprint stays the same."""
     named: list[str] = field(default_factory=list[str])
     """The paths of the files that the settings name."""
     real: dict[str, str] = field(default_factory=dict[str, str])
@@ -237,7 +237,7 @@ class Reader:
                         self.add_file(entry.path, entry.stat(follow_symlinks=False))
 
     def add_file(self, path: str, status: os.stat_result, *, named: bool = False) -> None:
-        """Add a file that is no link."""
+        """Add a file that is not a link."""
         where = self.to_relative(path)
         if where in self.snapshot.files:
             return

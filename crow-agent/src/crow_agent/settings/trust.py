@@ -69,7 +69,7 @@ class TrustedFolders:
             return []
 
     def add(self, snapshot: Snapshot, hide: Callable[[str], str] = lambda text: text) -> None:
-        """Trust a folder's settings as they are in a snapshot. `hide` masks secrets in what is stored of them.
+        """Trust a folder's settings as they are in a snapshot. `hide` masks secrets in the stored texts.
 
         Raises OSError.
         """
@@ -112,7 +112,7 @@ class TrustedFolders:
     def edit(self) -> Generator[dict[str, Any]]:
         """Give the records to the block, which changes them; then write them. Only one process does so at a time.
 
-        A file that cannot be read is kept beside the new one. Raises OSError.
+        An unreadable file is kept next to the new one. Raises OSError.
         """
         with lock_folder(self.file.parent):
             records = read_records(self.file)
@@ -163,7 +163,7 @@ def is_same(before: Mapping[str, Any] | None, now: ProjectFile | None) -> bool:
 
 
 def to_stored(file: ProjectFile, hide: Callable[[str], str]) -> dict[str, Any]:
-    """Convert a file to what is stored of it: the text, if it is a short one, with its secrets masked."""
+    """Convert a file to its stored form: the text, if it is a short one, with its secrets masked."""
     stored: dict[str, Any] = {"kind": file.kind, "size": file.size, "digest": file.digest}
     if file.content is not None and b"\0" not in file.content and len(file.content) <= MAX_KEPT_FILE:
         with suppress(UnicodeDecodeError):

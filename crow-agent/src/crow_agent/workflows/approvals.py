@@ -1,4 +1,4 @@
-"""What a workflow asks a person with `approve`, and the answer."""
+"""A question that a workflow asks a person with `approve`, and the answer."""
 
 from dataclasses import dataclass
 from typing import Any

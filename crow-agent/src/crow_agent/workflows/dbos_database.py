@@ -1,4 +1,4 @@
-"""The database of DBOS: how it is opened, and what is read from its rows."""
+"""The database of DBOS: opening it, and reading its rows."""
 
 import json
 import sqlite3

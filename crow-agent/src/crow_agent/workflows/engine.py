@@ -213,8 +213,8 @@ class Engine:
     async def _replace(self, execution: WorkflowRun) -> None:
         """End an earlier execution of the same workflow in this process, and wait until it has closed its sessions.
 
-        DBOS starts a workflow again that was taken over by another process and back, or put back into its queue; it
-        lets the earlier execution run until it writes, and that may wait for a model for a day.
+        DBOS starts a workflow again after another process took it over and back, or after it returned to its queue. The
+        earlier execution runs until it writes, and may wait for a model for a day.
         """
         self._suspended.discard(execution.id)
         earlier, self._runs[execution.id] = self._runs.get(execution.id), execution
@@ -369,7 +369,7 @@ class Engine:
             ) from None
 
     async def close(self, drain: float = 0) -> None:
-        """Stop the engine. What runs is suspended, after at most `drain` seconds in which it may end."""
+        """Stop the engine. Running workflows are suspended, after at most `drain` seconds in which they may end."""
         self._is_closing = self._is_fenced = True
         if self._storing is not None:
             self._storing.cancel()

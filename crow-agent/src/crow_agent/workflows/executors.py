@@ -10,7 +10,7 @@ from crow_agent.workflows.errors import WorkflowError
 
 
 class ExecutorLocks:
-    """The locks of executors, which are bytes of a file beside the database."""
+    """The locks of executors: bytes of a file next to the database."""
 
     def __init__(self, path: str) -> None:
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)

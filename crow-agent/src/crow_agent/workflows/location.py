@@ -1,4 +1,4 @@
-"""Where the workflows are stored."""
+"""The location of the workflows."""
 
 from collections.abc import Mapping
 
@@ -6,7 +6,7 @@ from crow_system.files import make_private_folder
 
 
 def find_url(env: Mapping[str, str] | None = None) -> tuple[str, str]:
-    """Find the database of the workflows: PostgreSQL as configured for sessions, else a file beside crow's own.
+    """Find the database of the workflows: PostgreSQL as configured for sessions, else a file next to crow's own.
 
     Return its URL, and how often SQLite waits for the disk.
     """

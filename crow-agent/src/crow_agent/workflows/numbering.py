@@ -68,8 +68,8 @@ class WorkflowRun:
 class Numbering:
     """The numbers of the steps in one task of a workflow, which do not depend on the other tasks.
 
-    The first call in a task that the workflow has started takes a number of the task that started it; all calls of the
-    new task are numbered below that one.
+    The first call in a task of the workflow takes a number from the task that started it. All calls of the new task are
+    numbered below that one.
     """
 
     def __init__(self, run: WorkflowRun, context: DBOSContext, path: tuple[int, ...], base: int) -> None:

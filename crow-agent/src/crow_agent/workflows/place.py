@@ -56,7 +56,8 @@ class Place:
         return place
 
     def branch(self) -> AbstractContextManager[None]:
-        """Take a number for a part of the program that runs beside others; its calls are those in the block."""
+        """Take a number for a part of the program that runs at the same time as others; its calls are those in the
+        block."""
         place = self.find()._numbering.make_branch(Place.make)
 
         @contextmanager
@@ -95,7 +96,8 @@ class Place:
         return session
 
     async def _find_origin(self, label: str) -> dict[str, Any] | None:
-        """Find the session that one of a forked run continues; None for a run that is no fork, and after the fork."""
+        """Find the session that one of a forked run continues; None for a run that is not a fork, and after the
+        fork."""
         if self.run.fork is None:
             self.run.fork = await find_fork(self.run.id)
         fork = self.run.fork

@@ -1,9 +1,9 @@
-"""Processes that share the workflows of a PostgreSQL database: each tells the others that it lives, and one takes over
-the work of another that has died.
+"""Processes that share the workflows of a PostgreSQL database: each tells the others that it lives. If one dies,
+another takes over its work.
 
-A process holds an advisory lock on its id as an executor. The server releases the lock when the process has ended, and
-also when it is frozen or cut off, as the session of the lock ends without a query for IDLE_LIMIT. Who gets the lock of
-another executor breaks its leases and recovers its workflows.
+A process holds an advisory lock on its id as an executor. The server releases the lock when the process has ended. It
+also does so when the process is frozen or cut off, as the lock's session ends after IDLE_LIMIT without a query. The
+process that gets the lock of another executor breaks its leases and recovers its workflows.
 """
 
 import asyncio
@@ -158,7 +158,7 @@ class Executor:
                 lock.close()
 
     def _hold_lock(self) -> None:
-        """Send heartbeats. Where the lock was lost, suspend the work until it is held again."""
+        """Send heartbeats. After the lock was lost, suspend the work until it is held again."""
         while not self._stop.wait(HEARTBEAT_INTERVAL):
             if self._lock is not None:
                 self._lock = keep_alive(self._lock)
@@ -243,7 +243,8 @@ def keep_alive(connection: sa.Connection) -> sa.Connection | None:
 def take_over(connection: sa.Connection, executor: str, recover: Callable[[str], Sequence[str]]) -> None:
     """Take over from an executor if nobody holds its lock: break its leases, then recover its workflows.
 
-    It may be alive and get its lock again, so this is no end. Workflows that only other programs have are left there.
+    It may be alive and get its lock again, so this is not an end. Workflows that only other programs have are left
+    there.
     """
     if not connection.scalar(TRY_LOCK, {"id": executor}):
         return

@@ -216,7 +216,7 @@ async def cancel(workflow_id: str, *, url: str = "", env: Mapping[str, str] | No
 
 
 async def resume(workflow_id: str, *, url: str = "", env: Mapping[str, str] | None = None) -> None:
-    """Go on with a run that was cancelled, or that has failed, from the step that failed; it waits in its queue again.
+    """Continue a cancelled or failed run from the step that failed; it waits in its queue again.
 
     A process that knows the workflow does the work. Raises WorkflowError for a run that is under way or done.
     """
@@ -314,9 +314,9 @@ def step(
 ) -> Any:
     """Make a function a step: inside a workflow its result is stored, and it does not run again once it has ended.
 
-    It is called with `await`; one that is no `async def` runs in a thread. A step that was interrupted runs again.
-    `retries`: how often it is tried again after one of the errors `retry_on`, first after `delay` seconds, then after
-    longer waits. Outside of a workflow it is the plain function.
+    It is called with `await`; a plain function runs in a thread. A step that was interrupted runs again. `retries`: how
+    often it is tried again after one of the errors `retry_on`, first after `delay` seconds, then after longer waits.
+    Outside of a workflow it is the plain function.
     """
 
     def make(function: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:

@@ -35,7 +35,7 @@ class Extensible(Base, kw_only=True):
 
 
 class Unknown:
-    """A variant that this version does not know: `raw` is what was received, and is encoded unchanged."""
+    """A variant that this version does not know: `raw` is the received value, which is encoded unchanged."""
 
     __slots__ = ("raw",)
     __match_args__ = ("raw",)

@@ -1,8 +1,13 @@
 """Tool calls that a reply has as text, because the server has no parser for the form that the model writes.
 
 A reply is such a call if all of it is calls of offered tools, apart from short prose around them. The forms are those
-of the models' chat templates: JSON, bare, in a fence or in marks (Qwen, Hermes, Granite, Mistral, Llama, Phi, Nemotron,
-Command R, DeepSeek, Kimi, LM Studio), XML (Llama, Qwen-Coder, MiniMax, GLM) and Python (Llama, Gemma, LFM, OLMo).
+of the models' chat templates:
+
+- JSON, bare, in a fence or in marks: Qwen, Hermes, Granite, Mistral, Llama, Phi, Nemotron, Command R, DeepSeek, Kimi,
+  LM Studio
+- XML: Llama, Qwen-Coder, MiniMax, GLM
+- Python: Llama, Gemma, LFM, OLMo
+
 A call in an explanation is text: prose about calls, another code block or a heading makes the whole reply an answer.
 """
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from crow_eval.tasks import Task
 
 REPORT_INTERVAL = 10.0
-"""Seconds between two lines about the progress, where standard error is no terminal."""
+"""Seconds between two lines about the progress, if standard error is not a terminal."""
 MAX_GROUPS = 5
 """Groups of failures that the terminal shows."""
 HTML = click.option(
@@ -80,9 +80,9 @@ def run(dataset: str, resume: str, validate: bool, as_json: bool, page: Path | N
     """Run the tasks of DATASET: a folder of tasks, one task, a .jsonl file, or a suite of crow's own (`daily`,
     `first-steps`).
 
-    Each run has a copy of the task's files and a stored session. Tools work there as in any session: permissions are no
-    sandbox, and --mode yolo lets the model run what it likes on this machine. --resume goes on with an evaluation that
-    was stopped or killed, and runs again what ended with an error.
+    Each run has a copy of the task's files and a stored session. Tools work there as in any session. Permissions are
+    not a sandbox, and --mode yolo lets the model run any command on this machine. With --resume, an evaluation that was
+    stopped or killed continues, and cells that ended with an error run again.
 
     Exit codes: 0 every run has an outcome, 1 some have none or ended with an error, 2 wrong usage. With --validate: 1 a
     task passes on its untouched start, or a check fails on the reference solution.

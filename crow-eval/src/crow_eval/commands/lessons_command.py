@@ -59,10 +59,10 @@ NAMES = {
 def lessons(ids: tuple[str, ...], everywhere: bool, apply: bool, as_json: bool, **options: Any) -> None:
     """List what went wrong in the sessions of this folder, and lines for AGENTS.md that could prevent it.
 
-    It finds your corrections, calls that you rejected with a reason, undone turns, failures that repeat, detours,
-    loops, refused arguments, and output that was read twice because it was cut. Give the beginnings of IDs to see the
-    evidence. Imported sessions count, too. With --model, a model reads the last 200 messages that followed an answer,
-    finds further corrections, and proposes lines; its quotes are checked.
+    It finds your corrections, rejected calls with a reason, undone turns, failures that repeat, detours, loops,
+    refused arguments, and cut output that was read twice. Give the beginnings of IDs to see the evidence.
+    Imported sessions count, too. With --model, a model reads the last 200 messages that followed an answer, finds
+    further corrections, and proposes lines; its quotes are checked.
     """
     cwd = "" if everywhere else os.getcwd()
     found, count = read_lessons(cwd, as_json=as_json, **options)

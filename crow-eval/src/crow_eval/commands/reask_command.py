@@ -75,11 +75,11 @@ def reask(
     """Ask stored sessions again, request by request. No tool is run, except with --tools live.
 
     Tool results come from the log while the new replies call the same tools with the same arguments. The first reply
-    that does not is shown beside the old one, and ends its session. The new replies are stored in sessions of their
+    that does not is shown next to the old one, and ends its session. The new replies are stored in sessions of their
     own; a second start asks only what has no reply yet. The exit code is 1 if a session could not be asked to its end.
 
-    With --tools live, the prompts of a session are sent to a new one, whose tools run in a copy of the folder as it was
-    recorded when the session began, and which goes on after a departure. Permissions are no sandbox there, either.
+    With --tools live, the prompts of a session are sent to a new one. Its tools run in a copy of the folder as it was
+    recorded when the session began, and it continues after a departure. Permissions are not a sandbox there, either.
 
     Example: crow reask 3fa9 81c2 --prompt new.md.j2 -s temperature=0
     """
@@ -100,7 +100,7 @@ def reask(
 
 
 def parse_sampling(given: Sequence[str]) -> dict[str, Any]:
-    """Parse parameters; a value that is no JSON is a text."""
+    """Parse parameters; a value that is not JSON is a text."""
     found: dict[str, Any] = {}
     for text in given:
         name, mark, value = text.partition("=")

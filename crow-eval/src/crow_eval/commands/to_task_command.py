@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from crow_eval.session_ends import SessionEnd
 
 COPY = 'cp -R "$CROW_TASK/changes/." .'
-"""The command that lays what was changed over the commit of a task."""
+"""The command that lays the changed files over the commit of a task."""
 FILES_HINT = "# The folder of the session is in no git repository, or is gone: put what it starts with into files/.\n"
 TASK = """\
 description = "From session {session}"

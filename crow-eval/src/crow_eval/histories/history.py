@@ -1,4 +1,4 @@
-"""What is read from another agent's history: sessions with messages, and what could not be read."""
+"""The content of another agent's history: sessions with messages, and unreadable parts."""
 
 import json
 import re
@@ -40,7 +40,7 @@ class ForeignSession:
     entries: list[tuple[int, Message]] = field(default_factory=list[tuple[int, Message]])
     """The messages, each with its time in milliseconds since 1970; 0 if it is not known."""
     left_out: Counter[str] = field(default_factory=Counter[str])
-    """What has no place in a message, by a name for it, with its number."""
+    """Content without a place in a message, by a name for it, with its number."""
 
     @property
     def own_id(self) -> str:

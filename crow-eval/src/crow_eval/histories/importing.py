@@ -40,13 +40,12 @@ READERS: dict[str, tuple[Callable[[Path], Iterator[ForeignSession]], str]] = {
 }
 """For each agent, what reads its history, and its place in the home folder."""
 KIND = "imported"
-"""Kind of the marker before imported entries: which session of which agent they are of, the id of the last one, and
-what is lost."""
+"""Kind of the marker before imported entries: their agent and session, the id of the last one, and the losses."""
 
 
 @dataclass
 class Imported:
-    """What came of an import."""
+    """The result of an import."""
 
     sessions: list[str] = field(default_factory=list[str])
     """The ids of the new sessions."""
@@ -58,7 +57,7 @@ class Imported:
     """The number of sessions that were imported before, and have nothing new."""
     messages: int = 0
     left_out: Counter[str] = field(default_factory=Counter[str])
-    """What has no place in a message, and what was broken, with its number."""
+    """Content without a place in a message, and broken parts, with their number."""
 
 
 def import_history(store: BlockingStore, agent: str, path: Path) -> Imported:

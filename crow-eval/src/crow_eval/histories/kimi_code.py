@@ -1,8 +1,8 @@
 """Kimi Code: a folder for each session, `~/.kimi-code/sessions/FOLDER/ID`, with `state.json` and
 `agents/main/wire.jsonl`.
 
-kimi-cli, its predecessor, has `wire.jsonl` beside `state.json`, in `~/.kimi/sessions/HASH/ID`. HASH is that of the path
-of the working folder, and `~/.kimi/kimi.json` lists these paths. Sub-agents are left out.
+kimi-cli, its predecessor, has `wire.jsonl` next to `state.json`, in `~/.kimi/sessions/HASH/ID`. HASH is that of the
+path of the working folder, and `~/.kimi/kimi.json` lists these paths. Sub-agents are left out.
 """
 
 from collections.abc import Iterator, Mapping

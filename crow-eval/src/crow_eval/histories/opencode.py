@@ -1,4 +1,4 @@
-"""opencode: the files of `~/.local/share/opencode/storage`, or the SQLite file `opencode.db` beside it.
+"""opencode: the files of `~/.local/share/opencode/storage`, or the SQLite file `opencode.db` next to it.
 
 Sessions, messages and parts of messages are JSON objects, each in a file of its own, or in a row.
 """

@@ -69,7 +69,7 @@ def add_messages(session: ForeignSession, file: Path, at: int) -> None:
 
 
 def list_entries(folder: Path, session: ForeignSession) -> list[Mapping[str, Any]]:
-    """List the entries that the user saw: the snapshot's, with the changes of the journal since. Raises OSError."""
+    """List the entries that the user saw: the snapshot's, as the journal changed them since. Raises OSError."""
     generation = to_line(get_dict(read_part(folder / "CURRENT", session), "value").get("generation"))
     snapshot = folder / "generations" / Path(generation).name
     manifest = get_dict(read_part(snapshot / "manifest.json", session), "value")
@@ -98,7 +98,7 @@ def read_part(file: Path, session: ForeignSession) -> dict[str, Any]:
 
 
 def apply_change(entries: list[Any], change: Any) -> list[Any]:
-    """Return the entries after a change of the journal."""
+    """Return the entries after one step of the journal."""
     entry, id = get_dict(change, "entry"), get_dict({"change": change}, "change").get("id")
     match change:
         case {"op": "append_entry"}:

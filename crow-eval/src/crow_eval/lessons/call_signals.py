@@ -44,7 +44,7 @@ ENVIRONMENT = re.compile(
     r"|Connection refused|Could not resolve host|Cannot find module|externally-managed-environment|timed out",
     re.IGNORECASE,
 )
-"""Words in output that blame the way in which a command was run, not the work that it did."""
+"""Words in output that blame the command's form, not the work that it did."""
 EXIT_LIMIT = 200
 """Characters at the beginning and the end of a result in which its exit code is looked for."""
 COMMAND_KEYS = ("command", "cmd")
@@ -105,7 +105,7 @@ class Use:
     name: str
     arguments: str
     command: str = ""
-    """The command line; "" for a tool that is no shell."""
+    """The command line; "" for a tool other than a shell."""
     entry: str = ""
     """The id of the entry with the result."""
     text: str = ""

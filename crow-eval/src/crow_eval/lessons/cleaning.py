@@ -23,7 +23,7 @@ from crow_persistence.recent_logs import RecentLog, load_recent_logs
 from sqlalchemy import Connection
 
 MARKS = tuple(mark for marks in PLACEHOLDERS.values() for mark in marks)
-"""The texts that stand for what was taken out."""
+"""The texts that stand for the removed ones."""
 WORD = re.compile(rf"[^\s\"'`,;()]{{{MIN_SECRET_LENGTH},}}")
 """A word of a quotation that may be a secret."""
 
@@ -40,7 +40,7 @@ class SessionTexts:
 
 
 class Cleaner:
-    """Cleans texts of sessions, each of which it reads once."""
+    """Cleans texts of sessions; it reads each once."""
 
     def __init__(self, connection: Connection, secrets: Collection[str]) -> None:
         self._connection = connection

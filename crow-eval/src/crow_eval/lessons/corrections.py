@@ -35,7 +35,7 @@ OPENERS = [re.compile(pattern) for pattern in DATA["openers"]]
 DIRECT = [re.compile(pattern) for pattern in DATA["direct"]]
 """Sentences that say how to work, or prohibit something."""
 REWRITES = [(re.compile(pattern, re.IGNORECASE), str(line)) for pattern, line in DATA["rewrites"]]
-"""How the beginning of a sentence changes when it becomes a line of instructions."""
+"""The beginnings of sentences, and their form in a line of instructions."""
 LAST_WORDS = re.compile(r"[\s,]+(?:please|pls|thanks|thank you|ok|okay|again|already)(?=[.!]*$)", re.IGNORECASE)
 VAGUE = re.compile(rf"\b(?:{'|'.join(DATA['vague'])})\b", re.IGNORECASE)
 """Words that mean nothing without the conversation before."""

@@ -14,7 +14,7 @@ SKILL = "SKILL.md"
 
 def find_instruction_file(folders: Collection[str], skills: Collection[str], config: Path) -> Path:
     """Return the file for a line that comes from sessions in these folders, with these folders of skills ("" for a turn
-    without one): that of the skill, of the project, or of the user if there are several projects."""
+    without one). It is the file of the skill, of the project, or of the user if there are several projects."""
     if len(skills) == 1 and (skill := next(iter(skills))) and (Path(skill) / SKILL).is_file():
         return Path(skill) / SKILL
     projects = {find_project(Path(folder)): Path(folder) for folder in folders}
@@ -58,6 +58,6 @@ def ends_with_item(text: str) -> bool:
 
 
 def make_diff(file: Path, before: str, after: str) -> str:
-    """Return the change of a file as a unified diff."""
+    """Return the edit to a file as a unified diff."""
     lines = unified_diff(before.splitlines(), after.splitlines(), str(file), str(file), lineterm="")
     return "\n".join(lines)

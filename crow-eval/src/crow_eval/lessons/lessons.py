@@ -17,7 +17,7 @@ from crow_eval.lessons.instruction_files import find_instruction_file, knows_lin
 from crow_eval.lessons.session_signals import SaidMessage, find_signals, list_said
 
 LEAST = {"failure": 3, "refused": 2, "cut": 2}
-"""How often a signal must have occurred to be a lesson; once for the others."""
+"""The least number of times that a signal must occur to be a lesson; once for the others."""
 OPINIONS = ("correction", "rejection")
 """Kinds of signals that are the user's words. They are grouped together."""
 EVIDENCE_LIMIT = 5
@@ -44,7 +44,7 @@ class Evidence:
 
 @dataclass
 class Lesson:
-    """What went wrong, how often, and a line of instructions that could prevent it."""
+    """A fault, its number of times, and a line of instructions that could prevent it."""
 
     id: str
     kind: str
@@ -75,7 +75,7 @@ class Group:
 
 @dataclass
 class SessionsReading:
-    """What was read of the stored sessions."""
+    """The stored sessions, as far as they were read."""
 
     signals: list[Signal] = field(default_factory=list[Signal])
     said: list[SaidMessage] = field(default_factory=list[SaidMessage])

@@ -81,7 +81,7 @@ def is_readable(kind: OfficeKind) -> bool:
 
 
 def make_install_command() -> str:
-    """Return the command that installs the libraries beside this program."""
+    """Return the command that installs the libraries for this program."""
     return shlex.join(["uv", "pip", "install", "--python", sys.executable, *EXTRA])
 
 

@@ -35,7 +35,7 @@ COMMON_OPTIONS = (
 
 @cache
 def find_program() -> str:
-    """Return the path of rg, beside this Python or else on the PATH. Raises ToolRefusal when there is none."""
+    """Return the path of rg, next to this Python or else on the PATH. Raises ToolRefusal when there is none."""
     if found := shutil.which("rg", path=sysconfig.get_path("scripts")) or shutil.which("rg"):
         return found
     raise ToolRefusal("ripgrep is not installed, so nothing was searched. Use find and grep in the terminal.")

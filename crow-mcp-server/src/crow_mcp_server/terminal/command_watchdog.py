@@ -10,8 +10,8 @@ from threading import Lock
 from crow_system.watchdog import start_watchdog
 
 MARK_VARIABLE = "CROW_COMMAND"
-"""An environment variable that is set for all processes of a command, to find those that leave its group, and to tell
-them from processes that the user has started."""
+"""An environment variable of all processes of a command, to find those that leave its group, and to tell them from the
+user's processes."""
 
 
 class CommandWatchdog:

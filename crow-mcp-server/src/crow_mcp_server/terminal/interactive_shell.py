@@ -56,7 +56,7 @@ exec > /dev/null 2>&1
 """
 """Read by the shell at its start. Each line calls `__crow` with the number of the command and the status of the last
 one, runs the command, and calls `__crow_end`, which reports both to descriptor 8. That descriptor is closed for the
-command, so that it cannot write a report. What the shell prints apart from commands (prompts, traces) is dropped.
+command, so that it cannot write a report. Output of the shell apart from commands (prompts, traces) is dropped.
 
 Commands may define functions with any name: POSIX mode finds `unset` before a function, and `command` finds builtins
 only. They may set prompts and options: those that could keep the shell from reading its next line are set back."""

@@ -21,9 +21,9 @@ WHOLE_SCREEN = {b"2", b"3"}
 class TerminalScreen:
     """Separates a terminal's output into lines and drawing.
 
-    A program draws while it uses the alternate screen. It also draws from the moment when it moves the cursor to a
-    position or erases the screen after it has hidden the cursor or requested application keys, as `top` does, until it
-    has undone both.
+    A program draws while it uses the alternate screen. It also draws after it has hidden the cursor or requested
+    application keys, as `top` does. Drawing starts when it moves the cursor to a position or erases the screen, and
+    ends when both are undone.
     """
 
     def __init__(self) -> None:

@@ -44,9 +44,10 @@ class ShellState:
         """Return a script that a shell reads before a command; it saves the environment at the end of the command.
 
         The environment is saved in `path` + ".after". `before` is the file named by the command's own BASH_ENV, "" for
-        none. With `env_is_unknown`, the script also sets and unsets what earlier commands did, but for the variables in
-        `given`, of which it unsets those that are None; and it saves the first environment in `path` + ".before". With
-        `lists_processes`, it saves that, too, and the processes that the shell sees at the end in `path` + ".left".
+        none. With `env_is_unknown`, the script also repeats what earlier commands set and unset, except for the
+        variables in `given`; it unsets those that are None there. It also saves the first environment in `path` +
+        ".before". With `lists_processes`, it saves that, too, and the processes that the shell sees at the end in
+        `path` + ".left".
         """
         left = f"echo $$ /proc/[0-9]* > {shlex.quote(path + '.left')}; " if lists_processes else ""
         lines = [

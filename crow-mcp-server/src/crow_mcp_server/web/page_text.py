@@ -102,7 +102,7 @@ def decode_text(body: bytes, charset: str | None, *, html: bool) -> str:
 
 
 def _decode_as(body: bytes, encoding: str) -> str:
-    """Decode a page as browsers do, which read some encodings as larger ones of which they are a part."""
+    """Decode a page as browsers do: they read some encodings as larger ones that contain them."""
     import webencodings  # not at the top, as above
 
     known = webencodings.lookup(encoding)

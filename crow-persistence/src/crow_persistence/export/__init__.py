@@ -23,7 +23,7 @@ class Export:
     """Files that the text refers to, by path relative to the text: the images of a trajectory."""
 
     def write(self, path: Path) -> None:
-        """Write the text to a file, and the other files beside it. Raises OSError."""
+        """Write the text to a file, and the other files next to it. Raises OSError."""
         path.write_text(self.text, "utf-8")
         for name, data in self.files.items():
             (path.parent / name).parent.mkdir(exist_ok=True)

@@ -1,6 +1,6 @@
 """The migrations of the tables, one file per revision in `versions`. A released revision is never changed.
 
-A new revision needs a change of `tables.py`, LATEST_REVISION in `database.py`, and a dump of a database of that
+A new revision needs a change to `tables.py`, LATEST_REVISION in `database.py`, and a dump of a database of that
 revision (`tests/databases/make.py`), so that tests can always update it. It should only add tables, and columns that
 may be left out; otherwise it raises OLDEST_READER, and older versions of crow refuse the database.
 """
