@@ -63,6 +63,7 @@ from crow_extensions.telemetry import telemetry
 from crow_extensions.templates import templates
 from crow_extensions.timers import timers
 from crow_extensions.titles import titles
+from crow_extensions.tool_descriptions import tool_descriptions
 from crow_extensions.tool_search import tool_search
 from crow_extensions.truncate import truncate
 from crow_extensions.undo import undo
@@ -119,7 +120,7 @@ FIRST_EXTENSIONS: tuple[Extension, ...] = (
     *(cut_prompts, usage, background),
     *(printed_calls, broken_replies, empty_replies, refused_images, refused_prompts),
     *(loop_guard, truncate, titles, undo, plan, goal, timers),
-    *(mentions, agents, skills, work_trees, small_models, warm_up),
+    *(mentions, agents, skills, work_trees, small_models, tool_descriptions, warm_up),
 )
 """Used by default, in this order. `NAME = false` in `[extensions]` leaves one out."""
 OPTIONAL_EXTENSIONS: tuple[Extension, ...] = (budgets, subagents, memory)

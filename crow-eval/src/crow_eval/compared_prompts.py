@@ -15,12 +15,12 @@ from crow_persistence.database import Database
 from crow_persistence.prompt_versions import find_variables, find_version
 from msgspec import Struct
 
-from crow_eval.context_files import read_context_file
-
 CURRENT = "current"
 """Names the system prompt that sessions have without an evaluation."""
 JUDGE = "judge"
 """The name of the system prompt of judges."""
+SYSTEM = ("system", "small")
+"""The names of system prompts: crow's, and that of the profile for small models."""
 SYSTEM_VARIABLES = ("cwd", "roots", "platform", "date", "tools", "instructions")
 """The variables that the system prompt is rendered with."""
 
@@ -71,25 +71,6 @@ def load_prompt(wanted: str, config: Config, home: Home, database: Database) -> 
     return PromptVersion(wanted, row.name, row.template)
 
 
-def load_current(name: str, config: Config, home: Home, database: Database) -> PromptVersion:
-    """Load the version of a prompt that sessions use today, the stored one that `NAME@N` names, or an AGENTS.md or
-    SKILL.md.
-
-    Raises ConfigError, also for a name without a version where today's cannot be told; StoreError.
-    """
-    if name == "system":
-        return load_prompt(CURRENT, config, home, database)
-    if "@" in name:
-        return load_prompt(name, config, home, database)
-    if name == JUDGE:
-        return PromptVersion(name, name, load_judge_prompt(config, home).template)
-    if found := read_context_file(name):
-        return PromptVersion(name, *found)
-    if (path := find_prompt_files(config, home).get(name)) is None:
-        raise ConfigError(f"Which version of the prompt {name} to begin with is not clear. Give one, such as {name}@1.")
-    return PromptVersion(name, name, path.read_text("utf-8"))
-
-
 def load_judge_prompt(config: Config, home: Home) -> Prompt:
     """Load the user's own prompt of judges if there is one, else the packaged one. Raises ConfigError."""
     path = find_prompt_files(config, home).get(JUDGE)
@@ -109,7 +90,7 @@ def check_prompt(prompt: PromptVersion) -> None:
         _ = Prompt(prompt.name, prompt.template).compiled_template
     except Exception as error:  # jinja2's errors are of many kinds
         raise ConfigError(f"--prompt {prompt.label}: the template is wrong: {error}.") from error
-    if prompt.name != "system":
+    if prompt.name not in SYSTEM:
         return
     if unknown := sorted({*find_variables(prompt.template)} - {*SYSTEM_VARIABLES}):
         given = ", ".join(SYSTEM_VARIABLES)
@@ -122,13 +103,8 @@ def check_prompt(prompt: PromptVersion) -> None:
 
 
 def replace_prompts(crow: Crow, *, prompts: Mapping[str, Prompt]) -> None:
-    """Use these prompts, by their names, in every session, whatever the configuration names.
-
-    A session of a small model keeps its short system prompt in place of crow's usual one.
-    """
+    """Use these prompts, by their names, in every session, whatever the configuration names."""
 
     @crow.session_start
     def replace(session: Session) -> None:
-        usual, templates = Prompt.from_package("system"), session.prompts.templates
-        is_small = templates["system"] == Prompt.from_package("small")
-        templates.update({name: one for name, one in prompts.items() if not (is_small and one == usual)})
+        session.prompts.templates.update(prompts)

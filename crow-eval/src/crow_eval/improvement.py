@@ -18,13 +18,15 @@ from crow_agent.budget import Budget
 from crow_agent.errors import AgentError
 from crow_core.app import Crow
 from crow_core.errors import ConfigError
+from crow_core.mcp.tool import DESCRIPTION_LIMIT
 from crow_core.session.prompts import Prompt
 from crow_core.text import to_line
+from crow_extensions.tool_descriptions import TOOL
 from crow_persistence.database import Database
 from crow_persistence.prompt_versions import find_number, find_variables, find_version, store_version
 
 from crow_eval.cells import Candidate, Cell, Proposal, SearchNotes
-from crow_eval.compared_prompts import JUDGE, SYSTEM_VARIABLES, PromptVersion, check_prompt, replace_prompts
+from crow_eval.compared_prompts import JUDGE, SYSTEM, SYSTEM_VARIABLES, PromptVersion, check_prompt, replace_prompts
 from crow_eval.context_files import find_file_fault, is_file_name
 from crow_eval.evaluation_store import Evaluation, now, save_settings
 from crow_eval.gepa_search import MINIBATCH, search
@@ -90,8 +92,10 @@ class Improvement:
     @property
     def question(self) -> str:
         """The template of the words to the model that proposes."""
-        what = "file" if is_file_name(self.notes.target) else "Jinja template"
-        return QUESTION.format(what=what, name=self.notes.target)
+        name = self.notes.target
+        what = "file" if is_file_name(name) else "Jinja template"
+        what = "description of a tool for the model" if name.startswith(TOOL) else what
+        return QUESTION.format(what=what, name=name.removeprefix(TOOL))
 
     async def run(self) -> None:
         """Search, unless the search has ended, and run the tasks of the report.
@@ -306,8 +310,11 @@ def find_fault(prompt: PromptVersion, first: PromptVersion) -> str:
         check_prompt(prompt)
     except ConfigError as error:
         return str(error).partition(": ")[2] or str(error)
-    if new := sorted({*find_variables(prompt.template)} - {*find_variables(first.template)} - {*SYSTEM_VARIABLES}):
+    given = SYSTEM_VARIABLES if prompt.name in SYSTEM else find_variables(first.template)
+    if new := sorted({*find_variables(prompt.template)} - {*given}):
         return f"The template uses {new[0]}, which it is not given."
+    if prompt.name.startswith(TOOL) and len(prompt.template) > DESCRIPTION_LIMIT:
+        return f"The description has more than {DESCRIPTION_LIMIT:,} characters."
     if lost := sorted({*find_variables(first.template)} - {*find_variables(prompt.template)}):
         return f"The template has lost {', '.join(f'{{{{ {name} }}}}' for name in lost)}."
     return ""

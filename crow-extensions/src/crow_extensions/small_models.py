@@ -96,6 +96,7 @@ def small_models(crow: Crow) -> None:
     Each tool stands for a call of crow's own tools, so permissions, diffs and undo are the same. The tools of MCP
     servers that the user has configured stay. The profile is chosen before the first prompt.
     """
+    crow.prompts["small"] = Prompt.from_package("small")
 
     @crow.before_prompt
     def note_task(message: Message, session: Session) -> None:
@@ -270,7 +271,7 @@ async def begin(session: Session) -> list[dict[str, Any]]:
         await session.notice(str(error), "warning")
         return []
     if session.prompts.templates["system"] == Prompt.from_package("system"):
-        session.prompts.templates["system"] = Prompt.from_package("small")
+        session.prompts.templates["system"] = session.prompts.templates["small"]
     await session.notice(NOTICE.format(session.model.name))
     return [schema for schema in session.toolbox.schemas() if schema["function"]["name"] in REQUIRED]
 

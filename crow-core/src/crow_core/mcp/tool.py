@@ -52,11 +52,14 @@ class Tool:
     """None for a tool of a stored session whose server is not connected."""
     definition: dict[str, Any]
     """The tool's entry in its server's answer to tools/list."""
+    description: str | None = None
+    """Takes the place of the description in `definition`."""
 
     @cached_property
     def schema(self) -> dict[str, Any]:
         """The tool in the shape of chat completions."""
-        description = clean_lines(self.definition.get("description") or "")[:DESCRIPTION_LIMIT]
+        own = self.definition.get("description") or ""
+        description = clean_lines(own if self.description is None else self.description)[:DESCRIPTION_LIMIT]
         parameters: dict[str, Any] = self.definition.get("inputSchema") or NOTHING
         tables = [parameters.get("properties", {}), parameters.get("$defs", {})]
         if not is_small(parameters) or not all(isinstance(table, dict) for table in tables):

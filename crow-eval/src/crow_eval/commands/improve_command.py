@@ -14,7 +14,7 @@ from crow_core.errors import ConfigError
 
 from crow_eval.commands.evaluation import match_tasks, open_database, run_and_exit
 from crow_eval.commands.improvement_output import describe_best, print_improvement
-from crow_eval.commands.search_sources import find_runners, find_tasks, load_tasks
+from crow_eval.commands.search_sources import find_runners, find_tasks, is_dataset, load_tasks
 
 if TYPE_CHECKING:
     from crow_agent.budget import Budget
@@ -67,7 +67,8 @@ def improve(name: str, on: tuple[str, ...], resume: str, as_json: bool, **option
     which candidates go on. Each is stored as a version of the prompt: crow prompts promote NAME@N uses one. Nothing is
     changed by itself.
 
-    NAME is `system`, `judge`, a version such as compaction@2, or the path of an AGENTS.md or SKILL.md.
+    NAME is `system`, `compaction`, `judge`, a tool's description such as tool.terminal, a stored version such as
+    system@2, or the path of an AGENTS.md or SKILL.md.
 
     Tools work as in `crow eval`, on this machine. A search uses at most half of each limit, and the report the rest.
     The same search goes on with --resume, and pays for nothing twice.
@@ -173,19 +174,15 @@ async def begin_search(
 
     Raises ConfigError, ModelError, StoreError, WorkspaceError.
     """
-    from crow_agent.settings.config import load_config
-    from crow_agent.settings.home import Home
-
     from crow_eval import runs
     from crow_eval.cells import Candidate, EvaluationSettings, SearchNotes, TaskName
-    from crow_eval.compared_prompts import load_current
+    from crow_eval.current_prompts import find_current
     from crow_eval.evaluation_store import create
     from crow_eval.improvement import load_first
     from crow_eval.task_parts import split_tasks
 
-    home = Home.find(env)
     names = await runs.find_model_names([model, *filter(None, [proposer])], env)
-    first = load_first(database, load_current(name, load_config(home, env), home, database))
+    first = load_first(database, await find_current(name, model, database, env, runs=is_dataset(on)))
     dataset, tasks = await find_tasks(database, on, first, at_once, env)
     parts = split_tasks(tasks, seed, max_runs or MAX_RUNS)
     search = SearchNotes(
