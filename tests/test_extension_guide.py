@@ -17,6 +17,7 @@ from crow_agent.app import BUILT_IN, build
 from crow_core import Crow, ModelError, Server
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
 from crow_persistence.extension import persistence
+from crow_testing.listening import listen
 from fastmcp import FastMCP
 
 pytestmark = pytest.mark.anyio
@@ -141,13 +142,12 @@ async def test_a_webhook_receives_a_summary_of_the_turn(tmp_path: Path):
         assert size
         received.append(msgspec.json.decode(await reader.readexactly(int(size[1]))))
         writer.write(b"HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n")
-        writer.close()
 
-    server = await asyncio.start_server(receive, "127.0.0.1", 0)
-    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    async with server, install_all(tmp_path, ScriptedModel([Reply("Done.")]), **{"https://example.org": url}) as editor:
-        session = await editor.new_session("/tmp")
-        await editor.prompt(session.session_id, "go")
+    async with listen(receive) as port:
+        url = f"http://127.0.0.1:{port}"
+        async with install_all(tmp_path, ScriptedModel([Reply("Done.")]), **{"https://example.org": url}) as editor:
+            session = await editor.new_session("/tmp")
+            await editor.prompt(session.session_id, "go")
     (summary,) = received
     assert summary == {"session": session.session_id, "folder": "/tmp", "outcome": "end_turn", "text": "Done."}
 

@@ -33,6 +33,7 @@ from crow_permissions.review import ReviewSettings
 from crow_permissions.taint import taint
 from crow_sandbox.sandbox import Sandbox
 from crow_testing.databases import unable
+from crow_testing.listening import listen
 
 pytestmark = pytest.mark.anyio
 
@@ -76,8 +77,8 @@ async def host(monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[Host]:
         return real("127.0.0.1" if name in ("registry.test", "files.test") else name, *rest, **more)
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    async with await asyncio.start_server(greet, "127.0.0.1", 0) as server:
-        found = Host(server.sockets[0].getsockname()[1])
+    async with listen(greet) as port:
+        found = Host(port)
         yield found
 
 

@@ -13,6 +13,7 @@ from crow_core.models.chat_model import ChatModel
 from crow_core.models.listing import list_models
 from crow_core.models.model_call import Model, ModelCall
 from crow_core.testing import Reply, ScriptedServer
+from crow_testing.listening import listen
 
 pytestmark = pytest.mark.anyio
 
@@ -35,11 +36,9 @@ async def listing(body: bytes, status: bytes = b"200 OK") -> AsyncGenerator[tupl
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         heads.append(await reader.readuntil(b"\r\n\r\n"))
         writer.write(b"HTTP/1.1 %s\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%s" % (status, len(body), body))
-        writer.close()
-        await writer.wait_closed()
 
-    async with await asyncio.start_server(serve, "127.0.0.1", 0) as listener:
-        yield f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}/v1", heads
+    async with listen(serve) as port:
+        yield f"http://127.0.0.1:{port}/v1", heads
 
 
 def describe(models: dict[str, Model]) -> list[tuple[str, str, str, str]]:
@@ -151,11 +150,8 @@ async def test_key_that_no_header_can_hold_lists_nothing(nowhere: str) -> None:
 async def test_server_that_does_not_answer_in_time_lists_nothing() -> None:
     async def be_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
-        writer.close()
-        await writer.wait_closed()
 
-    async with await asyncio.start_server(be_silent, "127.0.0.1", 0) as listener:
-        port = listener.sockets[0].getsockname()[1]
+    async with listen(be_silent) as port:
         assert await list_models(f"http://127.0.0.1:{port}/v1", timeout=0.05) == []
 
 

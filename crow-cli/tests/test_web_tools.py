@@ -8,6 +8,7 @@ import pytest
 from crow_agent.app import build
 from crow_core.testing import Reply, ScriptedModel, connect
 from crow_persistence.extension import persistence
+from crow_testing.listening import listen
 
 if TYPE_CHECKING:
     from crow_testing.command_fixtures import Machine
@@ -27,11 +28,9 @@ async def brave() -> AsyncIterator[tuple[str, list[str]]]:
         body = f'{{"web": {{"results": [{{"title": "Key {KEY}", "url": "https://example.com/"}}]}}}}'
         writer.write(f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n{body}".encode())
         await writer.drain()
-        writer.close()
 
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", requests
-    server.close()
+    async with listen(answer) as port:
+        yield f"http://127.0.0.1:{port}", requests
 
 
 async def test_search_provider_is_asked_after_permission_and_its_key_is_masked(

@@ -213,21 +213,23 @@ async def test_worker_that_starts_while_postgresql_is_down_waits_and_says_so(
             await asyncio.gather(pass_on(reader, far[1]), pass_on(far[0], writer))
 
     writers = list[asyncio.StreamWriter]()
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    reserved = socket.socket()  # nobody else gets the port while nobody listens
+    reserved.bind(("127.0.0.1", 0))
+    port = reserved.getsockname()[1]
     site = Site(tmp_path, url.set(host="127.0.0.1", port=port).render_as_string(hide_password=False))
     starting = asyncio.ensure_future(asyncio.to_thread(site.start_worker))
     try:
         while not (tmp_path / "log").exists() or "Waiting for PostgreSQL. " not in site.log:
             await asyncio.wait([starting], timeout=0.1)
             assert not starting.done(), site.log
-        async with listen(relay, port):
+        async with listen(relay, at=reserved):
             worker = await starting
             worker.terminate()
             await asyncio.to_thread(worker.wait)
             await asyncio.wait(relays)
             assert "PostgreSQL can be reached now." in site.log
     finally:
+        reserved.close()
         site.close()
     assert site.log.count("Waiting for PostgreSQL") == 1
 

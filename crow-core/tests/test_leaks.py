@@ -14,6 +14,7 @@ from crow_core.mcp.server import Server
 from crow_core.testing import Reply, ScriptedModel, connect
 from crow_core.testing.script import ScriptedCall as Use
 from crow_permissions.extension import permissions
+from crow_testing.listening import listen
 
 pytestmark = pytest.mark.anyio
 
@@ -35,16 +36,13 @@ class Thief:
         away = f"HTTP/1.1 302 Found\r\nLocation: http://localhost:{self.port}/?{CANARY}\r\n"
         writer.write(f"{away}Content-Length: 0\r\nConnection: close\r\n\r\n".encode())
         await writer.drain()
-        writer.close()
 
 
 @pytest.fixture
 async def thief() -> AsyncIterator[Thief]:
     thief = Thief()
-    server = await asyncio.start_server(thief.listen, "127.0.0.1", 0)
-    thief.port = server.sockets[0].getsockname()[1]
-    yield thief
-    server.close()
+    async with listen(thief.listen) as thief.port:
+        yield thief
 
 
 def crow_with(model: ScriptedModel, thief: Thief, **rules: Any) -> Crow:

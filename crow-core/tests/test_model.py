@@ -269,12 +269,10 @@ async def serve_without_end(body: bytes) -> AsyncGenerator[str]:
         writer.write(f"{len(body):x}\r\n".encode() + body + b"\r\n")
         while await reader.read(1 << 16):
             pass
-        writer.close()
-        await writer.wait_closed()
         gone.set()
 
-    async with await asyncio.start_server(serve, "127.0.0.1", 0) as listener:
-        yield f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}/v1"
+    async with listen(serve) as port:
+        yield f"http://127.0.0.1:{port}/v1"
         await gone.wait()
 
 
@@ -298,8 +296,8 @@ async def test_error_page_without_an_end_is_cut() -> None:
                 await writer.drain()
         gone.set()
 
-    async with await asyncio.start_server(serve, "127.0.0.1", 0) as listener:
-        async with open_model(f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}/v1") as model:
+    async with listen(serve) as port:
+        async with open_model(f"http://127.0.0.1:{port}/v1") as model:
             assert "refused the request (418): short and stout, short" in await read_error(model)
         await gone.wait()
 
@@ -750,13 +748,10 @@ async def test_key_in_an_answer_that_is_no_http_is_shown_nowhere(make: Make, ans
         writer.write(answer.encode())
         with suppress(ConnectionError):
             await writer.drain()
-        writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    async with server:
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+    async with listen(serve) as port:
         with pytest.raises(ModelError) as caught:
-            await run_call(make(url, api_key=KEY, attempts=1))
+            await run_call(make(f"http://127.0.0.1:{port}/v1", api_key=KEY, attempts=1))
     assert KEY[:12] not in "".join(format_exception(caught.value))
 
 

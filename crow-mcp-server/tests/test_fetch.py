@@ -11,7 +11,7 @@ import subprocess
 import sys
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from crow_mcp_server.web import fetch, page_fetcher
 from crow_mcp_server.web.fetch import to_tool_result
 from crow_mcp_server.web.network import PublicNetwork
 from crow_mcp_server.web.page_fetcher import PageFetcher
+from crow_testing.listening import listen
 from fastmcp import Client
 
 pytestmark = pytest.mark.anyio
@@ -87,20 +88,14 @@ class Site:
                 await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
-        finally:
-            writer.close()
-            with suppress(ConnectionError):
-                await writer.wait_closed()
 
 
 @pytest.fixture
 async def site() -> AsyncIterator[Site]:
     site = Site()
-    server = await asyncio.start_server(site.answer, "127.0.0.1", 0)
-    site.port = server.sockets[0].getsockname()[1]
     site.put("/article", ARTICLE, Content_Type="text/html; charset=utf-8")
-    yield site
-    server.close()
+    async with listen(site.answer) as site.port:
+        yield site
 
 
 @dataclass
@@ -767,8 +762,6 @@ async def test_certificate_is_checked_for_the_name_although_an_address_is_connec
     tls.load_cert_chain(certificate, key)
     site = Site()
     site.put("/article", ARTICLE, Content_Type="text/plain")
-    server = await asyncio.start_server(site.answer, "127.0.0.1", 0, ssl=tls)
-    port = server.sockets[0].getsockname()[1]
     script = (
         "import asyncio, sys\nfrom crow_mcp_server import create_server\nfrom fastmcp import Client\n"
         "async def main():\n"
@@ -777,10 +770,10 @@ async def test_certificate_is_checked_for_the_name_although_an_address_is_connec
         "            print((await client.call_tool_mcp('fetch', {'url': url})).content[0].text)\n"
         "asyncio.run(main())"
     )
-    urls = [f"https://localhost:{port}/article", f"https://127.0.0.1:{port}/article"]
     env = {**os.environ, "SSL_CERT_FILE": str(certificate)}
-    ran = await anyio.run_process([sys.executable, "-c", script, *urls], env=env)
-    server.close()
+    async with listen(site.answer, tls=tls) as port:
+        urls = [f"https://localhost:{port}/article", f"https://127.0.0.1:{port}/article"]
+        ran = await anyio.run_process([sys.executable, "-c", script, *urls], env=env)
     known, unknown = ran.stdout.decode().split("https://127.0.0.1")
     assert "Carrion crows" in known
     assert "could not be read" in unknown

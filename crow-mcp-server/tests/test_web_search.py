@@ -18,6 +18,7 @@ from crow_mcp_server.web import search_providers as searching
 from crow_mcp_server.web import search_settings
 from crow_mcp_server.web.search_providers import parse_retry_after
 from crow_mcp_server.web.search_settings import PROVIDER_KEYS
+from crow_testing.listening import listen
 from fastmcp import Client
 
 pytestmark = pytest.mark.anyio
@@ -99,16 +100,14 @@ class Engine:
             head = [f"HTTP/1.1 {status} Word", f"Content-Length: {len(text)}", "Connection: close"]
             writer.write("\r\n".join([*head, *(f"{k}: {v}" for k, v in more.items()), "", ""]).encode() + text)
             await writer.drain()
-        writer.close()
 
 
 @asynccontextmanager
 async def engine() -> AsyncIterator[Engine]:
     engine = Engine()
-    server = await asyncio.start_server(engine.serve, "127.0.0.1", 0)
-    engine.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    yield engine
-    server.close()
+    async with listen(engine.serve) as port:
+        engine.url = f"http://127.0.0.1:{port}"
+        yield engine
 
 
 @pytest.fixture

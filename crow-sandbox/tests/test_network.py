@@ -16,6 +16,7 @@ import pytest
 from crow_sandbox.hosts import HostRules
 from crow_sandbox.network import CommandNetwork, Network, describe_refused
 from crow_sandbox.policy import SandboxError
+from crow_testing.listening import listen
 from crow_testing.skipping import unable
 
 pytestmark = [pytest.mark.anyio, pytest.mark.skipif(sys.platform != "linux", reason="namespaces are Linux's")]
@@ -71,16 +72,15 @@ async def open_world(hosts: Sequence[str] = ()) -> AsyncGenerator[World]:
             await reader.readuntil(b"\r\n\r\n")
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello")
             await writer.drain()
-        writer.close()
 
     session = Network()
-    async with await asyncio.start_server(greet, "127.0.0.1", 0) as server:
+    async with listen(greet) as port:
         await session.open(find_bubblewrap())
         try:
             if not session.enter:
                 unable(session.says)
             network = await session.begin(HostRules(hosts))
-            yield World(session, network, server.sockets[0].getsockname()[1], find_bubblewrap())
+            yield World(session, network, port, find_bubblewrap())
         finally:
             await session.close()
 

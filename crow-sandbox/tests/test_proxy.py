@@ -12,6 +12,7 @@ import pytest
 from crow_sandbox import proxy as proxies
 from crow_sandbox.hosts import HostRules
 from crow_sandbox.proxy import Decision, Proxy
+from crow_testing.listening import listen
 
 pytestmark = [pytest.mark.anyio, pytest.mark.posix("sockets that an event loop polls")]
 
@@ -62,26 +63,24 @@ async def open_world(handle: Handler | None = None, rules: Sequence[str] = ()) -
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             await (handle or hello)(reader, writer)
-        writer.close()
 
     async def hello(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         world.requests.append(await reader.readuntil(b"\r\n\r\n"))
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nSet-Cookie: a\r\n\r\nhello")
         await writer.drain()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    port: int = server.sockets[0].getsockname()[1]
-    with socket.create_server(("127.0.0.1", 0), backlog=1024) as listener:
+    async with listen(serve) as port:
+        listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
         world = World(listener.getsockname(), port, [])
         world.answers["server.test"] = [["127.0.0.1"]]
         hosts = HostRules([f"127.0.0.1:{port}", f"server.test:{port}", "*.allowed.test", *rules])
         serving = asyncio.create_task(Proxy(hosts, world.decisions.append, world.resolve).serve(listener))
         try:
-            async with server:
-                yield world
+            yield world
         finally:
             serving.cancel()
             await asyncio.gather(serving, return_exceptions=True)
+            listener.close()
 
 
 async def test_tunnel_reaches_an_allowed_host_by_name_and_by_address():

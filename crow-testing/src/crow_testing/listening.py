@@ -1,6 +1,8 @@
 """A TCP server for a test, which leaves no connection open at its end."""
 
 import asyncio
+import socket
+import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -10,9 +12,12 @@ ACCEPTING = 5
 
 @asynccontextmanager
 async def listen(
-    handle: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]], port: int = 0
+    handle: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+    *,
+    at: socket.socket | None = None,
+    tls: ssl.SSLContext | None = None,
 ) -> AsyncGenerator[int]:
-    """Answer each connection to a port of this machine by `handle`, and yield the port; 0 chooses a free one.
+    """Answer each connection by `handle`, and yield the port: the one to which the socket `at` is bound, or a free one.
 
     At the end, handlers that still run are cancelled, and all connections are closed: the garbage collector would
     report an open one in whatever test runs then.
@@ -29,7 +34,8 @@ async def listen(
             writer.close()
             handlers.discard(task)
 
-    server = await asyncio.start_server(serve, "127.0.0.1", port)
+    at = at or socket.create_server(("127.0.0.1", 0))
+    server = await asyncio.start_server(serve, sock=at, ssl=tls)
     try:
         yield server.sockets[0].getsockname()[1]
     finally:
@@ -51,3 +57,4 @@ async def connect_to(host: str, port: int) -> AsyncGenerator[tuple[asyncio.Strea
         yield reader, writer
     finally:
         writer.close()
+        await asyncio.sleep(0)  # the transport closes its socket in the next step
