@@ -98,8 +98,7 @@ async def stream(kind: str, size: int, piece: int, read: int) -> tuple[float, in
         body = next(answers, None) or Body("text", 10, 10, BATCH)
         return httpx2.Response(200, headers={"content-type": "text/event-stream"}, stream=body)
 
-    model = ChatModel(name="m", base_url="http://model/v1")
-    model._http = httpx2.AsyncClient(transport=httpx2.MockTransport(respond))  # pyright: ignore[reportPrivateUsage]
+    model = ChatModel(name="m", base_url="http://model/v1", transport=httpx2.MockTransport(respond))
     with tempfile.TemporaryDirectory() as folder:
         crow = Crow(model).use(persistence, url=f"sqlite:///{folder}/crow.db", folder=Path(folder))
         async with connect(crow) as editor:

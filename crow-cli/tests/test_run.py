@@ -350,6 +350,18 @@ async def test_interrupt_during_import_prints_no_traceback(machine: "Machine") -
     assert (done.code, done.out, done.err) == (130, "", "")
 
 
+@pytest.mark.posix("it opens a pseudo-terminal")
+async def test_a_closed_terminal_that_does_not_control_crow_ends_the_turn(machine: "Machine") -> None:
+    async with ScriptedServer(lambda _: Reply("One. " * 100_000, pace=0.01)) as server:
+        machine.ask(server.url)
+        main, terminal = os.openpty()
+        process = await machine.start_on(terminal, "run", "Go on.")
+        await asyncio.to_thread(os.read, main, 1)
+        os.close(main)
+        async with asyncio.timeout(60):
+            assert await process.wait() == 1
+
+
 @pytest.mark.parametrize("style", ["text", "stream-json"])
 async def test_closed_output_cancels_the_turn_silently(machine: "Machine", style: str) -> None:
     async with ScriptedServer([Reply("One. " * 1000, hang=True)]) as server:

@@ -22,13 +22,17 @@ with suppress(ImportError):  # Windows has no pseudo-terminals
 AGENT = f"{sys.executable} {Path(__file__).with_name('agent.py')}"
 PATIENCE = 20.0
 START = """
+import fcntl
 import os
 import shlex
 import sys
+import termios
 from crow_terminal.agent_connections import AgentAddress
 from crow_terminal.chat import run
 from crow_terminal.settings import Settings
 from crow_terminal.plain import run_plain
+if os.environ.get("CONTROLS"):
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 kind, command, folder = sys.argv[1:4]
 agent = AgentAddress("parrot", shlex.split(command))
 if kind == "plain":
@@ -123,12 +127,20 @@ class Screen:
             pass
         return int(self.process.returncode)
 
+    def hang_up(self) -> int:
+        """Close the terminal, wait for the end of the program and return its exit code."""
+        for each in (self.main, self.terminal):
+            os.close(each)
+        self.main = self.terminal = -1
+        return self.process.wait(PATIENCE)
+
     def close(self) -> None:
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
-        os.close(self.main)
-        os.close(self.terminal)
+        for each in (self.main, self.terminal):
+            if each >= 0:
+                os.close(each)
 
 
 @pytest.fixture

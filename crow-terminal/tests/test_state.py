@@ -372,6 +372,22 @@ def test_call_that_ran_when_the_turn_was_cancelled_is_not_drawn_as_not_run():
     assert paint(effect) == ["○ sleep  stopped · 11s"]
 
 
+def test_of_fifty_calls_that_were_stopped_three_have_a_line():
+    state = ready()
+    state.submit("one", 0.0)
+    calls = [f"{n}" for n in range(50)]
+    for call in calls:
+        state.receive(ToolCall(tool_call_id=call, title=f"sleep {call}", status="in_progress"), 1.0)
+    state.stop(2.0)
+    updates = [ToolCallUpdate(tool_call_id=call, status="failed") for call in calls]
+    shown = [effect for update in updates[:-1] for effect in state.receive(update, 2.0)]  # the last one says nothing
+    assert [*map(paint, shown)] == [[f"○ sleep {n}  stopped · 1.0s"] for n in range(3)]
+    more, stop = state.end_turn(PromptResponse(stop_reason="cancelled"), 3.0)
+    assert (paint(more), paint(stop)) == (["  47 more calls were stopped · Ctrl-O"], ["! Cancelled."])
+    (unfolded,) = state.unfold()
+    assert paint(unfolded) == ["○ sleep 49  did not end · 2.0s"]
+
+
 def test_changes_of_a_command_that_were_not_answered_are_drawn_as_discarded():
     state = ready()
     state.submit("one", 0.0)

@@ -5,6 +5,7 @@ import difflib
 import os
 import sys
 from collections.abc import Sequence
+from errno import EIO, EPIPE
 from typing import IO
 
 import click
@@ -75,8 +76,13 @@ class TerminalClient(AcpClient):
             return
         try:
             self.show(notification.update)
-        except BrokenPipeError as error:
-            self.output_closed = error
+        except OSError as error:
+            if error.errno not in (EPIPE, EIO):
+                raise
+            from crow_terminal.lost_output import discard_output  # not above: few outputs end before the program
+
+            discard_output()
+            self.output_closed = BrokenPipeError(EPIPE, "the reader of the output is gone")
             await self.cancel(notification.session_id)
 
     def show(self, update: SessionUpdate) -> None:

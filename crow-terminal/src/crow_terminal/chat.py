@@ -21,6 +21,7 @@ from crow_terminal.effects import Effect
 from crow_terminal.key_actions import KeyActions
 from crow_terminal.key_bindings import make_bindings
 from crow_terminal.live import compose_above, compose_footer, compose_menu
+from crow_terminal.lost_output import discard_output
 from crow_terminal.page import NoPage, PageServer
 from crow_terminal.printable_text import clip, clip_ansi, escape_line
 from crow_terminal.settings import Left, Settings, describe_continuation
@@ -76,6 +77,9 @@ class Chat(AgentCalls, KeyActions):
             system.on_signal(loop, number, self.end_by_signal)
         try:
             await self.terminal.run(self.start)
+        except EOFError:  # the terminal is gone
+            discard_output()
+            self.left.by_user = False
         finally:
             restore()
             await self.close()

@@ -14,7 +14,7 @@ from crow_core.acp.schema import (
 from msgspec.structs import replace
 
 from crow_terminal.abilities import Abilities
-from crow_terminal.blocks import Block, BlockRecord, Call, CommandOutput
+from crow_terminal.blocks import Block, BlockRecord, Call, CommandOutput, Note
 from crow_terminal.dialogs import Dialog, ListDialog, Row, TextDialog
 from crow_terminal.effects import (
     Edit,
@@ -38,6 +38,8 @@ NOTIFY_AFTER = 10.0
 """Seconds that a turn takes before its end is announced by a bell."""
 RING_GAP = 5.0
 """Seconds between two bells, however often an agent asks."""
+SHOWN_STOPS = 3
+"""Tool calls that the user stopped and that have a line each; of more, only the number is printed."""
 UNFOLDABLE = 50
 """Folded blocks that are remembered, to be shown whole."""
 
@@ -59,6 +61,8 @@ class OpenQuestions:
     """The time of the last bell."""
     cancelled: bool = False
     """True if the running turn was cancelled."""
+    stopped: int = 0
+    """The tool calls that ended, or did not run, because of that."""
     dialog: Dialog | Question | None = None
     pause: TypingPause = field(default_factory=TypingPause)
     is_open: bool = False
@@ -302,7 +306,7 @@ class OpenQuestions:
 
     def _show(self, blocks: Sequence[Block]) -> list[Effect]:
         if self.cancelled:
-            blocks = [note_stop(block) for block in blocks]
+            blocks = self._count_stops([note_stop(block) for block in blocks])
         for block in blocks:
             if isinstance(block, Call | CommandOutput) or (
                 self.fold_thoughts and isinstance(block, Prose) and block.thought
@@ -310,6 +314,23 @@ class OpenQuestions:
                 self.folded.append(block)
         del self.folded[:-UNFOLDABLE]
         return [Show(block) for block in blocks]
+
+    def _count_stops(self, blocks: Sequence[Block]) -> list[Block]:
+        """Count the tool calls that were stopped, and leave out all but the first."""
+        kept: list[Block] = []
+        for block in blocks:
+            self.stopped += is_stopped(block)
+            (self.folded if is_stopped(block) and self.stopped > SHOWN_STOPS else kept).append(block)
+        return kept
+
+    def _end_blocks(self, now: float) -> list[Effect]:
+        """The turn has ended: show what is open, and how many stopped tool calls have no line."""
+        effects = self._show(self.transcript.end_turn(now))
+        more, self.stopped = self.stopped - SHOWN_STOPS, 0
+        if more > 0:
+            calls = "call was" if more == 1 else "calls were"
+            effects.append(Show(Note(f"{more} more {calls} stopped · Ctrl-O", "done")))
+        return effects
 
     def show_hint(self, text: str, now: float, seconds: float = HINT_SECONDS) -> None:
         """Show a sentence at the bottom for some seconds."""
@@ -328,6 +349,11 @@ def note_stop(block: Block) -> Block:
     if isinstance(block, Call) and block.call.status == "failed" and not (block.denied or block.not_run):
         return replace(block, stopped=True)
     return block
+
+
+def is_stopped(block: Block) -> bool:
+    """Return whether a block of a turn that the user stopped is a tool call that did not come to its end."""
+    return isinstance(block, Call) and block.call.status != "completed" and not block.denied
 
 
 def make_cancellation(request: RequestPermissionRequest | CreateElicitationRequest) -> Any:

@@ -20,6 +20,7 @@ from crow_terminal.blocks import AnsweredQuestion
 from crow_terminal.chat_client import AgentQuestion, ChatClient
 from crow_terminal.dialogs import ListDialog, TextDialog
 from crow_terminal.effects import Cancel, Edit, Effect, Respond, Send, Show
+from crow_terminal.lost_output import discard_output, watch_output
 from crow_terminal.paint import Painter
 from crow_terminal.printable_text import escape
 from crow_terminal.prompt_content import make_prompt
@@ -48,11 +49,23 @@ class PlainChat:
         """Set when the turn has ended."""
         self.asked = asyncio.Event()
         """Set when something is to be answered, or the turn has ended."""
-        self.failed = self.is_used = False
+        self.failed = self.is_used = self.is_lost = False
+        self._running: asyncio.Future[int]
         self._cancelling: asyncio.Task[None] | None = None
         self._asking: asyncio.Task[None] | None = None
 
     async def run(self) -> int:
+        """Answer lines until the end of input or of output, and return the exit code."""
+        self._running = asyncio.ensure_future(self.answer_lines())
+        with watch_output(self.lose):
+            try:
+                return await self._running
+            except asyncio.CancelledError:
+                if not self.is_lost:
+                    raise
+                return 1
+
+    async def answer_lines(self) -> int:
         """Answer lines until the end of input, and return the exit code."""
         agent = self.settings.agent
         try:
@@ -122,6 +135,7 @@ class PlainChat:
             self.failed = True
             self.perform(self.state.fail_turn(client.describe_error(error), time.monotonic()))
         finally:
+            turn.cancel()  # it has ended, unless nobody reads the output any more
             with suppress(RuntimeError, ValueError):
                 system.stop_signal(loop, signal.SIGINT)
 
@@ -245,8 +259,18 @@ class PlainChat:
                     pass
 
     def print(self, line: str) -> None:
-        sys.stdout.write(f"{line}\n")
-        sys.stdout.flush()
+        try:
+            sys.stdout.write(f"{line}\n")
+            sys.stdout.flush()
+        except OSError:
+            self.lose()
+
+    def lose(self) -> None:
+        """End, as nobody reads the output any more."""
+        if not self.is_lost:
+            self.is_lost = True
+            discard_output()
+            self._running.cancel()
 
 
 async def read_line(question: str) -> str | None:

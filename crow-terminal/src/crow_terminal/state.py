@@ -107,13 +107,13 @@ class State(OpenQuestions):
         """A session is open."""
         self.phase, self.loading, self.muted = "ready", False, False
         self.options = OfferedOptions(modes, options)
-        return [*self._show(self.transcript.end_turn(now)), *self._send_next(now)]
+        return [*self._end_blocks(now), *self._send_next(now)]
 
     def leave_session(self, name: str = "New session", *, again: bool = False) -> list[Effect]:
         """The session is closed, as another one of this `name` is opened, or the same one `again`."""
         effects = self._cancel_questions()
         self.queue.leave_steers()
-        self.phase, self.commands, self.by_agent = "starting", [], False
+        self.phase, self.commands, self.by_agent, self.stopped = "starting", [], False, 0
         self.muted, self.loading = again, not again
         effects += self._end_background()
         if not again:
@@ -168,11 +168,11 @@ class State(OpenQuestions):
         if not self.by_agent:
             return []
         self.phase, self.cancelled, self.hint, self.by_agent = "ready", False, "", False
-        return [*self._show(self.transcript.end_turn(now)), *self._cancel_questions(), *self._send_next(now)]
+        return [*self._end_blocks(now), *self._cancel_questions(), *self._send_next(now)]
 
     def end_turn(self, response: PromptResponse, now: float) -> list[Effect]:
         """The agent has answered a prompt."""
-        effects = self._show(self.transcript.end_turn(now))
+        effects = self._end_blocks(now)
         seconds = now - self.since
         usage = response.usage
         if isinstance(usage, Usage) and isinstance(usage.cached_read_tokens, int) and usage.input_tokens > 0:
@@ -190,13 +190,13 @@ class State(OpenQuestions):
 
     def fail_turn(self, sentence: str, now: float) -> list[Effect]:
         """The agent has answered a prompt with an error."""
-        effects = self._show(self.transcript.end_turn(now))
+        effects = self._end_blocks(now)
         self.phase, self.cancelled, self.queue.returning = "ready", False, bool(self.queue.steers)
         return [*effects, Show(Note(sentence, "error")), *self._cancel_questions(), *self.queue.restore()]
 
     def end_agent(self, sentence: str, now: float) -> list[Effect]:
         """The connection to the agent has ended, or it could not be opened."""
-        effects = self._show(self.transcript.end_turn(now))
+        effects = self._end_blocks(now)
         self.queue.leave_steers()
         self.phase = "ended"
         stop = "" if sentence.endswith((".", "!", "?")) else "."

@@ -44,6 +44,7 @@ from prompt_toolkit.output.vt100 import Vt100_Output
 
 from crow_terminal.guard import Guard
 from crow_terminal.history import SafeHistory
+from crow_terminal.lost_output import discard_output
 from crow_terminal.printable_text import clip, escape_line
 
 FRAME = 0.09
@@ -94,7 +95,10 @@ class FrameOutput(Vt100_Output):
     def flush(self) -> None:
         if self._buffer and not self.holding:
             self._buffer = ["\x1b[?2026h", *self._buffer, "\x1b[?2026l"]
-            super().flush()
+            try:
+                super().flush()
+            except OSError:  # the terminal is gone; then its input ends, too, and with it the application
+                discard_output()
 
     def disable_bracketed_paste(self) -> None:
         if not self.holding:
