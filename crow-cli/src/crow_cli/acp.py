@@ -14,6 +14,7 @@ from crow_agent.settings.login_path import complete_path, lacks_login_path
 from crow_core.acp.complete_method import COMPLETE_METHOD
 from crow_core.acp.shared_methods import (
     APP_METHOD,
+    APP_REQUEST_METHOD,
     BACKGROUND_METHOD,
     REWIND_METHOD,
     REWIND_POINTS_METHOD,
@@ -30,7 +31,15 @@ from crow_core.models.model_call import Model
 from crow_cli.process import find_command, hide_memory, log_to_stderr, run_to_end
 
 METHODS = (
-    *("_crow/search", STEERING_METHOD, APP_METHOD, COMPLETE_METHOD, "_crow/usage", BACKGROUND_METHOD),
+    *(
+        "_crow/search",
+        STEERING_METHOD,
+        APP_METHOD,
+        APP_REQUEST_METHOD,
+        COMPLETE_METHOD,
+        "_crow/usage",
+        BACKGROUND_METHOD,
+    ),
     *(REWIND_POINTS_METHOD, REWIND_METHOD),
 )
 """The methods beyond ACP of crow's own extensions."""

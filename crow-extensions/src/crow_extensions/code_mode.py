@@ -13,9 +13,8 @@ from itertools import count
 from typing import Annotated, Any, cast
 
 import msgspec
-from crow_core.acp.schema import ToolCallUpdate
 from crow_core.app import Crow
-from crow_core.content import to_failure, to_text, to_tool_message, to_update
+from crow_core.content import to_text
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Handler, Server
 from crow_core.mcp.tool import PROXY_TOOL, Tool, ToolCall
@@ -25,6 +24,7 @@ from crow_core.session_state import StateKey
 from crow_core.text import to_line
 from msgspec import Meta
 
+from crow_extensions.inner_calls import use_tool
 from crow_extensions.program import Interpreter, ProgramError, ProgramLimits, ProgramOutcome
 
 NAME = "run_program"
@@ -162,7 +162,7 @@ async def run(session: Session, tool_call: ToolCall, interpreter: Interpreter) -
             "type": "function",
             "function": {"name": tool.name, "arguments": text},
         }
-        return to_value(await use_tool(session, tool_call, use), tool)
+        return to_value(await use_tool(session, tool_call.id, session.toolbox.parse(use)), tool)
 
     return to_result(await interpreter.run(code, {**functions, "describe_tool": None}, call))
 
@@ -175,27 +175,6 @@ def describe_tool(functions: Mapping[str, Tool], name: Any = "", *_: Any, **__: 
         )
     function = functions[name].schema["function"]
     return f"{function['description']}\n{json.dumps(function['parameters'])}"
-
-
-async def use_tool(session: Session, outer: ToolCall, use: RawToolCall) -> ToolResult:
-    """Run a tool call of a program: judge and show it as one of the model's, and append it to the log."""
-    tool_call, end = session.toolbox.parse(use), None
-    await session.hooks.before_announcement.run(session, tool_call)
-    try:
-        await session.stream.announce(tool_call)
-        result = session.toolbox.reject(tool_call)
-        if result is None:
-            tool_call, result = await session.decide(tool_call)
-        if result is None:
-            await session.update(ToolCallUpdate(tool_call_id=tool_call.id, status="in_progress"))
-            result = await session.toolbox.call(tool_call, session.meta(tool_call), session)
-        result = await session.hooks.after_tool.run(result, session, tool_call)
-        answer = to_tool_message(result, tool_call)
-        session.log.append({"crow": {"kind": "inner", "call": outer.id, "use": {**use}, "answer": {**answer}}})
-        end = to_update(result, tool_call)
-    finally:
-        await session.send(end or to_failure(tool_call, begun=True))
-    return result
 
 
 def to_value(result: ToolResult, tool: Tool) -> Any:

@@ -66,15 +66,17 @@ class ChatClient(AcpClient):
         self._answers: dict[int, asyncio.Future[Any]] = {}
         self._ids = count(1)
 
-    async def start(self, version: int = PROTOCOL_VERSION) -> Abilities:
-        """Agree on the protocol version, at most this one, and exchange capabilities."""
+    async def start(self, version: int = PROTOCOL_VERSION, *, apps: bool = False) -> Abilities:
+        """Agree on the protocol version, at most this one, and exchange capabilities; `apps` says that MCP Apps are
+        shown."""
         session = ClientSessionCapabilities(
             notices=NoticeCapabilities(),
             compaction=CompactionCapabilities(),
             config_options=SessionConfigOptionsCapabilities(boolean=BooleanConfigOptionCapabilities()),
         )
+        meta = {"crow": {**OPTION_NAMES["crow"], **({"apps": True} if apps else {})}}
         forms = ElicitationCapabilities(form=ElicitationFormCapabilities(), url=ElicitationUrlCapabilities())
-        capabilities = ClientCapabilities(session=session, elicitation=forms, meta=OPTION_NAMES)
+        capabilities = ClientCapabilities(session=session, elicitation=forms, meta=meta)
         name = f"crow-terminal {__version__}"
         return find_abilities(await self.initialize(name, capabilities, version=version))
 

@@ -14,6 +14,8 @@ REWIND_POINTS_METHOD = "_session/rewind_points"
 REWIND_METHOD = "_session/rewind"
 APP_METHOD = "_crow/app"
 """The page of an MCP app, for a tool call. This method is crow's own."""
+APP_REQUEST_METHOD = "_crow/app_request"
+"""A request of that page: `tools/call` or `resources/read`. This method is crow's own."""
 BACKGROUND_METHOD = "_crow/background"
 """The commands and sub-agents in the background: send, list, stop. This method is crow's own."""
 REWIND_MODES = ("files", "conversation", "both")

@@ -49,6 +49,8 @@ class ToolResult:
     is_error: bool = False
     meta: ResultMeta = field(default_factory=ResultMeta)
     """Facts that only built-in tools and hooks may report."""
+    for_apps: dict[str, Any] = field(default_factory=dict[str, Any])
+    """`structuredContent` and `_meta` of a server's answer: for the server's own app, not for the model."""
 
     @classmethod
     def text(cls, text: str, *, is_error: bool = False) -> "ToolResult":
@@ -61,4 +63,6 @@ class ToolResult:
 
     def mask(self, secrets: Collection[str]) -> "ToolResult":
         """Make a copy with the mask in place of every secret."""
-        return ToolResult(mask(self.content, secrets), self.is_error, mask(self.meta, secrets))
+        return ToolResult(
+            mask(self.content, secrets), self.is_error, mask(self.meta, secrets), mask(self.for_apps, secrets)
+        )

@@ -45,6 +45,10 @@ class Host(Protocol):
         """Return the folder for answers that are too long."""
         ...
 
+    def shows_apps(self) -> bool:
+        """Return whether the client shows MCP Apps."""
+        ...
+
     async def elicit(
         self, server: AskingServer, params: "ElicitRequestParams", running: "RunningCall | None"
     ) -> "ElicitResult":

@@ -24,7 +24,7 @@ from mcp.shared.transport_context import TransportContext
 from mcp_types import INTERNAL_ERROR, CallToolResult, ErrorData, JSONRPCRequest, RequestId
 from typing_extensions import Unpack
 
-from crow_core.mcp.server_answers import SKILLS_EXTENSION
+from crow_core.mcp.server_answers import APP_TYPE, APPS_EXTENSION, SKILLS_EXTENSION
 
 VERSIONS = {"fastmcp": "4.1.2", "mcp": "2.3.0"}
 """The versions that this module was written against."""
@@ -190,10 +190,19 @@ class CheckedClient(Client[Any]):
     """FastMCP's client, with a `CheckedSession` for each connection."""
 
     def __init__(
-        self, source: Any, *, can_check: Callable[[str], bool], filter_answer: FilterAnswer, **options: Any
+        self,
+        source: Any,
+        *,
+        can_check: Callable[[str], bool],
+        filter_answer: FilterAnswer,
+        shows_apps: bool = False,
+        **options: Any,
     ) -> None:
-        """`source` and `options` are the arguments of FastMCP's `Client`."""
-        super().__init__(source, extensions=[advertise(SKILLS_EXTENSION)], **options)
+        """`source` and `options` are the arguments of FastMCP's `Client`. `shows_apps` announces MCP Apps."""
+        extensions = [advertise(SKILLS_EXTENSION)]
+        if shows_apps:
+            extensions.append(advertise(APPS_EXTENSION, {"mimeTypes": [APP_TYPE]}))
+        super().__init__(source, extensions=extensions, **options)
         session_class: Any = partial(CheckedSession, can_check=can_check, filter_answer=filter_answer)
         self._transport_options = TransportOptions(session_class=session_class)
 

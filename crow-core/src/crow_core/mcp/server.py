@@ -200,6 +200,7 @@ class Server:
             init_timeout=self.effective_start_timeout,
             mode=self.mode,
             client_info=Implementation(name="crow", version=__version__),
+            shows_apps=any(host.shows_apps() for host in self.calls.hosts),
             roots=self._list_roots,
             elicitation_handler=self._elicit,
             sampling_handler=self._sample,
@@ -302,7 +303,8 @@ class Server:
         if not content and (structured := dump.get("structuredContent")) is not None:
             content = [{"type": "text", "text": msgspec.json.encode(structured).decode()}]
         facts = cast(ResultMeta, dump.get("_meta") or {} if self.built_in else {})
-        return ToolResult(content, bool(dump.get("isError")), facts)
+        for_apps = {} if self.built_in else {key: dump[key] for key in ("structuredContent", "_meta") if key in dump}
+        return ToolResult(content, bool(dump.get("isError")), facts, for_apps)
 
     async def _attempt(
         self, tool: str, arguments: dict[str, Any], meta: dict[str, Any] | None, running: RunningCall

@@ -23,6 +23,10 @@ BLOCK_FIELDS = {"tools/call": "content", "resources/read": "contents", "prompts/
 """The field of the answer that may hold too much content, for each request."""
 SKILLS_EXTENSION = "io.modelcontextprotocol/skills"
 """The extension of MCP by which servers list skills (SEP-2640)."""
+APPS_EXTENSION = "io.modelcontextprotocol/ui"
+"""The extension of MCP by which servers have pages for their tools (SEP-1865)."""
+APP_TYPE = "text/html;profile=mcp-app"
+"""The type of these pages."""
 METHOD_NOT_FOUND = -32601
 """The JSON-RPC error code for an unknown method."""
 URL_ELICITATION_REQUIRED = -32042

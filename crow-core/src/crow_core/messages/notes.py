@@ -251,10 +251,10 @@ class StartedNotes(TypedDict, total=False):
 
 
 class InnerNotes(TypedDict, total=False):
-    """A program of the model has called a tool."""
+    """A program of the model, or the page of an MCP server, has called a tool."""
 
     call: str
-    """The id of the tool call that runs the program."""
+    """The id of the tool call that runs the program, or whose page it is."""
     use: dict[str, Any]
     """The call, as in a reply."""
     answer: dict[str, Any]

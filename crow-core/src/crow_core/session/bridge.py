@@ -38,7 +38,7 @@ from crow_core.messages.notes import Notes
 from crow_core.models.model_call import ModelRequest
 from crow_core.session.log import new_id
 from crow_core.session.session import Session
-from crow_core.session.user import PermissionAnswer, offer_for_session
+from crow_core.session.user import PermissionAnswer, offer_for_session, shows_apps
 from crow_core.text import clean_lines, fence, to_line
 
 if TYPE_CHECKING:
@@ -101,6 +101,9 @@ class Bridge:
 
     def folder(self) -> Path:
         return self.session.folders.scratch()
+
+    def shows_apps(self) -> bool:
+        return shows_apps(self.session.client.capabilities)
 
     async def progress(
         self, server: AskingServer, done: float, total: float | None, message: str, running: RunningCall

@@ -283,6 +283,15 @@ def shows_option_names(capabilities: ClientCapabilities) -> bool:
             return False
 
 
+def shows_apps(capabilities: ClientCapabilities) -> bool:
+    """True if a client says that it shows MCP Apps."""
+    match capabilities.meta:
+        case {"crow": {"apps": True}}:
+            return True
+        case _:
+            return False
+
+
 def find_first_of_each_kind(options: Sequence[PermissionOption]) -> list[PermissionOption]:
     """Find the first option of each kind, in their order."""
     first = {option.kind: option for option in reversed(options)}
