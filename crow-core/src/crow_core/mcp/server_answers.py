@@ -23,6 +23,8 @@ BLOCK_FIELDS = {"tools/call": "content", "resources/read": "contents", "prompts/
 """The field of the answer that may hold too much content, for each request."""
 SKILLS_EXTENSION = "io.modelcontextprotocol/skills"
 """The extension of MCP by which servers list skills (SEP-2640)."""
+TASKS_EXTENSION = "io.modelcontextprotocol/tasks"
+"""The extension of MCP by which servers run tool calls as tasks (SEP-2663)."""
 METHOD_NOT_FOUND = -32601
 """The JSON-RPC error code for an unknown method."""
 URL_ELICITATION_REQUIRED = -32042
