@@ -10,7 +10,7 @@ from typing import Any, Concatenate, ParamSpec
 from crow_core.acp.connection import ConnectionClosed
 from crow_core.acp.schema import StopReason
 from crow_core.errors import EndTurn, ModelError, SessionBusy
-from crow_core.keyed_turns import go_on, show_ended
+from crow_core.keyed_turns import finish_tasks, go_on, show_ended
 from crow_core.mcp.server import Server
 from crow_core.messages.message import Message
 from crow_core.models.chat_model import ChatModel
@@ -280,6 +280,7 @@ class Crow(Hooks):
                 reporting = asyncio.ensure_future(self.report_failures(session))
                 session.toolbox.preload()
                 if not turn:
+                    await finish_tasks(session)
                     session.log.append(journal.sign(await self.before_prompt.run(message, session)))
                 stop_reason = await (go_on(session, turn) if turn else react(session))
                 journal.end(stop_reason)
@@ -356,6 +357,7 @@ class Crow(Hooks):
 
     async def finish(self, session: Session) -> None:
         """Cancel the turns of a session, run `session_end`, and close it. It is no longer in `sessions`."""
+        session.journal.is_closing = True
         await self.cancel(session)
         try:
             async with session.turns.lock:

@@ -330,6 +330,10 @@ def to_tool_message(result: ToolResult, tool_call: ToolCall) -> Message:
     return answer_tool_call(tool_call.use, to_content(result), **notes)
 
 
+LEFT_TO_SERVER = "Its server went on with it as a task. The next prompt of this session gets the result."
+"""The display of a call that has no answer because the process of crow ended while a server ran the call as a task."""
+
+
 def to_interruption(tool_call: ToolCall, *, begun: bool = True) -> Message:
     """Make the tool message that answers a call which was interrupted; it had no effects if it had not `begun`."""
     return to_tool_message(ToolResult.error(INTERRUPTED if begun else NOT_RUN), tool_call)
@@ -372,6 +376,7 @@ def replay(log: Sequence[Message], cwd: str, *, compactions: bool = False, start
 def replay_entries(entries: Sequence[Message], cwd: str, compactions: bool) -> Iterator[SessionUpdate]:
     """Convert entries to updates, as `replay` does."""
     answers = {entry.get("tool_call_id"): entry for entry in entries if entry.get("role") == "tool"}
+    tasks = {entry.get("crow", {}).get("call") for entry in entries if marker_kind(entry) == "task"}
     for entry in entries:
         notes = entry.get("crow", {})
         id = notes.get("id", UNSET)
@@ -386,7 +391,8 @@ def replay_entries(entries: Sequence[Message], cwd: str, compactions: bool) -> I
                 if notes.get("cut") in ("interrupted", "cancelled"):
                     yield AgentThoughtChunk(content=TextBlock(text="Interrupted here.\n"), message_id=f"{id}-cut")
                 for use in map(unwrap_proxy_call, name_raw_calls(entry)):
-                    message = answers.get(use["id"]) or answer_tool_call(use, INTERRUPTED, failed=True)
+                    reason = LEFT_TO_SERVER if use["id"] in tasks else INTERRUPTED
+                    message = answers.get(use["id"]) or answer_tool_call(use, reason, failed=True)
                     yield from replay_call(use, message, cwd)
             case _ if marker_kind(entry) == "inner" and "use" in notes and "answer" in notes:
                 yield from replay_call(cast("RawToolCall", notes["use"]), cast("Message", notes["answer"]), cwd)

@@ -1,6 +1,7 @@
 """Go on with an interrupted turn that has a key, and show one again that has ended.
 
-A completed tool call is never repeated. An interrupted one runs at most once unless its tool is declared idempotent.
+A completed tool call is never repeated. An interrupted one runs at most once unless its tool is declared idempotent. A
+call that its server runs as a task gets the result of the task, also in a turn without a key.
 """
 
 from collections.abc import Mapping, Sequence
@@ -66,6 +67,12 @@ async def go_on(session: Session, turn: KeyedTurn) -> StopReason:
     return await react(session)
 
 
+async def finish_tasks(session: Session) -> None:
+    """Answer the calls of an interrupted turn that their servers go on with as tasks: wait for their results."""
+    if uses := session.journal.find_tasks():
+        await act(session, uses)
+
+
 def drop_cut_reply(session: Session, entries: Sequence[Message]) -> None:
     """Drop the last message of a turn if it is a reply that broke off. The markers behind it stay."""
     at = max(at for at, entry in enumerate(entries) if "role" in entry)
@@ -85,7 +92,8 @@ def answer_interrupted(session: Session) -> list[RawToolCall]:
     for use in find_unanswered(session.log):
         tool_call = session.toolbox.parse(use)
         may_repeat = tool_call.tool and tool_call.tool.may_repeat(tool_call.arguments)
-        if session.journal.has_started(use["id"]) and not may_repeat:
+        is_task = bool(session.journal.find_task(use["id"]))
+        if session.journal.has_started(use["id"]) and not may_repeat and not is_task:
             session.log.append(to_interruption(tool_call))
         else:
             others.append(use)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from uuid import uuid4
 from weakref import WeakKeyDictionary
 
+from crow_core.mcp.result import ToolResult
+
 if TYPE_CHECKING:
     from mcp_types import (
         CreateMessageRequestParams,
@@ -23,6 +25,8 @@ T = TypeVar("T")
 
 CALL_LIMIT = 7200.0
 """Seconds a tool call may take in all, without those in which a question waits for the user."""
+TASK_LIMIT = 86_400.0
+"""The same for a call that its server runs as a task."""
 
 
 class AskingServer(Protocol):
@@ -75,6 +79,18 @@ class Host(Protocol):
         """Show the progress of a tool call."""
         ...
 
+    def find_task(self, server: AskingServer, running: "RunningCall") -> str:
+        """Return the id of the task as which the server runs the call since an earlier process; "" if there is none."""
+        ...
+
+    async def keep_task(self, server: AskingServer, running: "RunningCall") -> None:
+        """Store the id of the task as which the server runs a call."""
+        ...
+
+    def leaves_task(self) -> bool:
+        """Return True if the task of a call that is cancelled now goes on: a later turn gets its result."""
+        ...
+
 
 @dataclass(eq=False)
 class RunningCall:
@@ -96,8 +112,10 @@ class RunningCall:
     """Requests of the server to its host that are not answered yet."""
     progress: str = ""
     """Progress that has not been shown yet."""
+    task: str = ""
+    """The id of the task as which the server runs the call (the extension of MCP); empty if it does not."""
     tasks: "dict[str, asyncio.Task[Any]]" = field(default_factory=dict[str, "asyncio.Task[Any]"])
-    """Tasks that are cancelled when the call ends."""
+    """Tasks of this process that are cancelled when the call ends."""
     context: Context = field(default_factory=copy_context)
     """The context of the turn that the call is a part of."""
 
@@ -114,7 +132,19 @@ class RunningCall:
     def explain_timeout(self, silence: float) -> str:
         """Return why the call times out now, as the end of a sentence."""
         at_limit = self.deadline <= monotonic()
-        return f"no call may take {CALL_LIMIT:g} s" if at_limit else f"nothing was heard for {silence:g} s"
+        limit = TASK_LIMIT if self.task else CALL_LIMIT
+        return f"no call may take {limit:g} s" if at_limit else f"nothing was heard for {silence:g} s"
+
+    async def send_to_pages(self, server: AskingServer, pages: "Sequence[ElicitRequestParams]") -> ToolResult:
+        """Ask the user to visit the pages that the call requires. Returns the result of the call for the model."""
+        for page in pages:
+            answer = await self.host.elicit(server, page, self) if self.host else None
+            if answer is None or answer.action != "accept":
+                return ToolResult.error("The tool needs the user to visit a web page first, and they did not want to.")
+        return ToolResult.error(
+            "The tool needs the user to visit a web page first; they are on the way. "
+            "Call it again once they say that it is done."
+        )
 
 
 RUNNING_CALL: ContextVar[RunningCall | None] = ContextVar("running_call", default=None)

@@ -9,22 +9,23 @@ name in `RELIED_ON` still exists.
 
 import importlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 from mcp import ClientSession
-from mcp.client.extension import advertise
+from mcp.client.extension import ClaimContext, ClientExtension, ResultClaim, advertise
 from mcp.shared.dispatcher import CallOptions
 from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
 from mcp.shared.transport_context import TransportContext
-from mcp_types import INTERNAL_ERROR, CallToolResult, ErrorData, JSONRPCRequest, RequestId
+from mcp_types import INTERNAL_ERROR, CallToolResult, ErrorData, JSONRPCRequest, RequestId, Result
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from typing_extensions import Unpack
 
-from crow_core.mcp.server_answers import APP_TYPE, APPS_EXTENSION, SKILLS_EXTENSION
+from crow_core.mcp.server_answers import APP_TYPE, APPS_EXTENSION, SKILLS_EXTENSION, TASKS_EXTENSION
 
 VERSIONS = {"fastmcp": "4.1.2", "mcp": "2.3.0"}
 """The versions that this module was written against."""
@@ -186,6 +187,34 @@ class CheckedSession(ClientSession):
             await super().validate_tool_result(name, result)
 
 
+FollowTask = Callable[[str, ClientSession], Awaitable[CallToolResult]]
+"""Takes the id of a task; returns the result of the tool call that a server runs as this task."""
+
+
+class CreatedTask(Result):
+    """The answer to a tool call that the server runs as a task. The model has camelCase aliases."""
+
+    result_type: Literal["task"]
+    task_id: str
+
+
+class Tasks(ClientExtension):
+    """Tells servers that tool calls may run as tasks, and follows such tasks. Servers before 2026 are not told."""
+
+    identifier = TASKS_EXTENSION
+
+    def __init__(self, follow_task: FollowTask) -> None:
+        self.follow_task = follow_task
+
+    def claims(self) -> Sequence[ResultClaim[Any]]:
+        versions = frozenset(MODERN_PROTOCOL_VERSIONS)
+        return [ResultClaim(result_type="task", model=CreatedTask, resolve=self.resolve, protocol_versions=versions)]
+
+    async def resolve(self, created: CreatedTask, context: ClaimContext) -> CallToolResult:
+        """Return the result of a tool call that was answered with a task."""
+        return await self.follow_task(created.task_id, context.session)
+
+
 class CheckedClient(Client[Any]):
     """FastMCP's client, with a `CheckedSession` for each connection."""
 
@@ -195,11 +224,12 @@ class CheckedClient(Client[Any]):
         *,
         can_check: Callable[[str], bool],
         filter_answer: FilterAnswer,
+        follow_task: FollowTask,
         shows_apps: bool = False,
         **options: Any,
     ) -> None:
         """`source` and `options` are the arguments of FastMCP's `Client`. `shows_apps` announces MCP Apps."""
-        extensions = [advertise(SKILLS_EXTENSION)]
+        extensions = [advertise(SKILLS_EXTENSION), Tasks(follow_task)]
         if shows_apps:
             extensions.append(advertise(APPS_EXTENSION, {"mimeTypes": [APP_TYPE]}))
         super().__init__(source, extensions=extensions, **options)

@@ -41,7 +41,7 @@ from crow_core.trace import TRACE_KEYS
 from crow_core.version import __version__
 
 if TYPE_CHECKING:
-    from mcp.client.session import ClientRequestContext
+    from mcp.client.session import ClientRequestContext, ClientSession
     from mcp_types import (
         CallToolResult,
         CreateMessageRequestParams,
@@ -67,6 +67,10 @@ START_TIMEOUT = 30.0
 """Seconds a server may take to list its tools once its process or connection is started."""
 CALL_TIMEOUT = 600.0
 """Seconds a server that is not built in may be silent in a tool call; each progress notification starts them anew."""
+
+
+RECONNECTS = 5
+"""How often a call is sent at most, or its task asked for, if the connection breaks each time."""
 
 
 class ConnectionLost(ConnectionError):
@@ -196,12 +200,13 @@ class Server:
             await run_in_thread(self.source),
             can_check=lambda tool: tool in self._checkable,
             filter_answer=self._filter_answer,
+            follow_task=self._follow_task,
             name=self.name,
             init_timeout=self.effective_start_timeout,
             mode=self.mode,
             client_info=Implementation(name="crow", version=__version__),
             shows_apps=any(host.shows_apps() for host in self.calls.hosts),
-            roots=self._list_roots,
+            roots=lambda _: self.calls.find_roots(),
             elicitation_handler=self._elicit,
             sampling_handler=self._sample,
             log_handler=self._log,
@@ -286,16 +291,12 @@ class Server:
         running = running or RunningCall()
         await self.calls.begin(running)
         try:
-            try:
-                result = await self._attempt(tool, arguments, sent_meta, running)
-            except ConnectionLost:
-                if not running.may_repeat:
-                    raise
-                result = await self._attempt(tool, arguments, sent_meta, running)
+            running.task = running.host.find_task(self, running) if running.host else ""
+            result = await self._send_call(tool, arguments, sent_meta, running)
             dump = result.model_dump(mode="json", by_alias=True, exclude_none=True)
         except Exception as error:
             if pages := find_pages(error):
-                return await self._send_to_pages(pages, running)
+                return await running.send_to_pages(self, pages)
             return ToolResult.error(f"The tool failed: {mask(describe_error(error), self.secrets)}.")
         finally:
             self.calls.end(running)
@@ -305,6 +306,24 @@ class Server:
         facts = cast(ResultMeta, dump.get("_meta") or {} if self.built_in else {})
         for_apps = {} if self.built_in else {key: dump[key] for key in ("structuredContent", "_meta") if key in dump}
         return ToolResult(content, bool(dump.get("isError")), facts, for_apps)
+
+    async def _send_call(
+        self, tool: str, arguments: dict[str, Any], meta: dict[str, Any] | None, running: RunningCall
+    ) -> "CallToolResult":
+        """Send a tool call; send it again after its connection broke if it may be repeated. A task is only followed.
+
+        Raises ConnectionError, TimeoutError, or the error that the server answered.
+        """
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                return await self._attempt(tool, arguments, meta, running)
+            except ConnectionError as error:
+                may_repeat = running.may_repeat and attempt == 1 and isinstance(error, ConnectionLost)
+                if attempt == RECONNECTS or not (running.task or may_repeat):
+                    raise
+                await asyncio.sleep(attempt if running.task else 0)  # the server may be starting again
 
     async def _attempt(
         self, tool: str, arguments: dict[str, Any], meta: dict[str, Any] | None, running: RunningCall
@@ -322,9 +341,12 @@ class Server:
         running.note_activity()
         context = running.context.copy()
         context.run(RUNNING_CALL.set, running)
-        call = asyncio.get_running_loop().create_task(
-            client.call_tool_mcp(tool, arguments, progress_handler=handle_progress, meta=meta), context=context
+        sent = (
+            self._follow_task(running.task, client.session)
+            if running.task
+            else client.call_tool_mcp(tool, arguments, progress_handler=handle_progress, meta=meta)
         )
+        call = asyncio.get_running_loop().create_task(sent, context=context)
         call.add_done_callback(lambda call: call.cancelled() or call.exception())  # a cancel may come when it has ended
         try:
             while not call.done():
@@ -345,6 +367,22 @@ class Server:
             if not call.done():  # FastMCP sends the server a cancellation, which may take seconds
                 call.cancel()
                 self.keep_task(call)
+                if running.task and not (running.host and running.host.leaves_task()):
+                    from crow_core.mcp.tasks import cancel_task  # imported already
+
+                    self.keep_task(asyncio.ensure_future(cancel_task(client.session, running.task)))
+
+    async def _follow_task(self, task: str, session: "ClientSession") -> "CallToolResult":
+        """Return the result of the current call, which the server runs as a task. Store the task first if it is new."""
+        from crow_core.mcp.tasks import follow_task  # imports the SDK
+
+        running = RUNNING_CALL.get()
+        assert running is not None
+        if running.task != task:
+            running.task = task
+            if running.host is not None:
+                await running.host.keep_task(self, running)
+        return await follow_task(self, session, running, self.timeout or CALL_TIMEOUT)
 
     async def follow_resource(self, uri: str) -> None:
         """Subscribe to a resource; `changes` counts its updates. Raises ConnectionError."""
@@ -376,20 +414,6 @@ class Server:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         task.add_done_callback(lambda task: task.cancelled() or task.exception())
-
-    async def _send_to_pages(self, pages: "Sequence[ElicitRequestParams]", running: RunningCall) -> ToolResult:
-        """Ask the user to visit the pages that a tool call requires. Returns the result of the call for the model."""
-        for page in pages:
-            answer = await running.host.elicit(self, page, running) if running.host else None
-            if answer is None or answer.action != "accept":
-                return ToolResult.error("The tool needs the user to visit a web page first, and they did not want to.")
-        return ToolResult.error(
-            "The tool needs the user to visit a web page first; they are on the way. "
-            "Call it again once they say that it is done."
-        )
-
-    def _list_roots(self, context: "ClientRequestContext") -> "list[str]":
-        return self.calls.find_roots()
 
     async def _elicit(
         self, message: str, type: Any, params: "ElicitRequestParams", context: "ClientRequestContext"

@@ -27,6 +27,8 @@ APPS_EXTENSION = "io.modelcontextprotocol/ui"
 """The extension of MCP by which servers have pages for their tools (SEP-1865)."""
 APP_TYPE = "text/html;profile=mcp-app"
 """The type of these pages."""
+TASKS_EXTENSION = "io.modelcontextprotocol/tasks"
+"""The extension of MCP by which servers run tool calls as tasks (SEP-2663)."""
 METHOD_NOT_FOUND = -32601
 """The JSON-RPC error code for an unknown method."""
 URL_ELICITATION_REQUIRED = -32042

@@ -250,6 +250,17 @@ class StartedNotes(TypedDict, total=False):
     """The id of the tool call."""
 
 
+class TaskNotes(TypedDict, total=False):
+    """An MCP server runs a tool call as a task, whose result another process may ask for."""
+
+    call: str
+    """The id of the tool call."""
+    server: str
+    """The name of the server."""
+    task: str
+    """The server's id of the task."""
+
+
 class InnerNotes(TypedDict, total=False):
     """A program of the model, or the page of an MCP server, has called a tool."""
 
@@ -448,6 +459,7 @@ class Notes(
     SourceNotes,
     StartedNotes,
     StaysNotes,
+    TaskNotes,
     TitleNotes,
     ToolsNotes,
     total=False,
@@ -485,6 +497,7 @@ MARKERS: dict[str, type] = {
     "shrink": ShrinkNotes,
     "started": StartedNotes,
     "stays": StaysNotes,
+    "task": TaskNotes,
     "title": TitleNotes,
     "tools": ToolsNotes,
     "untrusted": SourceNotes,

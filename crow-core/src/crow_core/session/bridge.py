@@ -122,6 +122,17 @@ class Bridge:
             await asyncio.sleep(PROGRESS_INTERVAL)
         running.tasks.pop("progress", None)
 
+    def find_task(self, server: AskingServer, running: RunningCall) -> str:
+        return self.session.journal.find_task(running.id, server.name)
+
+    async def keep_task(self, server: AskingServer, running: RunningCall) -> None:
+        notes: Notes = {"kind": "task", "call": running.id, "server": server.name, "task": running.task}
+        self.session.log.append({"crow": notes})
+        await self.session.log.written()
+
+    def leaves_task(self) -> bool:
+        return self.session.journal.is_closing or self.session.log.is_frozen
+
     async def log(self, server: AskingServer, params: "LoggingMessageNotificationParams") -> None:
         severity, now = SEVERITIES.get(params.level), monotonic()
         if severity is None or now - self._last_logs.get(server, -LOG_INTERVAL) < LOG_INTERVAL:

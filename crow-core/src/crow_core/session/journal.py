@@ -18,7 +18,14 @@ from crow_core.content import to_interruption
 from crow_core.errors import PromptError
 from crow_core.mcp.tool import ToolCall
 from crow_core.mcp.toolbox import Toolbox
-from crow_core.messages.message import Message, find_markers_of_call, find_unanswered, is_reply, marker_kind
+from crow_core.messages.message import (
+    Message,
+    RawToolCall,
+    find_markers_of_call,
+    find_unanswered,
+    is_reply,
+    marker_kind,
+)
 from crow_core.messages.notes import Notes
 from crow_core.messages.view import View
 from crow_core.models.model_call import ModelCall
@@ -46,6 +53,8 @@ class TurnJournal:
     def __init__(self, log: SessionLog, view: View, toolbox: Toolbox) -> None:
         self.begun: set[str] = set()
         """The ids of the running turn's tool calls that may have had effects."""
+        self.is_closing = False
+        """True if the session closes: calls that servers run as tasks are left without an answer, for a later turn."""
         self._log = log
         self._view = view
         self._toolbox = toolbox
@@ -118,14 +127,27 @@ class TurnJournal:
         """Return True if a call of the last reply has the marker `started`."""
         return any(notes.get("kind") == "started" for notes in find_markers_of_call(self._log, id))
 
+    def find_task(self, id: str, server: str = "") -> str:
+        """Return the id of the task as which a server runs a call of the last reply; "" if none does."""
+        markers = find_markers_of_call(self._log, id)
+        found = (each for each in markers if each.get("kind") == "task" and server in ("", each.get("server")))
+        return next((each.get("task", "") for each in found), "")
+
+    def find_tasks(self) -> list[RawToolCall]:
+        """Find the calls of the last reply that have no answer yet and run as tasks of their servers."""
+        return [use for use in find_unanswered(self._log) if self.find_task(use["id"])]
+
     def make_answers(self, begun: "Set[str] | None" = None) -> list[Message]:
         """Make answers for the tool calls of the last reply that have none, and never will.
 
-        Those that are not in `begun` are answered as not run; None stands for all.
+        Those that are not in `begun` are answered as not run; None stands for all. Calls that run as tasks of their
+        servers get their answers in a later turn, unless this turn gives them up (`begun`, and the session stays open).
         """
+        later = self.find_tasks() if begun is None or self.is_closing else []
         return [
             to_interruption(self._toolbox.parse(use), begun=begun is None or use["id"] in begun)
             for use in find_unanswered(self._log)
+            if use not in later
         ]
 
     def answer_interrupted(self, begun: "Set[str] | None" = None) -> None:

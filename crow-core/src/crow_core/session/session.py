@@ -152,10 +152,7 @@ class Session(SessionUpdates):
         ]
 
     async def ask_model(self, request: ModelRequest, purpose: str) -> ModelCall:
-        """Ask the model something outside the conversation.
-
-        The call is recorded; its answer is neither shown nor appended to the log. Raises ModelError.
-        """
+        """Ask the model something that is recorded, but neither shown nor appended to the log. Raises ModelError."""
         model_call = ModelCall(self.model, request, purpose)
         try:
             await model_call.run(lambda delta: self.stream.report(delta, model_call))
@@ -164,10 +161,7 @@ class Session(SessionUpdates):
         return model_call
 
     async def request(self) -> ModelRequest:
-        """Make the next request to the model.
-
-        Its beginning never changes, so that servers can reuse their cache of it.
-        """
+        """Make the next request to the model. Its beginning never changes, so that servers can reuse their cache."""
         return await self.hooks.before_model.run(await self.draft_request(), self)
 
     async def draft_request(self) -> ModelRequest:
@@ -203,8 +197,11 @@ class Session(SessionUpdates):
     async def decide(self, tool_call: ToolCall) -> tuple[ToolCall, ToolResult | None]:
         """Ask `before_tool` about a tool call. Return the call as it runs, and the result that refuses it, if one does.
 
-        The client is shown a call that a function has changed, and all functions decide about it again.
+        The client is shown a call that a function has changed, and all functions decide about it again. A call that its
+        server already runs as a task is decided.
         """
+        if self.journal.find_task(tool_call.id):
+            return tool_call, None
         for _ in range(MAX_CHANGES + 1):
             answer = await self.hooks.before_tool.run(self, tool_call)
             if not isinstance(answer, ToolCall):
