@@ -24,7 +24,7 @@ from crow_core.session.output import STOPPED, TURN_NOTES
 from crow_core.session.prompts import Prompt
 from crow_core.session.session import Hooks, Session
 from crow_core.session.store import Record, SessionChange, Store, Summary, restore
-from crow_core.session.user import Client
+from crow_core.session.user import Client, GoesOn
 from crow_core.text import to_line
 
 P = ParamSpec("P")
@@ -240,11 +240,11 @@ class Crow(Hooks):
         await self.closed(id)
         return await self.change(id, SessionChange(title=title))
 
-    async def prompt(self, session: Session, message: Message) -> StopReason:
+    async def prompt(self, session: Session, message: Message, goes_on: GoesOn | None = None) -> StopReason:
         """Run a turn. The prompts to one session run one after the other, first in, first out.
 
         Returns "cancelled" after `cancel`. If the waiting task itself is cancelled, raises CancelledError once the turn
-        has ended.
+        has ended, or at once if `goes_on` returns True for the task of the turn, which goes on then.
 
         A message may have a key of the caller's, its note `key`. Its turn can be interrupted, also by the end of the
         process. The same prompt with the same key continues the turn. Once it has ended, the prompt returns its
@@ -255,11 +255,12 @@ class Crow(Hooks):
         try:
             await asyncio.wait([turn])
         except asyncio.CancelledError:
-            cancel_turn(session, turn)
-            await wait_for_end(turn)
+            if goes_on is None or not goes_on(turn):
+                cancel_turn(session, turn)
+                await wait_for_end(turn)
             raise
         finally:
-            if turn in session.turns.tasks:  # cancelled before it started
+            if turn.done() and turn in session.turns.tasks:  # cancelled before it started
                 session.turns.tasks.remove(turn)
             session.turns.cancelled.discard(turn)
         return "cancelled" if turn.cancelled() else turn.result()

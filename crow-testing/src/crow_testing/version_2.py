@@ -53,6 +53,8 @@ class ClientV2:
         """The params of all requests for permission."""
         self.order: list[str] = []
         """The arrived messages, in order: `result` for an answer, else the kind of the update."""
+        self.withdrawn: list[Any] = []
+        """The ids of the questions that were withdrawn."""
         self.permit: str | None = "allow_once"
         """The kind of the option that answers a question; None leaves it open."""
         self.faults: list[str] = []
@@ -111,6 +113,8 @@ class ClientV2:
             case {"method": "elicitation/create", "id": id, "params": params}:
                 check("CreateElicitationRequest", params)
                 self.write({"id": id, "result": {"action": "decline"}})
+            case {"method": "$/cancel_request", "params": {"requestId": id}}:
+                self.withdrawn.append(id)
             case {"method": method}:
                 check(find_definition(method, result=False), message["params"]) if method[0] not in "$_" else None
             case {"id": int(id), **answer}:
@@ -179,7 +183,7 @@ def make_prompt(session: str, text: str) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def connect_2(crow: Crow, **options: Any) -> AsyncGenerator[ClientV2]:
+async def join_2(crow: Crow, **options: Any) -> AsyncGenerator[ClientV2]:
     """Connect a client of version 2 to an agent of this app. Nothing that the agent sends may break the schema."""
     crow.servers_wait = 60.0
     ours, theirs = memory_pair()
@@ -192,7 +196,16 @@ async def connect_2(crow: Crow, **options: Any) -> AsyncGenerator[ClientV2]:
     finally:
         await ours.close()
         await asyncio.wait([serving])
-        await crow.shut_down()
         await asyncio.wait([reading], timeout=5)
         reading.cancel()
     assert client.faults == []
+
+
+@asynccontextmanager
+async def connect_2(crow: Crow, **options: Any) -> AsyncGenerator[ClientV2]:
+    """Connect the only client of an app, as `join_2` does."""
+    try:
+        async with join_2(crow, **options) as client:
+            yield client
+    finally:
+        await crow.shut_down()

@@ -360,6 +360,18 @@ def tells_background(update: schema.SessionInfoUpdate) -> bool:
             return False
 
 
+def find_turn(update: schema.SessionInfoUpdate) -> tuple[str, str] | None:
+    """Find out whether an update tells that a turn `began` or `ended` that the client has not asked for.
+
+    Return this and the stop reason; None for another update.
+    """
+    match update.meta:
+        case {"crow": {"turn": str(turn), **more}}:
+            return turn, str(more.get("stopReason", ""))
+        case _:
+            return None
+
+
 def to_background(call: str, work: EndedWork) -> schema_v2.BackgroundWork:
     """Convert the work of a tool call: a command is its terminal, a sub-agent its tool call."""
     if work.kind == "command":

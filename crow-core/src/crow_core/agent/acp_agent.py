@@ -1,11 +1,10 @@
 """The ACP agent: turns the requests of one client into calls of the app, and errors into ACP's."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from crow_system.shortening import shorten_line
 from msgspec import UNSET, Struct
 
 from crow_core.acp.connection import Connection, ConnectionClosed, Handler, RpcError
@@ -16,8 +15,6 @@ from crow_core.acp.schema import (
     INVALID_PARAMS,
     INVALID_REQUEST,
     METHOD_NOT_FOUND,
-    ArchiveSessionRequest,
-    ArchiveSessionResponse,
     AuthenticateRequest,
     AuthenticateResponse,
     AuthStatusRequest,
@@ -45,22 +42,19 @@ from crow_core.acp.schema import (
     PromptResponse,
     ResumeSessionRequest,
     ResumeSessionResponse,
-    SessionStatusRequest,
-    SessionStatusResponse,
+    SessionNotification,
     SessionUpdate,
     SetSessionConfigOptionRequest,
     SetSessionConfigOptionResponse,
     SetSessionModeRequest,
     SetSessionModeResponse,
-    SetSessionTitleRequest,
-    SetSessionTitleResponse,
-    UnarchiveSessionRequest,
-    UnarchiveSessionResponse,
 )
 from crow_core.acp.transports import Transport
 from crow_core.agent.agent_capabilities import TERMINAL_LOGIN, list_own_abilities, make_initialize_response
 from crow_core.agent.announcement import start_announcing
 from crow_core.agent.app_source import Announced, AppSource, MadeApp
+from crow_core.agent.client_questions import TO_ONE, ask_clients
+from crow_core.agent.client_turn import SHARED, run_turn
 from crow_core.agent.providers import ClientProviders
 from crow_core.agent.request_params import (
     OpenRequest,
@@ -76,13 +70,13 @@ from crow_core.agent.request_params import (
     wants_version_2,
 )
 from crow_core.agent.rpc_errors import (
-    find_stored,
     make_unknown_session_error,
     to_config_rpc_error,
     to_model_rpc_error,
     to_store_rpc_error,
     to_turn_rpc_error,
 )
+from crow_core.agent.stored_sessions import StoredSessions
 from crow_core.app import Crow
 from crow_core.content import replay, to_user_message
 from crow_core.errors import ConfigError, ModelError, PromptError, SessionBusy, StoreError
@@ -93,17 +87,14 @@ from crow_core.models.model_call import Model
 from crow_core.models.token_usage import TURN_TOTALS, TokenTotals, to_usage
 from crow_core.session.output import TURN_NOTES
 from crow_core.session.session import Session
-from crow_core.session.store import Page, SessionChange, to_session_info
-from crow_core.text import clean_json, to_line
+from crow_core.session.store import Page, to_session_info
+from crow_core.text import clean_json
 from crow_core.trace import TRACE, extract_trace
 
 METHODS = {**AGENT_METHODS, "initialize": Method(dict, Struct)}
 """The methods of version 1; the version decides what the params of `initialize` are."""
 PAGE_SIZE = 50
 """Sessions in one answer to `session/list`."""
-
-MAX_TITLE = 200
-"""Characters of a title that a client sets; a longer one is shortened."""
 
 if TYPE_CHECKING:
     from crow_core.agent.acp_agent_v2 import AcpAgentV2
@@ -135,12 +126,6 @@ class AcpAgent:
             "session/list": self.list_sessions,
             "session/delete": self.delete_session,
         }
-        managing = {
-            "session/archive": self.archive_session,
-            "session/unarchive": self.unarchive_session,
-            "session/set_title": self.set_session_title,
-            "session/status": self.get_session_status,
-        }
         trying = {
             "auth/status": self.get_auth_status,
             "providers/list": self.providers.list_providers,
@@ -160,7 +145,7 @@ class AcpAgent:
             "session/set_mode": self.set_mode,
             "session/set_config_option": self.set_config_option,
             **(storing if self.source.announced.stored else {}),
-            **(managing if unstable and self.source.announced.stored else {}),
+            **(StoredSessions(self).make_handlers() if unstable and self.source.announced.stored else {}),
             **(trying if unstable else {}),
         }
         self.connection = Connection(
@@ -177,10 +162,16 @@ class AcpAgent:
             await self.connection.serve()
         finally:
             if crow := self.source.made:
-                await asyncio.gather(*(crow.close(session) for session in self.sessions.values()))
+                await asyncio.gather(*(self.leave_session(crow, session) for session in self.sessions.values()))
             await self.providers.close()
 
     async def request(self, method: str, params: Struct) -> Any:
+        session = self.sessions.get(str(getattr(params, "session_id", "")))
+        if session is None or method.startswith(TO_ONE):
+            return await self.ask(method, params)
+        return await ask_clients(session, [self], method, params)
+
+    async def ask(self, method: str, params: Struct) -> Any:
         return await (self.second or self.connection).request(method, params)
 
     async def notify(self, method: str, params: Struct) -> None:
@@ -316,48 +307,84 @@ class AcpAgent:
         return session
 
     async def load_session(self, params: LoadSessionRequest) -> LoadSessionResponse:
-        session = await self.reopen_session(params)
-        for update in await self.replay(session, parse_replay_start(params.meta)):
-            await session.update(update)
+        session = await self.reopen_session(params, parse_replay_start(params.meta))
         return LoadSessionResponse(**self.describe_options(session))
 
-    async def replay(self, session: Session, start: str) -> Iterator[SessionUpdate]:
-        """Make the updates that show a session from a message on, or from its start. Raises RpcError, and closes the
-        session, if it has no such message."""
-        shown, log = self.capabilities.session, [*session.log, *session.journal.make_answers()]
+    async def resume_session(self, params: ResumeSessionRequest) -> ResumeSessionResponse:
+        session = await self.reopen_session(params, None)
+        return ResumeSessionResponse(**self.describe_options(session))
+
+    async def reopen_session(self, params: LoadSessionRequest | ResumeSessionRequest, start: str | None) -> Session:
+        """Open a stored session, or join one that another client of this app has open. Show what was said in it from
+        the message with the id `start` on, "" for all of it, None for nothing.
+
+        If only this client has it open, or one that has disconnected or does not answer any more, it is closed first.
+        """
+        crow, id = await self.crow(), params.session_id
+        cwd, _ = check_folder(params.cwd), parse_folders_and_servers(params)
+        if before := crow.sessions.get(id):
+            for client in self.list_others(before):
+                await client.close_if_silent()
+            before = crow.sessions.get(id)
+        if before and self.list_others(before):
+            await self.join_session(before, start)
+            return before
+        if before:
+            self.sessions.pop(id, None)
+            await crow.close(before)
+        session = await self.open_session(crow.load, self, id, cwd, params=params, id=id)
+        if start is not None:
+            try:
+                log = [*session.log, *session.journal.make_answers()]
+                await self.show(session, self.make_replay(session, log, start))
+            except RpcError:
+                await self.close_session(CloseSessionRequest(session_id=session.id))
+                raise
+        return session
+
+    async def join_session(self, session: Session, start: str | None) -> None:
+        """Become one more client of an open session."""
+        from crow_core.agent.shared_session import SharedSession  # imported here because few sessions are shared
+
+        if (shared := session.state[SHARED]) is None:
+            shared = session.state[SHARED] = SharedSession(session)
+        shared.leave(self)  # it may have the session open already
+        await shared.join(self, start)
+        self.sessions[session.id] = session
+        asyncio.get_running_loop().call_soon(start_announcing, session, self._tasks)
+
+    async def show(self, session: Session, updates: Iterable[SessionUpdate]) -> None:
+        """Send this client the updates of a replay."""
+        for update in self.second.to_whole(session, updates) if self.second else updates:
+            await session.log.written()
+            params = SessionNotification(session_id=session.id, update=update)
+            await self.connection.notify("session/update", params)
+
+    def make_replay(self, session: Session, log: Sequence[Message], start: str) -> Iterator[SessionUpdate]:
+        """Make the updates that show a log from a message on, or from its start. Raises RpcError if it has no such
+        message."""
+        shown = self.capabilities.session
         try:
             return replay(log, session.cwd, compactions=bool(shown and shown.compaction), start=start)
         except LookupError as error:
-            await self.close_session(CloseSessionRequest(session_id=session.id))
             raise RpcError(INVALID_PARAMS, "Unknown message", details=str(error)) from error
-
-    async def resume_session(self, params: ResumeSessionRequest) -> ResumeSessionResponse:
-        session = await self.reopen_session(params)
-        return ResumeSessionResponse(**self.describe_options(session))
-
-    async def reopen_session(self, params: LoadSessionRequest | ResumeSessionRequest) -> Session:
-        """Open a stored session. If this client has it open, or one that has disconnected or does not answer any more,
-        it is closed first."""
-        crow, id = await self.crow(), params.session_id
-        cwd, _ = check_folder(params.cwd), parse_folders_and_servers(params)
-        before = crow.sessions.get(id)
-        if before and self.is_used_elsewhere(before) and isinstance(before.client, AcpAgent):
-            await before.client.close_if_silent()
-            before = crow.sessions.get(id)
-        if before and not self.is_used_elsewhere(before):
-            self.sessions.pop(id, None)
-            await crow.close(before)
-        return await self.open_session(crow.load, self, id, cwd, params=params, id=id)
 
     async def close_if_silent(self) -> None:
         """Close the connection if the client cannot be reached any more, as after its network has failed."""
         if self.probe and not await self.probe():
             await self.connection.close()
 
-    def is_used_elsewhere(self, session: Session) -> bool:
-        """True if an open session belongs to another client that is still connected."""
-        client = session.client
-        return client is not self and not (isinstance(client, AcpAgent) and client.connection.is_closing)
+    def list_others(self, session: Session) -> "list[AcpAgent]":
+        """List the other clients of an open session that are still connected."""
+        shared = session.state[SHARED]
+        clients = shared.clients if shared else [session.client] if isinstance(session.client, AcpAgent) else []
+        return [client for client in clients if client is not self and not client.connection.is_closing]
+
+    async def leave_session(self, crow: Crow, session: Session) -> None:
+        """Close a session, unless another client has it open, too."""
+        if (shared := session.state[SHARED]) and shared.leave(self):
+            return
+        await crow.close(session)
 
     async def fork_session(self, params: ForkSessionRequest) -> ForkSessionResponse:
         crow, id = await self.crow(), params.session_id
@@ -388,43 +415,10 @@ class AcpAgent:
         return DeleteSessionResponse()
 
     def release_session(self, crow: Crow, id: str, purpose: str) -> None:
-        """Forget a session of this client that is about to be closed. Raises SessionBusy if it is another client's."""
-        if (found := crow.sessions.get(id)) and self.is_used_elsewhere(found):
+        """Forget a session of this client that is about to be closed. Raises SessionBusy if another client has it."""
+        if (found := crow.sessions.get(id)) and self.list_others(found):
             raise SessionBusy(f"Session {id} is open in another connection. Close it there, then {purpose}.")
         self.sessions.pop(id, None)
-
-    async def archive_session(self, params: ArchiveSessionRequest) -> ArchiveSessionResponse:
-        """Close a session and take it out of the list. One without a message was never stored, so it is unknown."""
-        crow, id = await self.crow(), params.session_id
-
-        async def archive() -> bool:
-            self.release_session(crow, id, "archive it")
-            return await crow.archive(id)
-
-        await find_stored(id, archive())
-        return ArchiveSessionResponse()
-
-    async def unarchive_session(self, params: UnarchiveSessionRequest) -> UnarchiveSessionResponse:
-        crow, id = await self.crow(), params.session_id
-        await find_stored(id, crow.change(id, SessionChange(archived=False)))
-        return UnarchiveSessionResponse()
-
-    async def set_session_title(self, params: SetSessionTitleRequest) -> SetSessionTitleResponse:
-        """Give a session a title of one line, whoever has it open."""
-        crow, title = await self.crow(), to_line(" ".join(params.title.split()))
-        if not title:
-            raise RpcError(INVALID_PARAMS, "Unusable title", details="The title is empty.")
-        title = shorten_line(title, MAX_TITLE)
-        await find_stored(params.session_id, crow.set_title(params.session_id, title))
-        return SetSessionTitleResponse(title=title)
-
-    async def get_session_status(self, params: SessionStatusRequest) -> SessionStatusResponse:
-        """Tell whether a session is open in this process, or stored."""
-        crow, id = await self.crow(), params.session_id
-        if id in crow.sessions:
-            return SessionStatusResponse(status="open")
-        await find_stored(id, crow.find(id))
-        return SessionStatusResponse(status="saved")
 
     async def prompt(self, params: PromptRequest) -> PromptResponse:
         session, crow = self.session(params.session_id), await self.crow()
@@ -433,7 +427,7 @@ class AcpAgent:
         TURN_TOTALS.set(spent := TokenTotals())
         TRACE.set(extract_trace(params.meta or {}))
         try:
-            stop_reason = await crow.prompt(session, message)
+            stop_reason = await run_turn(self, crow, session, message, in_order=True)
             usage = to_usage(spent) if self.unstable else UNSET
             return PromptResponse(stop_reason=stop_reason, usage=usage, meta={"crow": notes} if notes else UNSET)
         except asyncio.CancelledError:
@@ -451,13 +445,15 @@ class AcpAgent:
 
     async def cancel(self, params: CancelNotification) -> None:
         if (session := self.sessions.get(params.session_id)) and (crow := self.source.made):
+            if shared := session.state[SHARED]:
+                shared.order.cancel_waiting()
             await crow.cancel(session)
 
     async def close_session(self, params: CloseSessionRequest) -> CloseSessionResponse:
         session = self.session(params.session_id)
         del self.sessions[session.id]
         if crow := self.source.made:
-            await crow.close(session)
+            await self.leave_session(crow, session)
         return CloseSessionResponse()
 
     async def set_mode(self, params: SetSessionModeRequest) -> SetSessionModeResponse:
@@ -473,6 +469,8 @@ class AcpAgent:
         await session.options.choose(*parse_choice(session.options.find(params.config_id), params.value))
         if (modes := session.options.to_modes()) and modes != before:
             await session.update(CurrentModeUpdate(current_mode_id=modes.current_mode_id))
+        if session.state[SHARED]:
+            await session.announce_options()
         return SetSessionConfigOptionResponse(config_options=[*session.options.to_config_options(self.capabilities)])
 
     async def call_method(self, method: str, params: dict[str, Any]) -> Any:

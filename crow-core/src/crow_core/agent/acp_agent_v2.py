@@ -4,7 +4,7 @@ Version 2 is a draft. Imported only when a client asks for it.
 """
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -19,6 +19,7 @@ from crow_core.acp.to_v2 import (
     CANCELLABLE,
     FINAL,
     find_command,
+    find_turn,
     name_terminal,
     name_thought,
     split_off_terminal,
@@ -36,8 +37,10 @@ from crow_core.acp.to_v2 import (
     to_whole_updates,
 )
 from crow_core.agent.app_source import AppSource
+from crow_core.agent.client_turn import run_turn
 from crow_core.agent.request_params import parse_params, parse_replay_from
 from crow_core.agent.rpc_errors import to_turn_rpc_error
+from crow_core.agent.shared_session import ORDER, PromptOrder
 from crow_core.app import Crow
 from crow_core.errors import ConfigError, ModelError, PromptError, StoreError
 from crow_core.hooks import call_function
@@ -62,23 +65,29 @@ class SessionView:
     """A session as a client of version 2 is told about it."""
 
     session: Session
-    is_free: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while foreground work runs: the prompts of the client enter the conversation one after the other."""
-    waiting: "set[asyncio.Task[Any]]" = field(default_factory=set["asyncio.Task[Any]"])
-    """The requests whose prompts have not entered the conversation."""
+    runs: bool = False
+    """True while a turn runs that another client has begun, or nobody, such as that of a timer."""
     questions: int = 0
     """The questions that the client has not answered."""
     commands: set[str] = field(default_factory=set[str])
     """The tool calls that run and that a terminal shows."""
     background: dict[str, RunningWork] = field(default_factory=dict[str, RunningWork])
     """The work in the background that the client knows of, by the ids of the tool calls that began it."""
-    is_cancelled: bool = False
-    """True from `session/cancel` to the end of the work that it cancels."""
+
+    @property
+    def order(self) -> PromptOrder:
+        """The prompts of the session, which enter its conversation one after the other."""
+        return self.session.state[ORDER]
+
+    @property
+    def is_busy(self) -> bool:
+        """True while foreground work runs."""
+        return self.runs or self.order.lock.locked()
 
     @property
     def state(self) -> str:
         """The state of the foreground work."""
-        return "idle" if not self.is_free.locked() else "requires_action" if self.questions else "running"
+        return "idle" if not self.is_busy else "requires_action" if self.questions else "running"
 
     def make_update(self, **more: Any) -> schema_v2.StateUpdate:
         """Make the update that tells the state of the foreground work, and the background."""
@@ -102,8 +111,8 @@ class FirstVersion(Protocol):
     async def authenticate(self, params: schema.AuthenticateRequest) -> schema.AuthenticateResponse: ...
     async def logout(self, params: schema.LogoutRequest) -> schema.LogoutResponse: ...
     async def new_session(self, params: schema.NewSessionRequest) -> schema.NewSessionResponse: ...
-    async def reopen_session(self, params: schema.ResumeSessionRequest) -> Session: ...
-    async def replay(self, session: Session, start: str) -> Iterator[schema.SessionUpdate]: ...
+    async def reopen_session(self, params: schema.ResumeSessionRequest, start: str | None) -> Session: ...
+    def list_others(self, session: Session) -> Sequence[object]: ...
     async def close_session(self, params: schema.CloseSessionRequest) -> schema.CloseSessionResponse: ...
     async def list_sessions(self, params: schema.ListSessionsRequest) -> schema.ListSessionsResponse: ...
     async def delete_session(self, params: schema.DeleteSessionRequest) -> schema.DeleteSessionResponse: ...
@@ -185,13 +194,13 @@ class AcpAgentV2:
         request = schema.ResumeSessionRequest(
             session_id=params.session_id, cwd=params.cwd, meta=params.meta, **convert_servers(params)
         )
-        session = await self._agent.reopen_session(request)
-        if start is not None:
-            for update in to_whole_updates(await self._agent.replay(session, start), session.cwd):
-                await session.log.written()
-                await self.send(session.id, update)
+        session = await self._agent.reopen_session(request, start)
         await self.send(session.id, self.view(session).make_update())
         return schema_v2.ResumeSessionResponse(**self.describe(session.id))
+
+    def to_whole(self, session: Session, updates: Iterable[schema.SessionUpdate]) -> "Iterator[Any]":
+        """Convert the updates of a replay."""
+        return to_whole_updates(updates, session.cwd)
 
     def describe(self, id: str) -> dict[str, Any]:
         """Make the part of an answer that tells the options and the slash commands of a session."""
@@ -203,9 +212,8 @@ class AcpAgentV2:
         }
 
     async def close_session(self, params: schema_v2.CloseSessionRequest) -> None:
-        if view := self._views.pop(params.session_id, None):
-            self._cancel_waiting(view)
-            view.is_cancelled = True
+        if (view := self._views.pop(params.session_id, None)) and not self._agent.list_others(view.session):
+            view.order.cancel_waiting()
         await self._agent.close_session(schema.CloseSessionRequest(session_id=params.session_id))
 
     async def set_config_option(
@@ -225,13 +233,10 @@ class AcpAgentV2:
         request = schema.PromptRequest(session_id=session.id, prompt=params.prompt, meta=params.meta)
         message = self._agent.read_prompt(request, crow)
         view = self.view(session)
-        view.waiting.add(task := current_task())
-        try:
-            if view.is_free.locked() and (joined := await join_turn(crow, session, request)):
+        async with view.order.wait():
+            if view.is_busy and (joined := await join_turn(crow, session, request)):
                 return schema_v2.PromptResponse(message_id=joined)
-            await view.is_free.acquire()
-        finally:
-            view.waiting.discard(task)
+            await view.order.lock.acquire()
         message.setdefault("crow", {})["id"] = id = new_id()
         TRACE.set(extract_trace(params.meta or {}))
         running = asyncio.ensure_future(self._run(view, crow, message, params.prompt))
@@ -247,7 +252,7 @@ class AcpAgentV2:
         try:
             await self.send(session.id, schema_v2.UserMessage(message_id=id, content=blocks))
             await self.send(session.id, view.make_update(state="running"))
-            end["stop_reason"] = await crow.prompt(session, message)
+            end["stop_reason"] = await run_turn(self._agent, crow, session, message, in_order=False)
         except asyncio.CancelledError:
             end["stop_reason"] = "cancelled"
         except (ModelError, StoreError, PromptError, ConfigError) as error:
@@ -260,18 +265,12 @@ class AcpAgentV2:
             if notes:
                 end["meta"] = {"crow": notes}
             await self.send(session.id, view.make_update(**end))
-            view.is_cancelled = False
-            view.is_free.release()
+            view.order.lock.release()
 
     async def cancel(self, params: schema_v2.CancelSessionNotification) -> None:
         if view := self._views.get(params.session_id):
-            self._cancel_waiting(view)
-            view.is_cancelled = view.is_free.locked()
+            view.order.cancel_waiting()
         await self._agent.cancel(schema.CancelNotification(session_id=params.session_id))
-
-    def _cancel_waiting(self, view: SessionView) -> None:
-        for task in view.waiting:
-            task.cancel()
 
     async def cancel_tool_call(self, params: schema_v2.CancelToolCallRequest) -> None:
         """Cancel one tool call; the turn goes on."""
@@ -304,7 +303,7 @@ class AcpAgentV2:
         """Return how the client sees a session; begin to show it if it is new."""
         view = self._views.get(session.id)
         if view is None or view.session is not session:
-            view = self._views[session.id] = SessionView(session)
+            view = self._views[session.id] = SessionView(session, runs=bool(session.turns.tasks))
         return view
 
     # What sessions tell
@@ -340,6 +339,8 @@ class AcpAgentV2:
             await self._show_call(id, update)
         elif isinstance(update, schema.SessionInfoUpdate) and tells_background(update):
             await self._show_background(id)
+        elif isinstance(update, schema.SessionInfoUpdate) and (turn := find_turn(update)):
+            await self._show_turn(id, *turn)
         elif (converted := to_update(update)) is not None:
             await self.send(id, converted)
 
@@ -348,7 +349,7 @@ class AcpAgentV2:
         session = self._agent.sessions.get(id)
         view = self.view(session) if session else None
         fields = to_call_fields(update)
-        ends_early = view and (view.is_cancelled or view.session.toolbox.is_cancelled(update.tool_call_id))
+        ends_early = session and (session.turns.cancelled or session.toolbox.is_cancelled(update.tool_call_id))
         if update.status == "failed" and ends_early:
             fields["status"] = "cancelled"
         work = view.background.get(update.tool_call_id) if view else None
@@ -387,6 +388,15 @@ class AcpAgentV2:
                     await self.send(id, update)
         await self.send(id, view.make_update())
 
+    async def _show_turn(self, id: str, turn: str, stop_reason: str) -> None:
+        """Show that a turn has begun or ended that this client has not asked for."""
+        if (session := self._agent.sessions.get(id)) is None:
+            return
+        view = self.view(session)
+        view.runs = turn == "began"
+        end = {"stop_reason": stop_reason} if turn == "ended" and stop_reason else {}
+        await self.send(id, view.make_update(state="running" if view.runs else "idle", **end))
+
     async def request(self, method: str, params: Struct) -> Any:
         """Ask the client a question of version 1 as version 2 has it; the foreground work waits meanwhile."""
         session = self._agent.sessions.get(str(getattr(params, "session_id", "")))
@@ -407,12 +417,6 @@ class AcpAgentV2:
         view.questions += more
         if view.state != before:
             await self.send(view.session.id, view.make_update())
-
-
-def current_task() -> "asyncio.Task[Any]":
-    task = asyncio.current_task()
-    assert task is not None
-    return task
 
 
 async def join_turn(crow: Crow, session: Session, request: schema.PromptRequest) -> str:

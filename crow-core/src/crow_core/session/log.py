@@ -65,14 +65,9 @@ class SessionLog(Sequence[Message]):
     def __iter__(self) -> Iterator[Message]:
         return iter(self.entries)
 
-    def __reversed__(self) -> Iterator[Message]:
-        return reversed(self.entries)
-
     def __eq__(self, other: object) -> bool:
         """Compare the entries, with those of another log or with a list."""
         return self.entries == (other.entries if isinstance(other, SessionLog) else other)
-
-    __hash__ = None  # pyright: ignore[reportAssignmentType] - it changes, so it has no hash
 
     def __repr__(self) -> str:
         return f"SessionLog({self.entries!r})"
@@ -129,6 +124,11 @@ class SessionLog(Sequence[Message]):
         if self._must_flush and self.on_flush:
             self._must_flush = False
             self._writing = asyncio.ensure_future(self._write_after(self._writing, self.on_flush()))
+
+    @property
+    def is_written(self) -> bool:
+        """True if nothing waits to be written."""
+        return self._writing is None and not self._must_flush
 
     async def written(self) -> None:
         """Wait until everything appended so far has been written. Raises what a writer raised."""

@@ -29,11 +29,13 @@ class ReplyStream:
     def __init__(self, updates: SessionUpdates, toolbox: Toolbox, journal: TurnJournal, cwd: str) -> None:
         self.used_ids: set[str] = set()
         """The ids of all tool calls of the session so far."""
+        self.arriving: ModelCall | None = None
+        """The model call whose reply was shown last; the log has it once it has ended."""
         self._updates = updates
         self._toolbox = toolbox
         self._journal = journal
         self._cwd = cwd
-        self._announced: set[str] = set()
+        self.announced: set[str] = set()
         """The tool calls that the client was shown before all of their arguments had arrived."""
         self._told = ""
         """The id of the last model call about whose progress the user was told."""
@@ -42,7 +44,7 @@ class ReplyStream:
 
     async def show(self, delta: Delta, model_call: ModelCall) -> None:
         """Show a fragment of a reply, and let it be written soon."""
-        updates = self._updates
+        self.arriving, updates = model_call, self._updates
         if "content" in delta or "reasoning_content" in delta:
             updates.log.schedule_draft(model_call)
         if text := delta.get("reasoning_content"):
@@ -73,23 +75,21 @@ class ReplyStream:
         keeps_id = len(ids) == len(calls) and "" not in ids and self.used_ids.isdisjoint(ids)
         if keeps_id and not (tool_call := self._toolbox.parse(call.build())).is_valid:
             await self._updates.log.written()
-            self._announced.add(call.id)
+            self.announced.add(call.id)
             await self._updates.send(to_early_announcement(tool_call))
 
     async def announce(self, tool_call: ToolCall) -> None:
         """Show a tool call that is about to run."""
         announcement = to_announcement(tool_call, self._cwd)
-        if tool_call.id in self._announced:
-            self._announced.discard(tool_call.id)
-            await self._updates.send(ToolCallUpdate(**asdict(announcement)))
-        else:
-            await self._updates.send(announcement)
+        was_announced = tool_call.id in self.announced
+        self.announced.discard(tool_call.id)
+        await self._updates.send(ToolCallUpdate(**asdict(announcement)) if was_announced else announcement)
 
     async def fail_announced(self, kept: Set[str] = frozenset()) -> None:
         """Tell the client that the tool calls it was shown early will not run, but for those to be kept."""
-        self.used_ids |= self._announced
-        for id in self._announced - kept:
-            self._announced.discard(id)
+        self.used_ids |= self.announced
+        for id in self.announced - kept:
+            self.announced.discard(id)
             await self._updates.send(ToolCallUpdate(tool_call_id=id, status="failed"))
 
     async def append(self, model_call: ModelCall, *, whole: bool) -> None:

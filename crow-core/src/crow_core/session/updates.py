@@ -18,10 +18,9 @@ class SessionUpdates:
     """The updates of a session for its client."""
 
     def __init__(self, client: Client, id: str, log: SessionLog) -> None:
-        self.client = client
+        self.client, self.log = client, log
         self.id = id
         """The id of the session."""
-        self.log = log
 
     async def update(self, update: SessionUpdate) -> None:
         """Send the client an update, after everything before it has been written."""
@@ -43,8 +42,8 @@ class SessionUpdates:
         """
         if not is_answer and self.takes_notices:
             await self.notice(text)
-            return
-        await self.update(AgentMessageChunk(content=TextBlock(text=text), message_id=new_id()))
+        else:
+            await self.update(AgentMessageChunk(content=TextBlock(text=text), message_id=new_id()))
 
     @property
     def takes_notices(self) -> bool:

@@ -24,6 +24,7 @@ from crow_core.acp.schema import (
     SelectedOutcome,
     SessionNotification,
     SessionUpdate,
+    StopReason,
     StringPropertySchema,
     ToolCall,
     ToolCallFields,
@@ -41,7 +42,8 @@ NOBODY_THERE = "it needs a permission, and nobody is there to give it"
 class Client(Protocol):
     """The client's side of an ACP connection: an editor, a terminal, a program."""
 
-    capabilities: ClientCapabilities
+    @property
+    def capabilities(self) -> ClientCapabilities: ...
 
     async def request(self, method: str, params: Struct) -> Any:
         """Send a request and return its result. Raises RpcError, ConnectionClosed."""
@@ -52,6 +54,8 @@ class Client(Protocol):
         ...
 
 
+GoesOn = Callable[["asyncio.Task[StopReason]"], bool]
+"""Decides for the task of a turn whether it goes on without the client that has begun it."""
 REASON_LIMIT = 2_000
 """Characters of a user's reason that are passed on."""
 COMMAND_LIMIT = 100_000
@@ -95,7 +99,7 @@ class User:
         announce: Callable[[str], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
         """`announce` is called with each question, in addition to the client."""
-        self._client, self._announce = client, announce
+        self.client, self._announce = client, announce
         self._session_id = session_id
         self._log = log
         self._permission_lock = asyncio.Lock()
@@ -109,7 +113,7 @@ class User:
         `tool_call_id` names the tool call that the question is for. Waits without a limit; cancelling withdraws the
         question. Raises ElicitationError if the client cannot ask, or its answer does not fit the form.
         """
-        if not can_ask(self._client.capabilities, "form" if form else "url"):
+        if not can_ask(self.client.capabilities, "form" if form else "url"):
             raise ElicitationError(f"The client cannot {'show forms' if form else 'send a person to a page'}.")
         id = "" if form else new_id()
         if form:
@@ -143,18 +147,18 @@ class User:
     async def _ask(self, method: str, request: Struct, question: str) -> Any:
         """Ask the client; meanwhile announce the question. Raises RpcError, ConnectionClosed."""
         if self._announce is None:
-            return await self._client.request(method, request)
+            return await self.client.request(method, request)
         announcing = asyncio.ensure_future(self._announce(to_line(question)))
         announcing.add_done_callback(report_failure)
         try:
-            return await self._client.request(method, request)
+            return await self.client.request(method, request)
         finally:
             announcing.cancel()
 
     async def complete(self, elicitation_id: str) -> None:
         """Tell the client that the user is done with a page; the id is that of the `FormAnswer`."""
         done = CompleteElicitationNotification(elicitation_id=elicitation_id)
-        await self._client.notify("elicitation/complete", done)
+        await self.client.notify("elicitation/complete", done)
 
     async def ask_permission(self, about: ToolCallFields, options: Sequence[PermissionOption]) -> PermissionChoice:
         """Ask the user to choose one of these options.
@@ -163,7 +167,7 @@ class User:
         button for each kind. Raises ElicitationError if the client does not ask, EndTurn if it answers that the turn is
         cancelled.
         """
-        offered = [*options] if shows_option_names(self._client.capabilities) else find_first_of_each_kind(options)
+        offered = [*options] if shows_option_names(self.client.capabilities) else find_first_of_each_kind(options)
         request = RequestPermissionRequest(session_id=self._session_id, tool_call=about, options=offered)
         try:
             async with self._permission_lock:
@@ -222,7 +226,7 @@ class User:
         Raises EndTurn if the client answers that the turn is cancelled.
         """
         try:
-            if can_ask(self._client.capabilities, "form"):
+            if can_ask(self.client.capabilities, "form"):
                 choice = StringPropertySchema(title="Answer", enum=[yes, no])
                 form = ElicitationSchema(properties={"answer": choice}, required=["answer"])
                 answer = await self.elicit(question, form=form)
@@ -247,7 +251,7 @@ class User:
 
     async def _send(self, update: SessionUpdate) -> None:
         notification = SessionNotification(session_id=self._session_id, update=update)
-        await self._client.notify("session/update", notification)
+        await self.client.notify("session/update", notification)
 
     async def ask_choice(self, about: ToolCallFields, choices: Sequence[str]) -> int | None:
         """Ask for one of these choices through a client that knows only permissions.
@@ -255,7 +259,7 @@ class User:
         A client that may not show the names of options is asked about one choice after another. Returns the index of
         the choice, or None. Raises as `ask_permission` does.
         """
-        if len(choices) == 1 or shows_option_names(self._client.capabilities):
+        if len(choices) == 1 or shows_option_names(self.client.capabilities):
             options = [
                 PermissionOption(option_id=str(n), name=name, kind="allow_once") for n, name in enumerate(choices)
             ]
