@@ -202,7 +202,7 @@ class RunningCalls:
         host, _ = self.find_host()
         return host.folder() if host else None
 
-    def find_roots(self) -> list[str]:
+    def find_roots(self, _: object) -> list[str]:
         """Return the roots for a request of the server; none if it could be for sessions with different ones."""
         host, _ = self.find_host()
         known = {tuple(each.roots()) for each in ({host} if host else self.hosts)}

@@ -67,8 +67,6 @@ START_TIMEOUT = 30.0
 """Seconds a server may take to list its tools once its process or connection is started."""
 CALL_TIMEOUT = 600.0
 """Seconds a server that is not built in may be silent in a tool call; each progress notification starts them anew."""
-
-
 RECONNECTS = 5
 """How often a call is sent at most, or its task asked for, if the connection breaks each time."""
 
@@ -206,7 +204,7 @@ class Server:
             mode=self.mode,
             client_info=Implementation(name="crow", version=__version__),
             shows_apps=any(host.shows_apps() for host in self.calls.hosts),
-            roots=lambda _: self.calls.find_roots(),
+            roots=self.calls.find_roots,
             elicitation_handler=self._elicit,
             sampling_handler=self._sample,
             log_handler=self._log,
