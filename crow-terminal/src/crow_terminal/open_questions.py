@@ -324,7 +324,7 @@ class OpenQuestions:
         return kept
 
     def _end_blocks(self, now: float) -> list[Effect]:
-        """The turn has ended: show what is open, and how many stopped tool calls have no line."""
+        """End the turn: show the open blocks, and the number of stopped tool calls without a line."""
         effects = self._show(self.transcript.end_turn(now))
         more, self.stopped = self.stopped - SHOWN_STOPS, 0
         if more > 0:
