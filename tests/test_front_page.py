@@ -31,6 +31,12 @@ def test_the_page_is_short_and_its_links_exist():
         assert link.startswith("https://") or (ROOT / link).exists(), link
 
 
+def test_the_core_has_as_many_files_as_the_page_says():
+    files = (ROOT / "AGENTS.md").read_text("utf-8").partition("in an afternoon: ")[2].partition(". ")[0]
+    assert "[nine files](AGENTS.md)" in PAGE
+    assert files.count(".py`") == 9
+
+
 def test_the_first_code_is_the_two_commands_of_the_demo():
     first = re.findall(r"^```\w+\n(.*?)^```", PAGE, re.M | re.S)[0]
     assert [line.partition("  ")[0] for line in first.splitlines()] == ["pip install uv", "uv run crow demo"]

@@ -40,7 +40,7 @@ async def test_every_step_of_the_page_runs(tmp_path: Path):
                 name, _, _ = code.removeprefix("# ").partition("\n")
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 (folder / name).write_text(code)
-            elif language == "sh" and not code.startswith("mkdir"):
+            elif language == "sh" and "mkdir" not in code:
                 printed, asked = await asyncio.to_thread(run, code, folder, env), asked + ("crow run" in code)
             elif language == "text":
                 for line in code.splitlines():

@@ -536,6 +536,13 @@ async def test_the_demo_works_without_a_model_and_says_that_its_model_is_a_scrip
     assert list(machine.project.iterdir()) == []
 
 
+@pytest.mark.slow
+async def test_the_demo_works_with_settings_that_crow_refuses(machine: "Machine") -> None:
+    machine.configure("[extensions.glossary]\nwords = {}\n")
+    done = await machine.crow("demo")
+    assert (done.code, "all 4 pass" in done.out) == (0, True), done.err
+
+
 async def test_a_projects_servers_start_only_after_trust(machine: "Machine") -> None:
     started = machine.project / "started"  # where a project's server may write
     server = {"command": "/bin/sh", "args": ["-c", f"touch {started}"]}

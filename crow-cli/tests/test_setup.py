@@ -156,6 +156,12 @@ async def test_what_is_missing_is_told_in_one_sentence(machine: "Machine", args:
     assert list_files(machine) == {}
 
 
+async def test_without_a_terminal_the_options_for_any_server_are_named(machine: "Machine", no_local_model: None):
+    done = await machine.crow("setup")
+    assert done.code == 2
+    assert "--key-env OPENAI_API_KEY, or for another server: --base-url URL --model NAME" in done.err
+
+
 async def test_a_file_that_is_not_toml_stays_as_it_is(machine: "Machine"):
     file = machine.configure("[models\n")
     done = await machine.crow("setup", "--base-url", "http://127.0.0.1:1/v1", "--model", "m", "--no-test")

@@ -645,6 +645,19 @@ async def test_host_without_an_address_is_an_error_after_retries(monkeypatch: py
             await run_call(model)
 
 
+@pytest.mark.parametrize("variable", ["HTTP_PROXY", "ALL_PROXY"])
+async def test_proxy_that_does_not_answer_is_named_without_its_password(
+    variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("NO_PROXY", "no_proxy", "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, "http://me:secret@127.0.0.1:9")
+    async with open_model("http://no-such-host.invalid/v1", attempts=1) as model:
+        error = await read_error(model)
+    assert error.startswith("http://no-such-host.invalid/v1 cannot be reached through the proxy http://127.0.0.1:9 (")
+    assert error.endswith("Check base_url, the network, and HTTPS_PROXY or NO_PROXY.")
+
+
 @pytest.mark.parametrize("url", ["localhost:11434/v1", "", "http://[::1/v1", "http:///v1"])
 async def test_invalid_base_url_is_an_error_with_an_example(url: str) -> None:
     async with open_model(url) as model:

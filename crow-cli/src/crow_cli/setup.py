@@ -167,7 +167,8 @@ class Setup:
         example = (
             f"--provider {first.id} --model {first.models[0]}"
             if first
-            else "--provider openai --model NAME --key-env OPENAI_API_KEY"
+            else "--provider openai --model NAME --key-env OPENAI_API_KEY, "
+            "or for another server: --base-url URL --model NAME"
         )
         found = f"{first.title} answers on this machine. " if first else ""
         fail(f"there is no terminal to ask on. {found}Give the answers as options: crow setup {example}")

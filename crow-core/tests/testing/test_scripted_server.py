@@ -320,3 +320,22 @@ async def test_importing_the_doubles_imports_no_web_server() -> None:
         subprocess.run, [sys.executable, "-c", source], capture_output=True, text=True, check=True
     )
     assert process.stdout.strip() == "set()"
+
+
+async def test_command_serves_its_arguments_in_order_and_repeats_the_last() -> None:
+    call = {"name": "file_editor", "arguments": {"command": "view", "path": "seen.csv"}}
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "crow_core.testing", json.dumps(call), "It is up."), stdout=subprocess.PIPE
+    )
+    assert process.stdout
+    try:
+        _, url, model = (await process.stdout.readline()).decode().split()
+        assert model == "CROW_MODEL=scripted"
+        async with httpx2.AsyncClient(base_url=url.removeprefix("OPENAI_BASE_URL="), trust_env=False) as client:
+            answers = [(await client.post("/chat/completions", json=ASK | {"stream": False})).json() for _ in range(3)]
+    finally:
+        process.kill()
+        await process.wait()
+    first, *others = [answer["choices"][0]["message"] for answer in answers]
+    assert first["tool_calls"][0]["function"]["name"] == "file_editor"
+    assert [message["content"] for message in others] == ["It is up.", "It is up."]

@@ -31,10 +31,13 @@ async def run_demo(env: Mapping[str, str], model: str = "") -> int:
             crow = await build(env, model=model, mode="accept-edits", without=[persistence, ask_user])
             code = await run(crow, TASK, folder, RunOptions(terminal=find_terminal(), is_stored=False))
         else:
-            async with ScriptedServer(next_reply) as server:
-                scripted = ChatModel(name="script", base_url=server.url, window=32_768)
-                crow = await build(env, mode="yolo", models={"script": scripted}, without=[persistence, ask_user])
-                code = await run(crow, TASK, folder, RunOptions(is_stored=False))
+            # The user's settings do not count here: the demo has to work before they do.
+            with tempfile.TemporaryDirectory(prefix="crow-demo-home-") as home:
+                async with ScriptedServer(next_reply) as server:
+                    scripted = ChatModel(name="script", base_url=server.url, window=32_768)
+                    own = {**env, "CROW_HOME": home}
+                    crow = await build(own, mode="yolo", models={"script": scripted}, without=[persistence, ask_user])
+                    code = await run(crow, TASK, folder, RunOptions(is_stored=False))
         works = await tests_pass(folder)
     if works and code == 0:
         click.secho("\nChecked once more, by this command: the tests pass.", fg="green", err=True)

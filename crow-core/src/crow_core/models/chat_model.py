@@ -25,6 +25,7 @@ from crow_core.models.adaptation import adapt_request
 from crow_core.models.endpoint import (
     CONNECT_TIMEOUT,
     HttpPool,
+    find_proxy,
     is_local,
     is_on_private_network,
     join_url,
@@ -316,8 +317,11 @@ class ChatModel:
             case httpx2.ConnectError() if is_local(url):
                 sentence = f"Nothing answers at {url}. Start the model server, or set OPENAI_BASE_URL."
                 return ModelError(sentence, unavailable=True)
-            case httpx2.ConnectError() | httpx2.ConnectTimeout():
-                text = f"{url} cannot be reached ({self.describe_exception(error)}). Check base_url and the network."
+            case httpx2.ConnectError() | httpx2.ConnectTimeout() | httpx2.ProxyError():
+                why, proxy = self.describe_exception(error), to_display_url(find_proxy(self.base_url))
+                through = f" through the proxy {proxy}" if proxy else ""
+                places = "base_url, the network, and HTTPS_PROXY or NO_PROXY" if proxy else "base_url and the network"
+                text = f"{url} cannot be reached{through} ({why}). Check {places}."
             case httpx2.ReadTimeout():
                 text = f"{url} sent nothing for {self.read_timeout:g} s. Set idle_timeout if it needs longer."
             case _:

@@ -84,6 +84,16 @@ def is_local(url: str) -> bool:
         return False
 
 
+def find_proxy(url: str) -> str:
+    """Return the proxy that the environment, or the system, sets for a URL; "" if there is none."""
+    from urllib.request import getproxies, proxy_bypass  # only an error needs it
+
+    parts, proxies = urlsplit(url), getproxies()
+    if is_local(url) or proxy_bypass(parts.hostname or ""):
+        return ""
+    return proxies.get(parts.scheme) or proxies.get("all") or ""
+
+
 def is_on_private_network(url: str) -> bool:
     """Return whether a URL is one of a server on this machine or on a private network."""
     try:
