@@ -201,8 +201,8 @@ async def test_too_few_tasks_are_refused_before_anything_runs(machine: "Machine"
 
 
 FAULTS: dict[str, tuple[Callable[[str], str], str]] = {
-    "a template that is broken": (lambda text: f"{text} {{% if %}}", "the template is wrong"),
-    "a variable that does not exist": (lambda text: f"{text} {{{{ weather }}}}", "uses weather, which is not defined"),
+    "a template that is broken": (lambda text: f"{text} {{% if %}}", "The template is wrong"),
+    "a variable that does not exist": (lambda text: f"{text} {{{{ weather }}}}", "Uses weather, which is not defined"),
     "a variable that is gone": (lambda text: "You work.", "The template has lost {{ cwd }}."),
     "no text": (lambda text: "", "The text is empty."),
 }

@@ -310,7 +310,8 @@ def find_fault(prompt: PromptVersion, first: PromptVersion) -> str:
     try:
         check_prompt(prompt)
     except ConfigError as error:
-        return str(error).partition(": ")[2] or str(error)
+        fault = str(error).removeprefix(f"--prompt {prompt.label}").lstrip(": ")
+        return fault[0].upper() + fault[1:]
     given = SYSTEM_VARIABLES if prompt.name in SYSTEM else find_variables(first.template)
     if new := sorted({*find_variables(prompt.template)} - {*given}):
         return f"The template uses {new[0]}, which it is not given."
