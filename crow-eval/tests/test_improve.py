@@ -91,7 +91,7 @@ async def test_a_sentence_that_helps_is_found_and_proven_on_tasks_that_the_searc
         listed = await machine.crow("prompts", "diff", report["first"], report["best"])
         promoted = await machine.crow("prompts", "promote", report["best"])
     assert done.code == 0, done.err
-    assert "1 candidates, best system@2: 100%, today's 0%" in done.err
+    assert "1 candidate, best system@2: 100%, today's 0%" in done.err
     assert report["better"] is True
     assert (report["first"], report["best"]) == ("system@1", "system@2")
     assert report["comparison"]["pairs"]["only_b"] == 24, "12 unseen tasks, run twice"
@@ -201,8 +201,8 @@ async def test_too_few_tasks_are_refused_before_anything_runs(machine: "Machine"
 
 
 FAULTS: dict[str, tuple[Callable[[str], str], str]] = {
-    "a template that is broken": (lambda text: f"{text} {{% if %}}", "the template is wrong"),
-    "a variable that does not exist": (lambda text: f"{text} {{{{ weather }}}}", "uses weather, which is not defined"),
+    "a template that is broken": (lambda text: f"{text} {{% if %}}", "The template is wrong"),
+    "a variable that does not exist": (lambda text: f"{text} {{{{ weather }}}}", "Uses weather, which is not defined"),
     "a variable that is gone": (lambda text: "You work.", "The template has lost {{ cwd }}."),
     "no text": (lambda text: "", "The text is empty."),
 }
@@ -308,8 +308,14 @@ async def test_half_of_a_limit_is_kept_for_the_report(machine: "Machine") -> Non
             "prompts", "improve", "system", "--on", "tasks.jsonl", "--json", "--max-requests", "20", "--at-once", "1"
         )
         assert 10 <= len(server.requests) <= 13, "a round that has begun is ended"
-    assert json.loads(done.out)["stopped"] == "Half of the 20 requests is used; the rest is for the report."
-    assert done.code == 0, done.err
+        report = json.loads(done.out)
+        shown = await machine.crow("eval", "show", report["id"])
+        more = await machine.crow("prompts", "improve", "--resume", report["id"], "--json", "--max-requests", "40")
+        assert 20 <= len(server.requests) <= 23, "it goes on with a higher limit"
+    assert report["stopped"] == "Half of the 20 requests is used; the rest is for the report."
+    assert "The search has ended: half of the 20 requests is used" in shown.out
+    assert json.loads(more.out)["stopped"] == "Half of the 40 requests is used; the rest is for the report."
+    assert (done.code, more.code) == (0, 0), done.err
 
 
 async def improve_file(machine: "Machine", file: str, text: str, heard: str) -> list[str]:

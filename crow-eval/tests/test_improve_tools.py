@@ -61,14 +61,19 @@ async def test_description_of_a_tool_improves_and_is_promoted(machine: "Machine"
     assert terminal["description"].endswith(CAPITALS)
 
 
-async def test_tool_that_sessions_do_not_have_is_named_with_those_that_they_have(machine: "Machine") -> None:
+async def test_wrong_names_are_named_with_those_that_there_are(machine: "Machine") -> None:
     write_tasks(machine, 12)
     async with ScriptedServer(answer) as server:
         machine.ask(server.url)
         tool = await machine.crow("prompts", "improve", "tool.termnial", "--on", "tasks.jsonl")
         prompt = await machine.crow("prompts", "improve", "sytem", "--on", "tasks.jsonl")
+        dataset = await machine.crow("prompts", "improve", "system", "--on", "taks")
+        rated = await machine.crow("prompts", "improve", "system", "--on", "rated")
         assert not server.requests
-    assert (tool.code, prompt.code) == (2, 2)
+    assert (tool.code, prompt.code, dataset.code, rated.code) == (2, 2, 2, 2)
+    assert "There is no session 'taks'." in dataset.err
+    assert "Nor is there a dataset 'taks'." in dataset.err
+    assert "No session is rated yet. Rate answers with /good or /bad." in rated.err
     assert "Sessions with this model have no tool termnial, but " in tool.err
     assert "terminal" in tool.err
     assert "There is no prompt sytem. Give one of " in prompt.err

@@ -51,6 +51,7 @@ from crow_extensions.other_agents import other_agents
 from crow_extensions.plan import plan
 from crow_extensions.printed_calls import printed_calls
 from crow_extensions.reasoning_effort import reasoning_effort
+from crow_extensions.recorded_folders import recorded_folders
 from crow_extensions.refused_images import refused_images
 from crow_extensions.refused_prompts import refused_prompts
 from crow_extensions.resources import resources
@@ -69,7 +70,6 @@ from crow_extensions.truncate import truncate
 from crow_extensions.undo import undo
 from crow_extensions.usage import usage
 from crow_extensions.warm_up import warm_up
-from crow_extensions.work_trees import work_trees
 from crow_mcp_server.web.search_settings import PROVIDER_KEYS
 from crow_mcp_server.workspace import Launch, LaunchError, Workspace, local_workspace
 from crow_permissions.extension import permissions
@@ -120,7 +120,7 @@ FIRST_EXTENSIONS: tuple[Extension, ...] = (
     *(cut_prompts, usage, background),
     *(printed_calls, broken_replies, empty_replies, refused_images, refused_prompts),
     *(loop_guard, truncate, titles, undo, plan, goal, timers),
-    *(mentions, agents, skills, work_trees, small_models, tool_descriptions, warm_up),
+    *(mentions, agents, skills, recorded_folders, small_models, tool_descriptions, warm_up),
 )
 """Used by default, in this order. `NAME = false` in `[extensions]` leaves one out."""
 OPTIONAL_EXTENSIONS: tuple[Extension, ...] = (budgets, subagents, memory)

@@ -16,7 +16,7 @@ from datetime import date
 from pathlib import Path
 
 import crow_system as system
-from crow_extensions.worktree_state import FOREIGN_VARIABLES
+from crow_extensions.folder_state import FOREIGN_VARIABLES
 from crow_system.git import make_git_environment, run_git
 from crow_system.repository import WORKTREES, read_line
 

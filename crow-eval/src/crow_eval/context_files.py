@@ -47,7 +47,8 @@ def find_file_fault(name: str, text: str) -> str:
 
 
 def give_file(crow: Crow, *, name: str, text: str) -> None:
-    """Give the sessions of an app a text as their AGENTS.md, or as a skill, which is written to their folder."""
+    """Give the sessions of an app a text as their AGENTS.md, or as a skill, which is written to their temporary
+    folder."""
 
     @crow.instructions
     def add(session: Session) -> str | None:
@@ -59,7 +60,7 @@ def give_file(crow: Crow, *, name: str, text: str) -> None:
     @crow.commands
     async def add_skill(session: Session) -> list[Command]:
         if name.startswith(SKILL):
-            file = Path(session.cwd) / ".crow" / "skills" / name.removeprefix(SKILL) / "SKILL.md"
+            file = session.folders.scratch() / "skills" / name.removeprefix(SKILL) / "SKILL.md"
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text, "utf-8")
             skill = parse_skill(text, str(file), "given")

@@ -100,9 +100,10 @@ class Improvement:
     async def run(self) -> None:
         """Search, unless the search has ended, and run the tasks of the report.
 
+        A search that has reached a limit goes on, as there may be a higher one, until a task of the report is run.
         Raises AgentError, StoreError, ConfigError, BudgetSpent; the runs until then are stored.
         """
-        if self.notes.winner is None:
+        if self.notes.winner is None or not any(cell.task in self.notes.test for cell in self.evaluation.cells):
             await self.search()
         winner = self.notes.winner
         if winner or self.notes.target == JUDGE:  # the agreement of today's judge is told in any case
@@ -114,7 +115,7 @@ class Improvement:
 
     async def search(self) -> None:
         """Search for a candidate that does better on the validation tasks than the first prompt, and note it."""
-        self._loop, self.notes.stopped = asyncio.get_running_loop(), ""
+        self._loop, self.notes.stopped, self.notes.winner = asyncio.get_running_loop(), "", None
         thread = asyncio.create_task(asyncio.to_thread(self.search_in_thread))
         try:
             await asyncio.shield(thread)
@@ -309,7 +310,8 @@ def find_fault(prompt: PromptVersion, first: PromptVersion) -> str:
     try:
         check_prompt(prompt)
     except ConfigError as error:
-        return str(error).partition(": ")[2] or str(error)
+        fault = str(error).removeprefix(f"--prompt {prompt.label}").lstrip(": ")
+        return fault[0].upper() + fault[1:]
     given = SYSTEM_VARIABLES if prompt.name in SYSTEM else find_variables(first.template)
     if new := sorted({*find_variables(prompt.template)} - {*given}):
         return f"The template uses {new[0]}, which it is not given."

@@ -29,8 +29,8 @@ from crow_core.messages.worktree import WorkTree, find_recorded
 from crow_core.models.chat_model import ChatModel
 from crow_core.session.prompts import Prompt
 from crow_core.session.session import Session
+from crow_extensions.folder_state import FolderStateError, check_restorable, restore_state
 from crow_extensions.spending import Spending
-from crow_extensions.worktree_state import WorkTreeError, check_restorable, restore_worktree
 from crow_persistence.database import Database
 from crow_persistence.loader import find_session_by_id
 
@@ -80,7 +80,7 @@ def find_fault(stored: StoredSession) -> str:
         return "its start was not recorded, as it was in no git work tree, or crow did not record it then"
     try:
         check_restorable(tree)
-    except WorkTreeError as error:
+    except FolderStateError as error:
         return str(error)
     return ""
 
@@ -146,7 +146,7 @@ async def reask_live(database: Database, stored: StoredSession, model: str, sett
         try:
             with TemporaryDirectory(prefix="crow-reask-", ignore_cleanup_errors=True) as folder:
                 await ask_in(await asyncio.to_thread(Path(folder).resolve), stored, tree, id, model, settings)
-        except (AgentError, WorkTreeError, OSError) as failure:
+        except (AgentError, FolderStateError, OSError) as failure:
             error = str(failure)
         log = await asyncio.to_thread(read_log, database, id)
     return await asyncio.to_thread(read_outcome, database, stored, tree, id, log, error)
@@ -155,9 +155,12 @@ async def reask_live(database: Database, stored: StoredSession, model: str, sett
 async def ask_in(
     folder: Path, stored: StoredSession, tree: WorkTree, id: str, model: str, settings: LiveSettings
 ) -> None:
-    """Send the prompts of a session to a new one in a copy of its folder. Raises AgentError, WorkTreeError, OSError."""
+    """Send the prompts of a session to a new one in a copy of its folder.
+
+    Raises AgentError, FolderStateError, OSError.
+    """
     (top := folder / (Path(tree.top).name or "root")).mkdir()
-    cwd = await asyncio.to_thread(restore_worktree, tree, top)
+    cwd = await asyncio.to_thread(restore_state, tree, top)
     meter, opened = Meter(), dict[str, Session]()
     prompt, changes = find_prompt(stored, settings.changes), settings.changes
     notes: Notes = {"kind": KIND, "origin": stored.id, **changes.describe(), "tools": "live"}

@@ -49,6 +49,8 @@ def describe_finding(report: ImprovementReport) -> str:
     notes, prompts = report.notes, report.evaluation.settings.prompts
     if notes.winner is None:
         return "The search has not ended."
+    if len(prompts) == 1:
+        return "No better than today's: the search found no candidate."
     if not notes.winner:
         return f"No better than today's: no candidate did better on the {len(notes.validation)} validation tasks."
     if report.comparison is None or report.before is None or report.after is None:

@@ -16,9 +16,9 @@ def describe_best(evaluation: "Evaluation") -> str:
     assert notes
     scores = [candidate.score for candidate in notes.candidates]
     if scores[0] is None:
-        return "today's prompt first"
+        return "today's prompt"
     best = max(range(len(scores)), key=lambda at: scores[at] or 0.0)
-    found = f"{len(prompts) - 1} candidates, "
+    found = f"{len(prompts) - 1} candidate{'s' if len(prompts) != 2 else ''}, "
     if not best:
         return f"{found}none better than today's: {scores[0]:.0%}"
     return f"{found}best {prompts[best].label}: {scores[best]:.0%}, today's {scores[0]:.0%}"
@@ -48,6 +48,8 @@ def print_improvement(evaluation: "Evaluation", *, as_json: bool) -> None:
     print_table(("CANDIDATE", "MADE FROM", "VALIDATION", ""), rows)
     click.echo()
     click.echo(escape_line(describe_finding(report)))
+    if notes.stopped:
+        click.echo(f"The search has ended: {notes.stopped[0].lower()}{notes.stopped[1:]}")
     if report.noise:
         click.echo(
             f"Today's prompt, run twice: {report.noise.differing} of {report.noise.pairs} tasks ended otherwise."

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from crow_cli.console import print_note
-from crow_core.errors import ConfigError
+from crow_core.errors import ConfigError, StoreError
 
 if TYPE_CHECKING:
     from crow_agent.budget import Budget
@@ -43,7 +43,13 @@ async def find_tasks(
     if not is_dataset(given):
         with database.begin_read() as connection:
             ids = find_rated(connection) if [*given] == [RATED] else given
-            return SESSIONS, [to_task(stored) for stored in load_sessions(connection, ids, first)]
+            if not ids:
+                raise ConfigError("No session is rated yet. Rate answers with /good or /bad.")
+            try:
+                return SESSIONS, [to_task(stored) for stored in load_sessions(connection, ids, first)]
+            except StoreError as error:
+                also = "" if ids != given or len(given) > 1 else f" Nor is there a dataset {given[0]!r}."
+                raise StoreError(f"{error}{also}") from error
     tasks = load_dataset(given[0])
     faults = await runs.find_untouched(tasks, at_once, runs.find_hidden(env))
     if useless := {fault.task for fault in faults if fault.is_fatal}:

@@ -78,7 +78,7 @@ def make_task(row: Any, log: "Sequence[Message]", into: Path, turn: int) -> bool
     """Make the folder of a task; return True if it has checks."""
     from crow_core.messages.message import find_turns, to_parts
     from crow_core.messages.worktree import find_recorded
-    from crow_extensions.worktree_state import WorkTreeError, write_changes
+    from crow_extensions.folder_state import FolderStateError, write_changes
 
     from crow_eval.session_ends import find_end, write_end
 
@@ -103,7 +103,7 @@ def make_task(row: Any, log: "Sequence[Message]", into: Path, turn: int) -> bool
         fail(f"{folder} exists. Name another folder with --into.")
     except OSError as error:
         fail(f"{folder} cannot be written: {error.strerror}.")
-    except WorkTreeError as error:
+    except FolderStateError as error:
         note = f"Not all of the files are in {folder}: {error}."
     click.echo(escape_controls(str(folder)))
     if turn > 1:
@@ -190,11 +190,11 @@ def find_present_start(cwd: str) -> tuple[str, str]:
 
 def find_recorded_start(tree: "WorkTree") -> tuple[str, str]:
     """Return the lines of a task that start from a recorded state, and a sentence about them."""
-    from crow_extensions.worktree_state import WorkTreeError, check_commit, list_removed
+    from crow_extensions.folder_state import FolderStateError, check_commit, list_removed
 
     try:
         check_commit(tree)
-    except WorkTreeError as error:
+    except FolderStateError as error:
         return FILES_HINT, f"The recorded start cannot be used: {error}."
     start = f"commit = {json.dumps(tree.commit)}\nrepository = {json.dumps(tree.top)}\n" if tree.commit else ""
     if tree.commit and tree.changes:

@@ -16,7 +16,7 @@ from crow_core.models.model_call import ModelCall
 from crow_core.session.session import Session
 from crow_core.session_state import StateKey
 
-from crow_extensions.worktree_state import is_in_repository, read_worktree
+from crow_extensions.folder_state import is_in_repository, read_state
 
 logger = logging.getLogger("crow")
 
@@ -31,7 +31,7 @@ READING_LIMIT = 10.0
 """Seconds that it may take while no tool changes anything."""
 READING_KINDS = ("read", "search", "think", "fetch")
 """The kinds of tool calls that change nothing in the folder."""
-WANTED = StateKey("work_tree_wanted", bool)
+WANTED = StateKey("recorded_folder_wanted", bool)
 
 
 class Recording:
@@ -39,7 +39,7 @@ class Recording:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self.task = asyncio.ensure_future(asyncio.wait_for(read_worktree(session.cwd), READING_LIMIT))
+        self.task = asyncio.ensure_future(asyncio.wait_for(read_state(session.cwd), READING_LIMIT))
         self.is_appended = False
         self.task.add_done_callback(self.append)
 
@@ -70,11 +70,11 @@ class Recording:
             self.session.log.append(to_marker(tree))
 
 
-RECORDING = StateKey[Recording | None]("work_tree", lambda: None)
+RECORDING = StateKey[Recording | None]("recorded_folder", lambda: None)
 
 
-def work_trees(crow: Crow) -> None:
-    """Record the commit and the changes in a folder in a git work tree when a conversation begins in it.
+def recorded_folders(crow: Crow) -> None:
+    """Record the commit and the changes of a folder in a git work tree when a conversation begins in it.
 
     Only where a store loads sessions again. Nothing is written into the folder or its repository.
     """

@@ -1,4 +1,4 @@
-"""The extension `work_trees`: the state of a session's folder is in the log before a tool changes it."""
+"""The extension `recorded_folders`: the state of a session's folder is in the log before a tool changes it."""
 
 import asyncio
 import os
@@ -18,12 +18,12 @@ from crow_core.messages.message import Message
 from crow_core.messages.worktree import ChangedPath, WorkTree, find_recorded
 from crow_core.session.session import Session
 from crow_core.testing import Editor, MemoryStore, Reply, ScriptedModel, connect
-from crow_extensions import work_trees as extension
+from crow_extensions import recorded_folders as extension
 from crow_extensions.commands import commands
+from crow_extensions.folder_state import FolderStateError, check_restorable, read_state, restore_state
+from crow_extensions.folder_state import make_environment as make_git_environment
+from crow_extensions.recorded_folders import recorded_folders
 from crow_extensions.undo import undo
-from crow_extensions.work_trees import work_trees
-from crow_extensions.worktree_state import WorkTreeError, check_restorable, read_worktree, restore_worktree
-from crow_extensions.worktree_state import make_environment as make_git_environment
 
 pytestmark = [pytest.mark.anyio, pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")]
 
@@ -88,7 +88,7 @@ def list_repository(folder: Path) -> dict[str, tuple[bytes, int]]:
 
 
 async def read(folder: Path) -> WorkTree:
-    tree = await read_worktree(str(folder))
+    tree = await read_state(str(folder))
     assert tree is not None
     return tree
 
@@ -104,7 +104,7 @@ async def test_a_state_with_all_kinds_of_changes_is_restored_elsewhere_and_leave
     assert list_repository(folder) == before
     assert (tree.top, tree.folder, tree.branch, tree.fault) == (str(folder), "", "main", "")
     assert tree.commit == git(folder, "rev-parse", "HEAD")
-    assert restore_worktree(tree, copy := make(tmp_path / "copy")) == copy
+    assert restore_state(tree, copy := make(tmp_path / "copy")) == copy
     assert list_files(copy) == {name: data for name, data in files.items() if name != "ignored"}
     assert git(copy, "status", "--porcelain") == status
     assert git(copy, "branch", "--show-current") == "main"
@@ -127,7 +127,7 @@ async def test_a_folder_below_the_top_and_a_linked_worktree_are_restored_as_such
         tree = await read(tmp_path / "linked" / inside)
         assert (tree.top, tree.folder, tree.branch) == (str(tmp_path / "linked"), inside, "other")
         copy = make(tmp_path / inside.replace("/", "-"))
-        assert restore_worktree(tree, copy) == copy / inside
+        assert restore_state(tree, copy) == copy / inside
         assert (copy / "src" / "more").read_text() == "more\n"
     (folder / "ignored").mkdir()
     assert (await read(folder / "ignored")).fault == "git ignores the folder"
@@ -138,10 +138,10 @@ async def test_a_repository_without_a_commit_and_a_detached_head_are_restored(fo
     (new / "a").write_text("a\n")
     tree = await read(new)
     assert (tree.commit, tree.branch) == ("", "trunk")
-    restore_worktree(tree, make(tmp_path / "one"))
+    restore_state(tree, make(tmp_path / "one"))
     assert list_files(tmp_path / "one") == list_files(new)
     git(folder, "checkout", "-q", "--detach")
-    restore_worktree(await read(folder), make(tmp_path / "two"))
+    restore_state(await read(folder), make(tmp_path / "two"))
     assert git(tmp_path / "two", "branch", "--show-current") == ""
     assert git(tmp_path / "two", "rev-parse", "HEAD") == git(folder, "rev-parse", "HEAD")
 
@@ -155,7 +155,7 @@ async def test_undo_takes_back_the_first_turn_in_a_work_tree_with_changes(folder
     look: Any = {"name": "terminal", "arguments": {"command": "true"}}
     server = Server("crow", crow_mcp_server.create_server, definitions=crow_mcp_server.tools(), built_in=True)
     crow = Crow(ScriptedModel([Reply(tool_calls=[edit if edits else look]), Reply("Done.")]), servers=[server])
-    crow.use(commands).use(undo).use(work_trees).store = MemoryStore()
+    crow.use(commands).use(undo).use(recorded_folders).store = MemoryStore()
     async with connect(crow) as editor:
         id = (await editor.new_session(str(folder))).session_id
         await editor.prompt(id, "Go")
@@ -191,7 +191,7 @@ async def test_no_program_that_the_repository_names_runs(folder: Path, tmp_path:
     tree = await read(folder)
     assert not tree.fault
     assert [one.path for one in tree.changes] == ["changed", ".gitattributes"]
-    restore_worktree(tree, make(tmp_path / "copy"))
+    restore_state(tree, make(tmp_path / "copy"))
     assert (tmp_path / "copy" / "changed").read_text() == "CHANGED\n"
     assert not proof.exists()
 
@@ -207,21 +207,21 @@ async def test_a_submodule_is_not_looked_into(folder: Path, tmp_path: Path):
     (folder / "inner" / "kept").write_text("changed\n")
     tree = await read(folder)
     assert (tree.changes, tree.fault, proof.exists()) == ([], "", False)
-    with pytest.raises(WorkTreeError, match="it has submodules, which are not recorded"):
+    with pytest.raises(FolderStateError, match="it has submodules, which are not recorded"):
         check_restorable(tree)
 
 
 async def test_what_cannot_be_recorded_is_said(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    assert await read_worktree(str(make(tmp_path / "plain"))) is None
+    assert await read_state(str(make(tmp_path / "plain"))) is None
     git(bare := make(tmp_path / "bare.git"), "init", "-q", "--bare")
-    assert await read_worktree(str(bare)) is None
+    assert await read_state(str(bare)) is None
     (make(tmp_path / "broken") / ".git").write_text("gitdir: nowhere\n")
     assert "not a git repository" in (await read(tmp_path / "broken")).fault
     (folder / "large").write_bytes(b"x" * 5_000_001)
     tree = await read(folder)
     assert (tree.fault, tree.changes) == ("the changed files have more than 5,000,000 bytes", [])
     assert tree.commit
-    with pytest.raises(WorkTreeError, match="its changes were not recorded: the changed files have more"):
+    with pytest.raises(FolderStateError, match="its changes were not recorded: the changed files have more"):
         check_restorable(tree)
     (folder / "large").unlink()
     for number in range(1_001):
@@ -232,7 +232,7 @@ async def test_what_cannot_be_recorded_is_said(folder: Path, tmp_path: Path, mon
     assert (await read(folder)).fault == "nested/ is a repository of its own"
     shutil.rmtree(folder / "nested")
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert await read_worktree(str(folder)) is None, "git is not installed"
+    assert await read_state(str(folder)) is None, "git is not installed"
 
 
 async def test_variables_that_name_another_repository_are_ignored(
@@ -249,10 +249,10 @@ async def test_a_state_that_cannot_be_restored_says_why_and_no_path_leads_out(fo
     tree = await read(folder)
     for path in ("../x", "/x", ".git/config", "src/../../x"):
         tree.changes = [ChangedPath(path)]
-        with pytest.raises(WorkTreeError, match="cannot be restored"):
+        with pytest.raises(FolderStateError, match="cannot be restored"):
             check_restorable(tree)
     tree.changes = [ChangedPath("changed", text="masked", digest="0" * 64)]
-    with pytest.raises(WorkTreeError, match="changed was not kept whole"):
+    with pytest.raises(FolderStateError, match="changed was not kept whole"):
         check_restorable(tree)
     (folder / "out").symlink_to(tmp_path)
     git(folder, "add", "out")
@@ -260,14 +260,14 @@ async def test_a_state_that_cannot_be_restored_says_why_and_no_path_leads_out(fo
     tree = await read(folder)
     empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
     tree.changes = [ChangedPath("out/x", text="", digest=empty)]
-    with pytest.raises(WorkTreeError, match="leads out of the folder"):
-        restore_worktree(tree, make(tmp_path / "copy"))
+    with pytest.raises(FolderStateError, match="leads out of the folder"):
+        restore_state(tree, make(tmp_path / "copy"))
     assert not (tmp_path / "x").exists()
     tree.changes, tree.commit = [], "0" * 40
-    with pytest.raises(WorkTreeError, match=f"the commit 000000000000 is not in {folder} any more"):
+    with pytest.raises(FolderStateError, match=f"the commit 000000000000 is not in {folder} any more"):
         check_restorable(tree)
     shutil.rmtree(folder)
-    with pytest.raises(WorkTreeError, match=f"the folder {folder} is gone"):
+    with pytest.raises(FolderStateError, match=f"the folder {folder} is gone"):
         check_restorable(tree)
 
 
@@ -299,7 +299,7 @@ def stored(folder: Path) -> Callable[..., Any]:
 
     def make(*replies: Reply, **options: Any) -> Crow:
         crow = Crow(ScriptedModel([*replies]), servers=[writer(folder)], **options)
-        crow.use(commands).use(undo).use(work_trees)
+        crow.use(commands).use(undo).use(recorded_folders)
         crow.store = MemoryStore()
         return crow
 
@@ -354,7 +354,7 @@ async def test_a_session_that_calls_no_tool_has_its_state_when_it_ends(folder: P
 
 
 async def test_nothing_is_recorded_where_no_store_loads_sessions(folder: Path):
-    crow = Crow(ScriptedModel([Reply("Hello.")])).use(work_trees)
+    crow = Crow(ScriptedModel([Reply("Hello.")])).use(recorded_folders)
     async with connect(crow) as editor:
         session = await talk(editor, crow, folder, "Hi")
         await crow.close(session)

@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import os
 import stat
-from asyncio.subprocess import DEVNULL, PIPE
+from asyncio.subprocess import PIPE
 from base64 import b64decode, b64encode
 from binascii import Error as NoBase64
 from collections.abc import Collection, Mapping, Sequence
@@ -19,6 +19,8 @@ from pathlib import Path, PurePosixPath
 import crow_system as system
 from crow_core.messages.worktree import ChangedPath, WorkTree
 from crow_system.git import make_git_environment, run_git
+
+from crow_extensions.shell import start_command
 
 BYTES_LIMIT = 5_000_000
 """Bytes of changed files that are recorded, since the log of an open session is held in memory."""
@@ -40,11 +42,11 @@ STATUS = [
 ]
 
 
-class WorkTreeError(Exception):
+class FolderStateError(Exception):
     """A work tree cannot be restored; the text is a sentence for a person."""
 
 
-async def read_worktree(folder: str) -> WorkTree | None:
+async def read_state(folder: str) -> WorkTree | None:
     """Read the state of the work tree that a folder is in; None if it is in none, or git is not installed.
 
     A state that cannot be read has a `fault`. Cancelling it ends git.
@@ -108,31 +110,23 @@ async def is_ignored(folder: str, environment: Mapping[str, str]) -> bool:
     return True
 
 
-async def ask(command: Sequence[str], folder: str, environment: Mapping[str, str]) -> str:
+async def ask(command: list[str], folder: str, environment: Mapping[str, str]) -> str:
     """Return what git prints. Raises OSError."""
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        cwd=folder,
-        env=environment,
-        stdin=DEVNULL,
-        stdout=PIPE,
-        stderr=PIPE,
-        start_new_session=True,
-        creationflags=system.NEW_GROUP,
-    )
-    try:
-        assert process.stdout
-        assert process.stderr
-        printed, said = await asyncio.gather(read_start(process.stdout), read_start(process.stderr))
-        if len(printed) > OUTPUT_LIMIT:
-            raise OSError("git lists too many changes")
-        if await process.wait():
-            raise OSError(os.fsdecode(said[:500].strip()))
-        return os.fsdecode(printed)
-    finally:
-        if process.returncode is None:
-            system.kill_group(process.pid)
-            await process.communicate()  # without reading to the end, its end would not be noticed
+    hidden = os.environ.keys() - environment.keys()
+    async with start_command(command, folder, PIPE, PIPE, hidden=hidden, more=environment) as process:
+        try:
+            assert process.stdout
+            assert process.stderr
+            printed, said = await asyncio.gather(read_start(process.stdout), read_start(process.stderr))
+            if len(printed) > OUTPUT_LIMIT:
+                raise OSError("git lists too many changes")
+            if await process.wait():
+                raise OSError(os.fsdecode(said[:500].strip()))
+            return os.fsdecode(printed)
+        finally:
+            if process.returncode is None:
+                system.kill_group(process.pid)
+                await process.communicate()  # without reading to the end, its end would not be noticed
 
 
 async def read_start(stream: asyncio.StreamReader) -> bytes:
@@ -210,9 +204,9 @@ def read_path(top: str, path: str, limit: int) -> tuple[ChangedPath, int]:
 
 
 def check_restorable(tree: WorkTree) -> None:
-    """Raise WorkTreeError, with the reason, if a state cannot be restored."""
+    """Raise FolderStateError, with the reason, if a state cannot be restored."""
     if tree.fault:
-        raise WorkTreeError(f"its changes were not recorded: {tree.fault}")
+        raise FolderStateError(f"its changes were not recorded: {tree.fault}")
     for change in tree.changes:
         read_bytes(change)
         check_path(change.path)
@@ -225,26 +219,26 @@ def check_restorable(tree: WorkTree) -> None:
         command = ["git", "ls-tree", "-r", "-z", "--full-tree", tree.commit]
         files = run_git(command, tree.top, make_environment(), CLONE_TIMEOUT)
     except OSError as error:
-        raise WorkTreeError(f"git cannot read the commit {tree.commit[:12]}: {describe_fault(error)}") from error
+        raise FolderStateError(f"git cannot read the commit {tree.commit[:12]}: {describe_fault(error)}") from error
     if any(line.startswith("160000 ") for line in files.split("\0")):
-        raise WorkTreeError("it has submodules, which are not recorded")
+        raise FolderStateError("it has submodules, which are not recorded")
 
 
 def check_commit(tree: WorkTree) -> None:
-    """Raise WorkTreeError if the commit of a state is not in its repository any more."""
+    """Raise FolderStateError if the commit of a state is not in its repository any more."""
     if not os.path.isdir(tree.top):
-        raise WorkTreeError(f"the folder {tree.top} is gone")
+        raise FolderStateError(f"the folder {tree.top} is gone")
     if tree.commit:
         try:
             run_git(["git", "cat-file", "-e", f"{tree.commit}^{{commit}}"], tree.top, make_environment())
         except OSError as error:
-            raise WorkTreeError(f"the commit {tree.commit[:12]} is not in {tree.top} any more") from error
+            raise FolderStateError(f"the commit {tree.commit[:12]} is not in {tree.top} any more") from error
 
 
-def restore_worktree(tree: WorkTree, folder: Path) -> Path:
+def restore_state(tree: WorkTree, folder: Path) -> Path:
     """Restore a state in an empty folder, in a repository of its own; return the folder that was recorded.
 
-    The new repository reads the objects of the old one, and has no remote. Raises WorkTreeError.
+    The new repository reads the objects of the old one, and has no remote. Raises FolderStateError.
     """
     check_restorable(tree)
     environment = {**make_environment(), "GIT_ALLOW_PROTOCOL": "file"}
@@ -266,13 +260,13 @@ def restore_worktree(tree: WorkTree, folder: Path) -> Path:
             literal = {**environment, "GIT_LITERAL_PATHSPECS": "1"}
             run_git(["git", "add", "--all", "--", path], str(folder), literal)
     except OSError as error:
-        raise WorkTreeError(f"the copy cannot be made: {describe_fault(error)}") from error
+        raise FolderStateError(f"the copy cannot be made: {describe_fault(error)}") from error
     (inside := folder / tree.folder).mkdir(parents=True, exist_ok=True)
     return inside
 
 
 def write_changes(changes: Sequence[ChangedPath], folder: Path) -> None:
-    """Write changed files into a folder, and remove those that were removed. Raises OSError, WorkTreeError."""
+    """Write changed files into a folder, and remove those that were removed. Raises OSError, FolderStateError."""
     for change in changes:  # first, since a folder may take the place of a file
         if (data := read_bytes(change)) is None and os.path.lexists(place := find_place(change.path, folder)):
             if place.is_dir() and not place.is_symlink():
@@ -307,24 +301,26 @@ def remove_empty(folder: Path, top: Path) -> None:
 
 
 def find_place(path: str, folder: Path) -> Path:
-    """Return where a recorded path is in a folder. Raises WorkTreeError if that is outside of it."""
+    """Return where a recorded path is in a folder. Raises FolderStateError if that is outside of it."""
     check_path(path)
     place = folder / path
     if not place.parent.resolve().is_relative_to(folder.resolve()):
-        raise WorkTreeError(f"the path {path} leads out of the folder")
+        raise FolderStateError(f"the path {path} leads out of the folder")
     return place
 
 
 def check_path(path: str) -> None:
-    """Raise WorkTreeError for a path that is not relative, goes up, or is in git's own folder."""
+    """Raise FolderStateError for a path that is not relative, goes up, or is in git's own folder."""
     parts = PurePosixPath(path).parts
     if not parts or path.startswith("/") or os.path.isabs(path) or {"..", ".git"} & {part.lower() for part in parts}:
-        raise WorkTreeError(f"the path {path!r} cannot be restored")
+        raise FolderStateError(f"the path {path!r} cannot be restored")
 
 
 def read_bytes(change: ChangedPath) -> bytes | None:
-    """Return the bytes of a recorded file; None for a link, and for a removed file. Raises WorkTreeError if they are
-    not those that the file had."""
+    """Return the bytes of a recorded file; None for a link, and for a removed file.
+
+    Raises FolderStateError if they are not those that the file had.
+    """
     if not change.digest:
         return None
     try:
@@ -332,7 +328,7 @@ def read_bytes(change: ChangedPath) -> bytes | None:
     except (UnicodeEncodeError, NoBase64):
         data = b""
     if hashlib.sha256(data).hexdigest() != change.digest:
-        raise WorkTreeError(f"{change.path} was not kept whole: a secret in it was masked, or the log is damaged")
+        raise FolderStateError(f"{change.path} was not kept whole: a secret in it was masked, or the log is damaged")
     return data
 
 
