@@ -178,6 +178,7 @@ async def test_what_an_agent_does_not_offer_is_a_sentence() -> None:
             (session.set_option("x", "y"), "no option 'x'. It has: none."),
             (session.fork(), "cannot fork a session"),
             (session.steer("Left."), "takes no words while a prompt runs"),
+            (session.background(), "has no background"),
             (agent.session("puppet-9"), "offers neither resume nor load"),
         ):
             with pytest.raises(AgentError, match=words):

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 from crow_core.acp.complete_method import COMPLETE_METHOD
@@ -113,6 +114,8 @@ class Agent:
                         break
                     await self.say(f"line-{n:05}\n" + ("" if n % 3 else "\n"))
                     await asyncio.sleep(float([*rest.split(), "0"][1]))
+            case "timer":
+                self.timer = asyncio.ensure_future(self.take_own_turn(Path(rest)))
             case "wait":
                 await self.say("waiting")
                 await self.cancelled.wait()
@@ -154,6 +157,15 @@ class Agent:
                 await self.say(f"You said: {text} <{self.model}>")
         await self.send(UsageUpdate(used=5_000, size=20_000))
         return PromptResponse(stop_reason="end_turn")
+
+    async def take_own_turn(self, file: Path) -> None:
+        """Begin a turn that nobody has prompted, once a file is there."""
+        while not file.exists():  # noqa: ASYNC240 # it is on this machine
+            await asyncio.sleep(0.02)
+        await self.send(SessionInfoUpdate(meta={"crow": {"turn": "began"}}))
+        await self.say("It is time.")
+        await self.ask("make tea")
+        await self.send(SessionInfoUpdate(meta={"crow": {"turn": "ended"}}))
 
     async def answer(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
         """Answer a method beyond ACP: complete a song, or take words for the running turn."""

@@ -1,12 +1,17 @@
 """Turns that the agent begins by itself, such as those of timers, and the command that leaves for a worktree."""
 
-from typing import Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from crow_core.acp.schema import AvailableCommand, SessionInfoUpdate, TextBlock, UserMessageChunk
 from crow_terminal.blocks import UserPrompt
 from crow_terminal.effects import Cancel, Leave, Send, Show
 from crow_terminal.local_commands import find_command, find_local_commands
 from crow_terminal.state import State
+
+if TYPE_CHECKING:
+    from conftest import Screen
 
 
 def ready(**fields: Any) -> State:
@@ -56,3 +61,23 @@ def test_the_command_worktree_leaves_for_one_where_the_caller_makes_it():
     [said] = command.run(state, "fix the parser")
     assert "has no spaces: /worktree fix-the-parser" in str(said)
     assert "worktree" not in [one.name for one in find_local_commands(ready())]
+
+
+def test_plain_lines_ask_at_once_what_a_turn_of_the_agent_asks(
+    program: list[str], start: "Callable[..., Screen]", tmp_path: Path
+):
+    program[3] = "plain"
+    screen = start()
+    screen.until(">")
+    screen.type(f"timer {tmp_path}/time\r")
+    screen.until(lambda: screen.text.rstrip().endswith("\n>"))
+    (tmp_path / "time").touch()
+    screen.until("Answer (y, a, n, e):")
+    screen.type("y\r")
+    screen.until("→ Yes")
+    screen.until(lambda: screen.text.rstrip().endswith("\n>"))
+    screen.type("hello\r")
+    screen.until("You said: hello")
+    assert screen.text.index("It is time.") < screen.text.index("make tea") < screen.text.index("You said: hello")
+    screen.type("/quit\r")
+    assert screen.wait() == 0

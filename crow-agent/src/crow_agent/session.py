@@ -28,7 +28,14 @@ from crow_core.acp.schema import (
     TextBlock,
     ToolCallFields,
 )
-from crow_core.acp.shared_methods import STEERING_METHOD, can_steer, is_taken, make_steering_params
+from crow_core.acp.shared_methods import (
+    BACKGROUND_METHOD,
+    STEERING_METHOD,
+    can_steer,
+    has_background,
+    is_taken,
+    make_steering_params,
+)
 from msgspec import UNSET, json
 
 from crow_agent.agent_client import ProgramClient
@@ -39,6 +46,7 @@ from crow_agent.errors import AgentClosed, AgentError, AgentLost, OutputError, P
 from crow_agent.notebook import LiveDisplay, find_display
 from crow_agent.result import Result, to_result
 from crow_agent.typed_results import CORRECTION, INSTRUCTION, OutputType
+from crow_agent.work import Work, to_work
 
 T = TypeVar("T")
 CANCEL_TIMEOUT = 30.0
@@ -258,6 +266,27 @@ class AgentSession:
             )
         params = make_steering_params(self.id, self._to_blocks(prompt))
         return is_taken(await self._client.ask(STEERING_METHOD, params))
+
+    async def background(self) -> list[Work]:
+        """List the commands and sub-agents in the background, and the last sub-agents that have ended.
+
+        A work has `stop()`, a sub-agent `tell(words)`. Raises AgentError for an agent that has no such list; crow does.
+        """
+        return to_work(await self._ask_background("list"), self._ask_background)
+
+    async def send_to_background(self) -> int:
+        """Let the running prompt go on without the commands and sub-agents that it waits for; return their number.
+
+        The model is told how they end. All end with the session. Raises AgentError like `background`.
+        """
+        return len((await self._ask_background("send"))["sent"])
+
+    async def _ask_background(self, action: str, name: str = "", text: str = "") -> dict[str, Any]:
+        self._check_open()
+        if not has_background(get_notes(self._client.initialized.agent_capabilities.meta)):
+            raise AgentError(f"{self._client.connected.name} has no background.")
+        params = {"sessionId": self.id, "action": action, "name": name, "text": text}
+        return await self._client.ask(BACKGROUND_METHOD, params)
 
     async def fork(self) -> "AgentSession":
         """Open a new session that continues this one from here."""

@@ -1,6 +1,6 @@
 """Estimate the tokens of a request from its characters, at the rate that the server's usage reports show."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from crow_core.models.chat_model import encode_json
@@ -36,14 +36,18 @@ class TokenEstimator:
     """Unusable summaries in a row."""
     cut_short: str = ""
     """The last summary that was cut short since the last usable one."""
+    counted: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    """The messages of the longest request so far."""
+    characters: int = 0
+    """The characters of these messages."""
 
     def learn(self, model_call: ModelCall) -> int:
         """Update the rate from the usage of a model call, if it has one; return the tokens of its request."""
         counted = count_prompt_tokens(model_call.usage)
         if counted and not self.rate:
-            with_tools, without = (count_characters(model_call.request, with_tools=each) for each in (True, False))
+            with_tools, without = (self.count(model_call.request, with_tools=each) for each in (True, False))
             self.with_tools = not MIN_RATE * without <= counted < MIN_RATE * with_tools
-        characters = count_characters(model_call.request, with_tools=self.with_tools)
+        characters = self.count(model_call.request, with_tools=self.with_tools)
         if counted:
             self.rate = min(max(counted / characters, MIN_RATE), MAX_RATE)
         self.rate = self.rate or DEFAULT_RATE
@@ -58,16 +62,29 @@ class TokenEstimator:
 
     def estimate(self, request: ModelRequest) -> int:
         """Return the estimated tokens of a request."""
-        return round(self.get_rate() * count_characters(request, with_tools=self.with_tools))
+        return round(self.get_rate() * self.count(request, with_tools=self.with_tools))
+
+    def count(self, request: ModelRequest, *, with_tools: bool) -> int:
+        """Return the characters of a request's messages, and of its tools if wanted.
+
+        Of a request that continues the longest one so far, only the new messages are counted.
+        """
+        messages: list[dict[str, Any]] = request["messages"]
+        tools = len(encode_json(request["tools"])) if with_tools and "tools" in request else 0
+        old = len(self.counted)
+        if len(messages) < old:
+            return count_characters(messages) + tools
+        if messages[:old] != self.counted:
+            old = self.characters = 0
+        self.characters += count_characters(messages[old:])
+        self.counted = [*messages]
+        return self.characters + tools
 
 
-def count_characters(request: ModelRequest, *, with_tools: bool) -> int:
-    """Return the characters of a request's messages, and of its tools if wanted, with the allowances for templates and
-    images."""
-    messages: list[dict[str, Any]] = request["messages"]
+def count_characters(messages: list[dict[str, Any]]) -> int:
+    """Return the characters of messages, with the allowances for templates and images."""
     parts: list[dict[str, Any]] = []
     for message in messages:
         parts += message["content"] if isinstance(message.get("content"), list) else ()
     images = sum(part.get("type") != "text" for part in parts)
-    tools = len(encode_json(request["tools"])) if with_tools and "tools" in request else 0
-    return count_text_characters(messages) + MESSAGE_CHARACTERS * len(messages) + IMAGE_CHARACTERS * images + tools
+    return count_text_characters(messages) + MESSAGE_CHARACTERS * len(messages) + IMAGE_CHARACTERS * images

@@ -18,11 +18,13 @@ COMPARE_ABOVE = 8_000
 
 @dataclass
 class PromptSize:
-    """The last request of a session that caused no warning."""
+    """The size of a session's last request."""
 
     messages: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    least: int = 0
+    """The tokens that its texts have at least."""
     tokens: int = 0
-    """The number of prompt tokens that the request has at least."""
+    """The number of prompt tokens that the request has at least, with its tools."""
 
 
 LAST_SIZE = StateKey("cut_prompts", PromptSize)
@@ -44,13 +46,15 @@ def cut_prompts(crow: Crow) -> None:
         before = session.state[LAST_SIZE]
         messages: list[dict[str, Any]] = model_call.request["messages"]
         old, thinks = len(before.messages), sends_reasoning(model_call)
-        if old and messages[:old] == before.messages and not thinks:
-            expected = before.tokens + count_min_tokens(messages[old:])  # only the new messages
-        else:
-            expected = count_min_tokens(messages)
-        if counted >= 0.8 * expected or count_text_characters(messages) <= COMPARE_ABOVE:
-            session.state[LAST_SIZE] = PromptSize(messages, counted if thinks else max(counted, expected))
-        elif not session.state[WARNED]:
+        if messages[:old] != before.messages:
+            before, old = PromptSize(), 0
+        added = count_min_tokens(messages[old:])  # not of all messages, which takes long
+        least = before.least + added
+        expected = least if thinks else before.tokens + added
+        is_whole = counted >= 0.8 * expected or count_text_characters(messages) <= COMPARE_ABOVE
+        tokens = max(counted, expected) if is_whole and not thinks else expected
+        session.state[LAST_SIZE] = PromptSize(messages, least, tokens)
+        if not is_whole and not session.state[WARNED]:
             session.state[WARNED] = True
             await session.notice(describe_cut(session, counted, expected), "error")
 

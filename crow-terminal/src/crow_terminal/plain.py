@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from contextlib import suppress
+from typing import Any
 
 import crow_system as system
 from crow_core.acp.connection import ConnectionClosed, RpcError
@@ -49,7 +50,11 @@ class PlainChat:
         """Set when the turn has ended."""
         self.asked = asyncio.Event()
         """Set when something is to be answered, or the turn has ended."""
-        self.failed = self.is_used = self.is_lost = False
+        self.own_turn: asyncio.Future[None] | None = None
+        """A turn that the agent has begun by itself, such as that of a timer."""
+        self.begun = asyncio.Event()
+        """Set while there is such a turn."""
+        self.failed = self.is_used = self.is_lost = self.reads = False
         self._running: asyncio.Future[int]
         self._cancelling: asyncio.Task[None] | None = None
         self._asking: asyncio.Task[None] | None = None
@@ -75,12 +80,14 @@ class PlainChat:
             return 1
         self.client = client = ChatClient(link.transport, self.receive, self.ask, self.withdraw)
         async with client.serving():
+            ended = asyncio.ensure_future(client.until_closed())
+            ended.add_done_callback(self._end_own_turn)
             try:
                 self.state.abilities = await client.start(agent.version)
                 await self.open_session(client)
                 if self.settings.prompt:
                     await self.send(self.settings.prompt)
-                while (line := await read_line("> ")) is not None:
+                while (line := await self.read_prompt()) is not None:
                     if line.strip() in ("/quit", "/exit"):
                         break
                     if line.strip():
@@ -112,17 +119,45 @@ class PlainChat:
         self.is_used = bool(session)
         self.perform(self.state.open_session(None, [], time.monotonic()))
 
+    async def read_prompt(self) -> str | None:
+        """Read the next prompt; None at the end of input. A turn that the agent begins by itself comes first."""
+        typed = bytearray()
+        while True:
+            self.reads = True
+            reading = asyncio.ensure_future(read_line("> ", typed))
+            begun = asyncio.ensure_future(self.begun.wait())
+            await asyncio.wait([reading, begun], return_when=asyncio.FIRST_COMPLETED)
+            self.reads = False
+            begun.cancel()
+            reading.cancel()  # what it has read of a line stays in `typed`
+            await asyncio.wait([reading])
+            while self.own_turn:
+                await self.answer_until(self.own_turn)
+            if not reading.cancelled():
+                return reading.result()
+
     async def send(self, text: str) -> None:
         """Send a prompt and wait for the end of its turn; ask what the agent asks. Ctrl-C cancels it."""
         client = self.client
         assert client
-        loop = asyncio.get_running_loop()
         self.failed, self.is_used = False, True
         self.perform([one for one in self.state.submit(text, time.monotonic()) if isinstance(one, Send)])
-        with suppress(RuntimeError, ValueError):  # not in this thread
-            system.on_signal(loop, signal.SIGINT, self.stop)
         blocks = await asyncio.to_thread(make_prompt, text, (), self.cwd, self.state.abilities)
         turn = asyncio.ensure_future(client.prompt(self.session_id, blocks))
+        try:
+            await self.answer_until(turn)
+            self.perform(self.state.end_turn(await turn, time.monotonic()))
+        except RpcError as error:
+            self.failed = True
+            self.perform(self.state.fail_turn(client.describe_error(error), time.monotonic()))
+        finally:
+            turn.cancel()  # it has ended, unless nobody reads the output any more
+
+    async def answer_until(self, turn: "asyncio.Future[Any]") -> None:
+        """Ask what the agent asks until a turn has ended. Ctrl-C cancels the turn."""
+        loop = asyncio.get_running_loop()
+        with suppress(RuntimeError, ValueError):  # not in this thread
+            system.on_signal(loop, signal.SIGINT, self.stop)
         try:
             while not turn.done():
                 self._asking = asking = asyncio.ensure_future(self.answer_next())
@@ -130,12 +165,7 @@ class PlainChat:
                 if asking.done() and not asking.cancelled():
                     asking.result()
                 asking.cancel()
-            self.perform(self.state.end_turn(await turn, time.monotonic()))
-        except RpcError as error:
-            self.failed = True
-            self.perform(self.state.fail_turn(client.describe_error(error), time.monotonic()))
         finally:
-            turn.cancel()  # it has ended, unless nobody reads the output any more
             with suppress(RuntimeError, ValueError):
                 system.stop_signal(loop, signal.SIGINT)
 
@@ -233,6 +263,24 @@ class PlainChat:
     def receive(self, notification: SessionNotification) -> None:
         if notification.session_id == self.session_id or not self.session_id:
             self.perform(self.state.receive(notification.update, time.monotonic()))
+            self._follow_own_turn()
+
+    def _follow_own_turn(self) -> None:
+        """Note that the agent has begun a turn by itself, or that this turn has ended."""
+        if self.state.by_agent and not self.own_turn:
+            self.own_turn = asyncio.get_running_loop().create_future()
+            self.begun.set()
+            if self.reads and sys.stdin.isatty():
+                self.print("")  # ends the line of the prompt
+        elif not self.state.by_agent:
+            self._end_own_turn()
+
+    def _end_own_turn(self, ended: object = None) -> None:
+        """Note that such a turn has ended, or the agent."""
+        if self.own_turn:
+            self.own_turn.set_result(None)
+            self.own_turn = None
+            self.begun.clear()
 
     def ask(self, id: int, request: AgentQuestion) -> None:
         self.perform(self.state.ask(id, request, time.monotonic()))
@@ -273,13 +321,16 @@ class PlainChat:
             self._running.cancel()
 
 
-async def read_line(question: str) -> str | None:
-    """Read a line from standard input; None at its end. Asks only if a person is there."""
+async def read_line(question: str, line: bytearray | None = None) -> str | None:
+    """Read a line from standard input; None at its end. Asks only if a person is there.
+
+    `line` is the beginning of it that was read before; it gets what is read if this is cancelled.
+    """
+    line = bytearray() if line is None else line
     if sys.stdin.isatty():
         sys.stdout.write(question)
         sys.stdout.flush()
     loop, ready = asyncio.get_running_loop(), asyncio.Event()
-    line = bytearray()
     try:
         loop.add_reader(0, ready.set)
     except (OSError, PermissionError):  # a file is always ready

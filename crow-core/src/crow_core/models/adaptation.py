@@ -70,27 +70,23 @@ def convert_system_role(messages: Messages, quirks: Quirks) -> Messages:
     return [{**first, "content": parts}, *others]
 
 
-def replace_images(messages: Messages, quirks: Quirks) -> Messages:
-    """Replace images by notes if the model does not take them."""
-    if quirks.images:
+def replace_media(messages: Messages, quirks: Quirks) -> Messages:
+    """Replace images and audio by notes if the model does not take them."""
+    images = {} if quirks.images else {"image_url": "[an image, which this model cannot see]"}
+    audio = {} if quirks.audio else {"input_audio": "[a sound, which this model cannot hear]"}
+    notes = images | audio
+    if not notes:
         return messages
-    return [replace_parts(message, "image_url", "[an image, which this model cannot see]") for message in messages]
+    return [replace_parts(each, notes) if isinstance(each.get("content"), list) else each for each in messages]
 
 
-def replace_audio(messages: Messages, quirks: Quirks) -> Messages:
-    """Replace audio by notes if the model does not take it."""
-    if quirks.audio:
-        return messages
-    return [replace_parts(message, "input_audio", "[a sound, which this model cannot hear]") for message in messages]
-
-
-def replace_parts(message: dict[str, Any], kind: str, note: str) -> dict[str, Any]:
-    """Replace each part of a kind in a message by a note."""
-    content: Any = message.get("content")
-    if not isinstance(content, list) or not any(part["type"] == kind for part in cast("Messages", content)):
+def replace_parts(message: dict[str, Any], notes: dict[str, str]) -> dict[str, Any]:
+    """Replace the parts of these kinds in a message by notes."""
+    parts = cast("Messages", message["content"])
+    if not any(part["type"] in notes for part in parts):
         return message
-    parts = [{"type": "text", "text": note} if part["type"] == kind else part for part in cast("Messages", content)]
-    return join_text_parts({**message, "content": parts})
+    replaced = [{"type": "text", "text": notes[part["type"]]} if part["type"] in notes else part for part in parts]
+    return join_text_parts({**message, "content": replaced})
 
 
 def convert_content(messages: Messages, quirks: Quirks) -> Messages:
@@ -142,8 +138,7 @@ def to_nine_characters(id: str) -> str:
 MESSAGE_STEPS: tuple[Callable[[Messages, Quirks], Messages], ...] = (
     convert_reasoning,
     convert_system_role,
-    replace_images,
-    replace_audio,
+    replace_media,
     convert_content,
     convert_call_ids,
 )
