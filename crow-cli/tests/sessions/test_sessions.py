@@ -40,8 +40,12 @@ PlaySession = Callable[..., Awaitable["Play"]]
         for file in FILES
     ],
 )
-async def test_session_ends_as_its_file_says(file: Path, machine: "Machine", play_session: PlaySession) -> None:
-    await check_play(await play_session(file), machine)
+async def test_session_ends_as_its_file_says(
+    file: Path, machine: "Machine", play_session: PlaySession, forks: "Prefork | None"
+) -> None:
+    play = await play_session(file)
+    machine.prefork = forks  # for the commands that check
+    await check_play(play, machine)
 
 
 @pytest.mark.slow
