@@ -39,11 +39,12 @@ caseless folder:
 test *args:
     uv run pytest {{args}}
 
-# kill it 200 times, let 32 processes write at once, on both databases, and kill, stop and cut off workers; CROW_TEST_POSTGRES names a server
+# kill it 200 times, let 32 processes write at once, on both databases, kill, stop and cut off workers, and kill the agent of each session after every tool call; CROW_TEST_POSTGRES names a server
 soak:
     CROW_SOAK=200 CROW_TEST_ALL=1 uv run pytest crow-persistence/tests/test_kill.py
     CROW_SOAK=200 CROW_TEST_ALL=1 uv run pytest -rP crow-cli/tests/test_worker.py # an hour
     CROW_SOAK=200 uv run pytest -rP crow-eval/tests/test_evaluation_statistics.py # 2,000 experiments for each rate
+    CROW_SOAK=1 CROW_TEST_ALL=1 uv run pytest -k killed crow-cli/tests/sessions
 
 # 300 varied turns in each version of ACP, each message validated by the official schema
 turns:

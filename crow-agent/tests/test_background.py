@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from crow_core.acp.shared_methods import BACKGROUND_METHOD
 from crow_core.testing import Reply, ScriptedModel, connect
 from crow_core.testing.editor import Editor
 from crow_core.testing.script import ScriptedCall as Use
+from crow_testing.process_states import is_alive
 
 pytestmark = [pytest.mark.anyio, pytest.mark.posix]
 
@@ -40,13 +41,6 @@ def run(*commands: str, **arguments: Any) -> Reply:
 
 def look(session: str, **arguments: Any) -> Reply:
     return Reply(tool_calls=[Use(name="terminal", arguments={"session": session, **arguments})])
-
-
-def is_alive(pid: int) -> bool:
-    with suppress(ProcessLookupError):
-        os.kill(pid, 0)
-        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2][:3]
-    return False
 
 
 @dataclass

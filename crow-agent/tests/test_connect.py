@@ -1,7 +1,6 @@
 """Agents of other programs, through `Agent.connect`: real processes, and one made with the official Python SDK."""
 
 import asyncio
-import os
 import re
 import sys
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from crow_agent.settings.project_files import take_snapshot
 from crow_agent.settings.trust import TrustedFolders
 from crow_core.acp.schema import AgentMessageChunk, ReadTextFileRequest
 from crow_core.testing import Reply, ScriptedServer
+from crow_testing.process_states import is_alive
 
 pytestmark = pytest.mark.anyio
 
@@ -57,14 +57,6 @@ asyncio.run(acp.run_agent(Echo()))
 
 def puppet(fault: str = "", **options: Any) -> Agent:
     return Agent.connect([sys.executable, "-m", "crow_testing.agent_without_model", fault], **options)
-
-
-def exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
 
 
 async def test_twenty_tasks_through_an_agent_made_with_the_python_sdk(tmp_path: Path) -> None:
@@ -189,9 +181,9 @@ async def test_two_agents_and_their_starts_do_not_mix_and_leave_no_process() -> 
     async with puppet() as one, puppet() as two:
         found = await asyncio.gather(one.prompt("spawn"), one.prompt("spawn"), two.prompt("spawn"))
         pids = [int(result.text) for result in found]
-        assert all(map(exists, pids))
-    async with asyncio.timeout(30):
-        while any(map(exists, pids)):
+        assert all(map(is_alive, pids))
+    async with asyncio.timeout(60):
+        while any(map(is_alive, pids)):
             await asyncio.sleep(0.01)
 
 
@@ -222,7 +214,7 @@ async def test_timeout_covers_the_start_of_the_agent_and_of_its_session(how: str
 
     try:
         with pytest.raises(PromptTimeout, match=r"not done within 1\.5 seconds"):
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 await send()
     finally:
         await agent.close()
@@ -339,13 +331,13 @@ async def test_terminal_that_an_agent_leaves_open_ends_with_its_session(tmp_path
     async with puppet(cwd=tmp_path, permissions="allow") as agent:
         async with await agent.session() as session:
             await session.prompt("open sh -c 'setsid sleep 600 & echo $! > pid; wait'")
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text().strip():
                     await asyncio.sleep(0.01)
             pid = int((tmp_path / "pid").read_text())
-            assert exists(pid)
-        async with asyncio.timeout(30):
-            while exists(pid):
+            assert is_alive(pid)
+        async with asyncio.timeout(60):
+            while is_alive(pid):
                 await asyncio.sleep(0.01)
 
 

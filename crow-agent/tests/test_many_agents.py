@@ -36,7 +36,7 @@ def test_agents_with_equal_endpoints_share_their_connections(home: Path) -> None
             assert len(server.headers) == 5
             await second.close()
             assert [headers["authorization"] for headers in server.headers].count("Bearer other") == 1
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while connections:
                     await asyncio.sleep(0)
 

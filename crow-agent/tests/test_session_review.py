@@ -11,6 +11,7 @@ import pytest
 from crow_core.testing import Reply, ScriptedModel
 from crow_core.testing.script import ScriptedCall as Use
 from crow_permissions.review import REVIEW, ReviewSettings
+from crow_testing.process_states import is_alive
 from crow_testing.reviewed import (
     converse,
     get_diffs,
@@ -26,6 +27,8 @@ pytestmark = [pytest.mark.anyio, pytest.mark.posix("there are no terminal sessio
 
 KILL: Use = {"name": "terminal", "arguments": {"session": "one", "keys": "kill"}}
 SERVE = "python3 -u -m http.server --bind 127.0.0.1 {port}"
+LONG = f"4711.{os.getpid()}"
+"""Seconds that no process of another test sleeps."""
 
 
 def in_session(command: str, name: str = "one", **more: Any) -> Use:
@@ -195,7 +198,7 @@ async def test_change_of_somebody_else_between_two_of_the_session_is_a_conflict(
         await talk.prompt()
         view = Path(f"/proc/{find_shell(talk.session)}/root{project}")
         (view / "go").touch()  # as a program of the session does
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while "two" not in (view / "notes.txt").read_text():
                 await asyncio.sleep(0.01)
         (project / "notes.txt").write_text("the user's\n")
@@ -221,22 +224,18 @@ async def test_changes_of_a_session_can_be_undone(sandbox: ReviewSettings, proje
 async def test_nothing_is_left_of_a_session_when_the_conversation_has_closed(
     sandbox: ReviewSettings, project: Path
 ) -> None:
-    model = in_turn(in_session("sleep 1234 & echo two >> notes.txt; echo $(true)"))
+    model = in_turn(in_session(f"sleep {LONG} & echo two >> notes.txt; echo $(true)"))
     async with converse(project, sandbox, model, mode="plan") as talk:
         await talk.prompt()
         pid = find_shell(talk.session)
         assert list_layers(sandbox) != []
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while is_alive(pid):
             await asyncio.sleep(0.01)
     assert os.listdir(sandbox.folder) == []
-    async with asyncio.timeout(20):
-        while "sleep\0001234" in list_processes():
+    async with asyncio.timeout(60):
+        while f"sleep\0{LONG}" in list_processes():
             await asyncio.sleep(0.01)
-
-
-def is_alive(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()
 
 
 def list_processes() -> str:
@@ -248,18 +247,18 @@ def list_processes() -> str:
 
 
 async def test_cancelled_command_of_a_session_ends_it(sandbox: ReviewSettings, project: Path) -> None:
-    model = in_turn(in_session("echo two >> notes.txt; sleep 4711", wait=100), in_session("cat notes.txt"))
+    model = in_turn(in_session(f"echo two >> notes.txt; sleep {LONG}", wait=100), in_session("cat notes.txt"))
     async with converse(project, sandbox, model) as talk:
         turn = asyncio.ensure_future(talk.editor.prompt(talk.id, "go"))
-        async with asyncio.timeout(20):
-            while "sleep\0004711" not in list_processes():
+        async with asyncio.timeout(60):
+            while f"sleep\0{LONG}" not in list_processes():
                 await asyncio.sleep(0.01)
         await talk.editor.cancel(talk.id)
         await turn
         assert talk.questions == []
         assert list_layers(sandbox) == []
-        async with asyncio.timeout(20):
-            while "sleep\0004711" in list_processes():
+        async with asyncio.timeout(60):
+            while f"sleep\0{LONG}" in list_processes():
                 await asyncio.sleep(0.01)
         assert (project / "notes.txt").read_text() == "one\n"
         await talk.prompt("The model says that it is done.")
@@ -291,7 +290,7 @@ async def test_session_that_ended_by_itself_is_opened_anew_in_the_sandbox(
         await talk.prompt()
         pid = find_shell(talk.session)
         (project / "go").touch()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while is_alive(pid):
                 await asyncio.sleep(0.01)
         said = await talk.prompt()
@@ -354,7 +353,7 @@ async def test_killed_crow_leaves_no_process_and_no_layer_of_a_session(sandbox: 
     assert "sleep\0002468" in list_processes()
     crow.kill()
     await crow.wait()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while any(each in list_processes() for each in ("sleep\0002468", "sleep\0002469", f"{project}\0")):
             await asyncio.sleep(0.01)
     assert list_layers(sandbox) != []

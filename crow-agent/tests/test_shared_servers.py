@@ -13,6 +13,7 @@ from crow_agent import Agent, Result
 from crow_core.acp.schema import CreateElicitationRequest
 from crow_core.mcp.shared_servers import SHARED
 from crow_core.testing import Reply
+from crow_testing.process_states import is_alive
 from fastmcp import FastMCP
 
 pytestmark = [
@@ -20,13 +21,6 @@ pytestmark = [
     pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks for processes in /proc"),
 ]
 RAW = Path(__file__).parent / "raw_server.py"
-
-
-def is_alive(pid: str) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 class Servers:
@@ -46,10 +40,10 @@ class Servers:
 
     @property
     def alive(self) -> list[str]:
-        return [pid for pid in self.started if is_alive(pid)]
+        return [pid for pid in self.started if is_alive(int(pid))]
 
     async def until(self, name: str) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not (self.folder / name).exists():
                 await asyncio.sleep(0.01)
 
@@ -242,7 +236,7 @@ async def test_question_waits_until_it_is_clear_which_session_it_is_for(make: Ma
         holding = asyncio.ensure_future(one.prompt("hold"))
         await raw.until("held-1")
         asking = asyncio.ensure_future(two.prompt('ask {"message": "Which?"}'))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not any(server.calls.asks for servers in SHARED.values() for server in servers.values()):
                 await asyncio.sleep(0.01)
         asked.clear()

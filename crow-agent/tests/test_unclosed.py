@@ -35,7 +35,7 @@ async def main() -> None:
     for _ in range(2):
         await USE()
         gc.collect()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while OPEN and USE is ask:
             gc.collect()
             await asyncio.sleep(0)

@@ -1,26 +1,18 @@
 """Work in the background of a `crow acp` process that is killed."""
 
 import asyncio
-import os
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
 from crow_core.acp.schema import LoadSessionRequest, ToolCallUpdate
 from crow_core.acp.shared_methods import BACKGROUND_METHOD
 from crow_core.testing import Reply, ScriptedCall, ScriptedServer
+from crow_testing.process_states import is_alive
 
 if TYPE_CHECKING:
     from crow_testing.command_fixtures import Machine
 
 pytestmark = [pytest.mark.anyio, pytest.mark.processes, pytest.mark.slow, pytest.mark.posix]
-
-
-def is_alive(pid: int) -> bool:
-    with suppress(ProcessLookupError):
-        os.kill(pid, 0)
-        return True
-    return False
 
 
 async def test_a_kill_leaves_no_process_and_the_next_resume_says_what_was_stopped(machine: "Machine") -> None:

@@ -36,6 +36,7 @@ from crow_extensions.mask_secrets import mask_secrets
 from crow_mcp_server.terminal import processes
 from crow_mcp_server.terminal.command_output import UNSHOWN_NOTE
 from crow_permissions.extension import permissions
+from crow_testing.process_states import is_alive
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -455,14 +456,6 @@ async def test_client_gets_the_lines_of_each_change(tmp_path: Path):
 # Terminals
 
 
-def alive(pid: int) -> bool:
-    """Return whether a process runs; a zombie does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] not in b"ZX"
-    except FileNotFoundError:
-        return False
-
-
 async def test_command_runs_in_a_terminal_of_the_client_that_stays_visible(tmp_path: Path):
     async with talk(tmp_path) as it:
         assert await it.use(run("echo out; echo err >&2; exit 3")) == "out\nerr\n[exit code 3]"
@@ -536,7 +529,7 @@ async def test_command_over_its_timeout_is_killed_and_its_output_returned(tmp_pa
         pid, _ = await overlong(it, "echo $$; sleep 600")
         assert it.last_update.content == [TerminalContent(terminal_id=f"terminal-{it.editor.opened_terminals}")]
         await it.editor.until(lambda editor: not editor.terminals)
-        assert not alive(int(pid))
+        assert not is_alive(int(pid))
     assert it.editor.list_requested_methods()[-4:] == [
         "terminal/wait_for_exit",
         "terminal/kill",
@@ -859,7 +852,7 @@ async def test_processes_of_a_session_end_with_it(tmp_path: Path):
         while len(files := [name for name in files_in(tmp_path) if name.endswith(".pid")]) < 3:
             await asyncio.sleep(0.01)
         await it.crow.close(it.crow.sessions[it.id])
-        while any(alive(int((tmp_path / name).read_text())) for name in files):
+        while any(is_alive(int((tmp_path / name).read_text())) for name in files):
             await asyncio.sleep(0.01)  # they are killed, but may need time to end
 
 

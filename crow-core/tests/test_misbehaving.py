@@ -250,7 +250,7 @@ async def test_processes_without_environment_and_session_end_with_their_server(m
         pids += [pid for pid, _ in find_descendants(*pids)]
         await editor.request("session/close", CloseSessionRequest(session_id=session.session_id))
         for pid in pids:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 await end_of(pid)
 
 

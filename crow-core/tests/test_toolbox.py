@@ -37,6 +37,7 @@ from crow_core.mcp.server_source import from_acp
 from crow_core.messages.message import marker_kind
 from crow_core.testing import Reply, ScriptedModel, connect
 from crow_core.testing.script import ScriptedCall as Use
+from crow_testing.process_states import is_alive
 from fastmcp import Context, FastMCP
 from fastmcp.tools import Tool
 
@@ -168,13 +169,6 @@ class Stdio:
 
     async def open_gate(self) -> None:
         await asyncio.to_thread((self.folder / "gate").write_text, "")
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 async def end_of(pid: int) -> None:

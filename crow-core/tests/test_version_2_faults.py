@@ -67,7 +67,7 @@ async def test_a_clients_stream_may_be_cut_at_every_byte_and_no_entry_is_lost():
         serving = asyncio.ensure_future(AcpAgent(theirs, crow).serve())
         put(ours, REQUESTS[:cut])
         theirs._incoming.close()  # pyright: ignore[reportPrivateUsage] - the agent still can write
-        await asyncio.wait_for(serving, 30)
+        await asyncio.wait_for(serving, 60)
         assert crow.sessions == {}
         found = await store.load("kept")
         assert found is not None

@@ -141,17 +141,19 @@ async def test_a_check_that_times_out_has_failed(tmp_path: Path):
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
-    ("check", "told"),
+    ("check", "timeout", "told"),
     [
-        ("false", "You are not done: `false` failed (exit code 1). It printed no text."),
-        ("echo; exit 3", "You are not done: `echo; exit 3` failed (exit code 3). It printed no text."),
-        ("no-such-program", "not found"),
-        ("echo 7 of 9; sleep 60", "(it took more than 2 seconds). The end of its output:\n\n7 of 9"),
+        ("false", 60, "You are not done: `false` failed (exit code 1). It printed no text."),
+        ("echo; exit 3", 60, "You are not done: `echo; exit 3` failed (exit code 3). It printed no text."),
+        ("no-such-program", 60, "not found"),
+        ("echo 7 of 9; sleep 60", 5, "(it took more than 5 seconds). The end of its output:\n\n7 of 9"),
     ],
 )
-async def test_the_model_reads_the_end_of_the_output_or_that_there_is_none(tmp_path: Path, check: str, told: str):
+async def test_the_model_reads_the_end_of_the_output_or_that_there_is_none(
+    tmp_path: Path, check: str, timeout: float, told: str
+):
     model = ScriptedModel([Reply("Done."), Reply("Done.")])
-    await turn(tmp_path, model, "/goal Do it.", until=check, requests=2, timeout=2)
+    await turn(tmp_path, model, "/goal Do it.", until=check, requests=2, timeout=timeout)
     assert list_user_messages(model)[-1].endswith(told)
 
 

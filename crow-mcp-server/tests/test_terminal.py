@@ -108,7 +108,7 @@ async def test_program_that_needs_a_terminal_leads_to_advice(tools, command):
     program = command.split()[0]
     if not shutil.which(program) and program != ":":
         pytest.skip(f"needs {program}")
-    assert "needs a terminal: run it with a session]" in await tools.run(command, timeout=1)
+    assert "needs a terminal: run it with a session]" in await tools.run(command, timeout=5)
 
 
 async def test_hidden_variables_never_reach_a_command(tools, monkeypatch):

@@ -497,7 +497,7 @@ def test_words_are_those_of_bash(words: list[str]) -> None:
     """What is known is what bash makes of it; the rest is unknown."""
     text = " ".join(words)
     ran = subprocess.run(
-        ["bash", "-c", f"f() {{ printf '%s\\0' \"$@\"; }}; f say {text}"], capture_output=True, check=True, timeout=30
+        ["bash", "-c", f"f() {{ printf '%s\\0' \"$@\"; }}; f say {text}"], capture_output=True, check=True, timeout=60
     )
     said = " ".join(ran.stdout.decode().split("\0")[:-1])
     found = read_command_line(f"say {text}")

@@ -42,9 +42,11 @@ class Relay:
     def __init__(self, host: str, port: int) -> None:
         self._server = host, port
         self._open: set[socket.socket] = set()
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._listener.getsockname()[1]
-        Thread(target=self._accept, args=[self._listener], daemon=True).start()
+        self._kept = socket.socket()  # keeps the port while nobody listens
+        self._kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._kept.bind(("127.0.0.1", 0))
+        self.port: int = self._kept.getsockname()[1]
+        self.go_on()
 
     def _accept(self, listener: socket.socket) -> None:
         with suppress(OSError):
@@ -82,6 +84,11 @@ class Relay:
         self.cut()
         Timer(seconds, self.go_on).start()
 
+    def close(self) -> None:
+        """End all connections, and give the port away."""
+        self.cut()
+        self._kept.close()
+
 
 @pytest.fixture
 def relay(postgres: str) -> Iterator[tuple[Relay, str]]:
@@ -89,4 +96,4 @@ def relay(postgres: str) -> Iterator[tuple[Relay, str]]:
     url = make_url(postgres)
     relay = Relay(url.host or "", url.port or 5432)
     yield relay, url.set(host="127.0.0.1", port=relay.port).render_as_string(hide_password=False)
-    relay.cut()
+    relay.close()

@@ -393,8 +393,8 @@ def test_killed_process_does_not_hold_the_lock(sqlite: Callable[..., Database]) 
 
 @pytest.mark.slow
 def test_writers_wait_longer_than_their_time_limit_while_others_are_served(sqlite: Callable[..., Database]) -> None:
-    """Twelve writers take 0.1 seconds each, and wait 0.4 seconds for one of the others."""
-    databases = [sqlite(query="?timeout=0.4") for _ in range(12)]
+    """Twelve writers take 0.1 seconds each, and wait 1.5 seconds for one of the others."""
+    databases = [sqlite(query="?timeout=1.5") for _ in range(12)]
     write(databases[0], "a")
     start = Barrier(len(databases))
 

@@ -152,7 +152,7 @@ async def test_first_prompt_is_stored_before_its_request_leaves(database: Databa
     crow = Crow(ScriptedModel(reply)).use(persistence, url=url_of(database), folder=database.folder)
     async with connect(crow) as editor:
         id = (await editor.new_session("/tmp")).session_id
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not has_tables(database):
                 await asyncio.sleep(0.5)  # long enough that the process counts as idle in between
         await editor.prompt(id, "first")

@@ -426,7 +426,7 @@ attempt(os.open, {str(pipe)!r}, os.O_WRONLY | os.O_NONBLOCK)
         with listen(str(late)):
             os.mkfifo(pipe)
             reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-            output = process.communicate(b"\n", timeout=30)[0]
+            output = process.communicate(b"\n", timeout=60)[0]
             os.close(reader)
     late.unlink()
     pipe.unlink()
@@ -792,7 +792,7 @@ def test_mount_made_outside_meanwhile_is_not_written(world):
             process.kill()
             pytest.skip("this machine does not mount")
         try:
-            process.communicate(b"\n", timeout=30)
+            process.communicate(b"\n", timeout=60)
             assert os.listdir(place) == []
         finally:
             subprocess.run(["umount", str(place)], check=True)

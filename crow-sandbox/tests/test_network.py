@@ -6,7 +6,6 @@ import os
 import shutil
 import socket
 import sys
-import time
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
@@ -208,9 +207,10 @@ async def test_way_around_the_proxy_fails_at_once(script: str, error: str):
             values = {"OUTSIDE": str(world.server), "CROW": str(os.getpid()), "ABSTRACT": str(os.getpid())}
             for name, value in values.items():
                 script = script.replace(name, value)
-            start = time.monotonic()
             out = await world.python(
-                "import ctypes, os, socket\n"
+                "import atexit, ctypes, os, socket, time\n"
+                "begun = time.monotonic()\n"
+                "atexit.register(lambda: print('WAITED' if time.monotonic() - begun > 4 else 'AT ONCE'))\n"
                 "def raise_errno(): raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))\n"
                 "def setns(path):\n"
                 "    with open(path) as file:\n"
@@ -219,7 +219,7 @@ async def test_way_around_the_proxy_fails_at_once(script: str, error: str):
             )
             assert "REACHED" not in out
             assert any(part in out for part in error.split("|")), out
-            assert time.monotonic() - start < 20  # a resolver that waits takes longer
+            assert "AT ONCE" in out, "a resolver that waits takes five seconds"
 
 
 @pytest.mark.parametrize(
@@ -242,11 +242,10 @@ async def test_program_that_asks_for_a_refused_host_ends_with_its_name(program: 
     if not shutil.which(program):
         pytest.skip(f"{program} is not installed")
     async with open_world() as world:
-        start = time.monotonic()
         out = await world.run("/bin/sh", "-c", command, PIP_FIND_LINKS="")
         assert says in out[1]
         assert len(world.network.refused()) == 1
-        assert time.monotonic() - start < 30  # tries again and again take longer
+        assert len(world.network.decided()) <= 2, "it does not try again and again"
 
 
 async def test_program_reaches_an_allowed_host():

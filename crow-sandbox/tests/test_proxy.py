@@ -49,7 +49,7 @@ class World:
             await writer.drain()
         received = b""
         with contextlib.suppress(ConnectionError):
-            received = await asyncio.wait_for(reader.read(), 30)
+            received = await asyncio.wait_for(reader.read(), 60)
         writer.close()
         return received
 
@@ -385,7 +385,7 @@ async def test_client_that_says_nothing_is_sent_away(monkeypatch: pytest.MonkeyP
         for start in (b"", b"GET http://server.test", b"\x05\x01\x00\x05"):
             reader, writer = await asyncio.open_connection(*world.at)
             writer.write(start)
-            await asyncio.wait_for(reader.read(), 30)
+            await asyncio.wait_for(reader.read(), 60)
             writer.close()
 
 
@@ -400,7 +400,7 @@ async def test_connection_whose_other_side_stays_silent_ends(monkeypatch: pytest
         reader, writer = await asyncio.open_connection(*world.at)
         writer.write(make_socks(3, make_name("server.test"), world.server))
         writer.write_eof()
-        assert len(await asyncio.wait_for(reader.read(), 30)) == 12
+        assert len(await asyncio.wait_for(reader.read(), 60)) == 12
         released.set()
         writer.close()
 
@@ -414,7 +414,7 @@ async def test_end_of_the_proxy_ends_its_connections():
         writer.write(make_socks(3, make_name("server.test"), world.server))
         await reader.readexactly(12)
     with contextlib.suppress(ConnectionError):
-        assert await asyncio.wait_for(reader.read(), 30) == b""
+        assert await asyncio.wait_for(reader.read(), 60) == b""
     writer.close()
     with pytest.raises(ConnectionRefusedError):
         await asyncio.open_connection(*world.at)

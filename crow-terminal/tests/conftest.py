@@ -20,7 +20,7 @@ with suppress(ImportError):  # Windows has no pseudo-terminals
     import termios
 
 AGENT = f"{sys.executable} {Path(__file__).with_name('agent.py')}"
-PATIENCE = 20.0
+PATIENCE = 90.0
 START = """
 import fcntl
 import os
@@ -89,13 +89,14 @@ class Screen:
         os.write(self.main, text.encode())
 
     def answer(self, text: str, mark: str = "╰ ") -> None:
-        """Type again and again until the question that is shown is gone: it takes keys after a pause."""
+        """Type again and again until the question that is shown is gone: it takes keys after a pause. A second key
+        right after the first would not answer, so a slow program gets time."""
         self.until(mark)
         end = time.monotonic() + PATIENCE
         while mark in self.text:
             self.until(lambda: "stop typing" not in self.text)
             self.type(text)
-            again = time.monotonic() + 1.0
+            again = time.monotonic() + 5.0
             while time.monotonic() < again and mark in self.text:
                 self.read(0.1)
             self.settle()

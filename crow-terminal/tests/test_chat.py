@@ -520,7 +520,7 @@ def test_a_flood_is_printed_whole_while_keys_are_heard(start: "Start"):
 def test_characters_that_are_not_seen_are_shown_in_a_question(program: list[str]):
     command = [*program[:3], "plain", *program[4:]]
     prompt = "ask rm a\u200bb \u202ec\nn\n"
-    done = subprocess.run(command, input=prompt, capture_output=True, text=True, timeout=20, check=False)
+    done = subprocess.run(command, input=prompt, capture_output=True, text=True, timeout=90, check=False)
     assert done.returncode == 0, done.stderr
     assert "  | rm a\\u200bb \\u202ec\n" in done.stdout
 
@@ -528,7 +528,7 @@ def test_characters_that_are_not_seen_are_shown_in_a_question(program: list[str]
 def test_plain_lines_for_pipes_and_screen_readers(program: list[str]):
     command = [*program[:3], "plain", *program[4:]]
     typed = "ask\n2\nyou\na\n1\nask\nno use git\nask\ne rm -v\nhi\n"
-    done = subprocess.run(command, input=typed, capture_output=True, text=True, timeout=20, check=False)
+    done = subprocess.run(command, input=typed, capture_output=True, text=True, timeout=90, check=False)
     assert done.returncode == 0, done.stderr
     assert "\x1b" not in done.stdout
     assert "? Run a command (deletes)\n  | rm -rf build\n  y  Yes\n  a  Allow always: rm *\n" in done.stdout
@@ -541,7 +541,7 @@ def test_plain_lines_for_pipes_and_screen_readers(program: list[str]):
 
 def test_end_of_the_lines_at_a_question_answers_it_by_cancelled(program: list[str]):
     command = [*program[:3], "plain", *program[4:]]
-    done = subprocess.run(command, input="ask\n", capture_output=True, text=True, timeout=20, check=False)
+    done = subprocess.run(command, input="ask\n", capture_output=True, text=True, timeout=90, check=False)
     assert done.returncode == 0, done.stderr
     assert "  → not answered, as the turn was stopped\n" in done.stdout
     assert "Answer: cancelled" in done.stdout
@@ -560,7 +560,7 @@ def test_ctrl_c_at_a_question_in_plain_lines_answers_it_by_cancelled(program: li
         process.send_signal(signal.SIGINT)
         while "Answer: cancelled" not in process.stdout.readline():
             pass
-        out, _ = process.communicate("hi\n", timeout=20)
+        out, _ = process.communicate("hi\n", timeout=90)
     assert process.returncode == 0
     assert "You said: hi" in out
 
@@ -593,7 +593,7 @@ def test_every_line_is_there_once_and_in_order_after_five_resizes(columns: int, 
         return tmux("capture-pane", "-p", "-S", "-", "-t", "t")
 
     def until(condition: Callable[[str], object]) -> None:
-        end = time.monotonic() + 30
+        end = time.monotonic() + 90
         while not condition(capture()):
             assert time.monotonic() < end, capture()
 

@@ -11,11 +11,11 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from crow_testing.process_states import is_alive
 
 if TYPE_CHECKING:
     from conftest import Screen
@@ -40,12 +40,10 @@ def find_guard(process: int) -> int:
 
 
 def wait_for_end(process: int) -> None:
-    end = time.monotonic() + 40
-    with suppress(ProcessLookupError):
-        while process:
-            os.kill(process, 0)
-            assert time.monotonic() < end
-            time.sleep(0.05)
+    end = time.monotonic() + 90
+    while is_alive(process):
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 def kill(screen: "Screen", *, shell_first: bool) -> None:
@@ -122,7 +120,7 @@ class Pane:
         return self.tmux("capture-pane", "-p", "-S", "-", "-t", "t").rstrip().split("\n")
 
     def until(self, text: str, times: int = 1) -> None:
-        end = time.monotonic() + 40
+        end = time.monotonic() + 90
         while "\n".join(self.read()).count(text) < times:
             assert time.monotonic() < end, self.read()
 

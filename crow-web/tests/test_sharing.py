@@ -6,7 +6,7 @@ import ssl
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from hashlib import sha256
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -71,6 +71,8 @@ async def test_a_shared_address_works_once_and_has_the_certificate_that_was_show
         _, writer = await asyncio.open_connection(name, urlsplit(address).port, ssl=context)
         certificate = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
         writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
         assert sha256(certificate).hexdigest() == fingerprint.replace(":", "").lower()
         async with httpx2.AsyncClient(verify=False, follow_redirects=True) as phone:
             assert "Plan the garden" in (await phone.get(address)).text

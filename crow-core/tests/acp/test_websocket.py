@@ -38,6 +38,7 @@ from crow_core.agent.acp_agent import AcpAgent
 from crow_core.app import Crow
 from crow_core.session.session import Session
 from crow_core.testing import Editor, MemoryStore, Reply, ScriptedModel
+from crow_testing import listening
 from websockets.asyncio.client import ClientConnection
 from websockets.asyncio.client import connect as dial
 from websockets.asyncio.server import ServerConnection
@@ -394,23 +395,21 @@ async def test_client_takes_over_its_session_from_a_connection_that_does_not_ans
 
             await asyncio.gather(copy(reader, back), copy(there, writer))
 
-        network = await asyncio.start_server(forward, "127.0.0.1", 0)
-        cable = f"ws://127.0.0.1:{network.sockets[0].getsockname()[1]}/acp"
-        mine = Editor(await connect(cable, TOKEN))
-        serving_mine = asyncio.ensure_future(mine.connection.serve())
-        await mine.initialize("editor", ClientCapabilities())
-        session, turn = await held.begin(mine)
-        cut.set()
-        async with editing(url) as editor:
-            request = LoadSessionRequest(session_id=session.session_id, cwd="/", mcp_servers=[])
-            await editor.request("session/load", request)
-            assert await held.ended.get() == session.session_id
-        for writer in lost:
-            writer.close()
-        turn.cancel()
-        await mine.connection.close()
-        await asyncio.wait([serving_mine])
-        network.close()
+        async with listening.listen(forward) as cable:
+            mine = Editor(await connect(f"ws://127.0.0.1:{cable}/acp", TOKEN))
+            serving_mine = asyncio.ensure_future(mine.connection.serve())
+            await mine.initialize("editor", ClientCapabilities())
+            session, turn = await held.begin(mine)
+            cut.set()
+            async with editing(url) as editor:
+                request = LoadSessionRequest(session_id=session.session_id, cwd="/", mcp_servers=[])
+                await editor.request("session/load", request)
+                assert await held.ended.get() == session.session_id
+            for writer in lost:
+                writer.close()
+            turn.cancel()
+            await mine.connection.close()
+            await asyncio.wait([serving_mine])
 
 
 @pytest.mark.parametrize(

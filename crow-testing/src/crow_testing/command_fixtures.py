@@ -381,10 +381,10 @@ def forks() -> Iterator[Prefork | None]:
 def prefork(request: pytest.FixtureRequest, forks: Prefork | None) -> Prefork | None:
     """The process that runs commands in forks.
 
-    None in `.ci/run` for the tests that are marked `processes` and for one in eight of the others, chosen by its name:
-    their commands start as processes of their own.
+    None in `.ci/run` for the tests that are marked `processes` and for one in 24 of the others, chosen by its name:
+    their commands start as processes of their own. `just processes` runs all so.
     """
-    chosen = request.node.get_closest_marker("processes") or crc32(request.node.nodeid.encode()) % 8 == 0
+    chosen = request.node.get_closest_marker("processes") or crc32(request.node.nodeid.encode()) % 24 == 0
     return None if TEST_ALL and chosen else forks
 
 

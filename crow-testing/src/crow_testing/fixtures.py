@@ -26,9 +26,11 @@ def nowhere() -> Iterator[str]:
 
 
 @asynccontextmanager
-async def serve(app: Callable[[str], Any], *, with_sockets: bool = False, port: int = 0) -> AsyncGenerator[str]:
-    """Serve the app that is made for its own URL, also its WebSockets `with_sockets`, at a port or a free one."""
-    with socket.create_server(("127.0.0.1", port)) as at:
+async def serve(
+    app: Callable[[str], Any], *, with_sockets: bool = False, at: socket.socket | None = None
+) -> AsyncGenerator[str]:
+    """Serve the app that is made for its own URL, also its WebSockets `with_sockets`, at a socket or a free port."""
+    with at or socket.create_server(("127.0.0.1", 0)) as at:
         url = f"http://127.0.0.1:{at.getsockname()[1]}"
         sockets = "websockets-sansio" if with_sockets else "none"
         config = uvicorn.Config(app(url), log_level="critical", ws=sockets, timeout_graceful_shutdown=1)

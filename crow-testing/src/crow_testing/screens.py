@@ -49,14 +49,17 @@ class Screen:
         os.write(self.main, text.encode())
 
     async def type_until(self, text: str, shown: str) -> None:
-        """Type a text again and again: a question takes keys after a pause."""
+        """Type a text again and again: a question takes keys after a pause, and says so of one that came too early."""
         async with asyncio.timeout(60):
             while shown.encode() not in self.seen:
+                begun = len(self.seen)
                 self.type(text)
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(1):
+                    async with asyncio.timeout(10) as patience:
                         while shown.encode() not in self.seen:
                             await self.change()
+                            if b"stop typing" in self.seen[begun:]:  # the program has the key
+                                patience.reschedule(min(patience.when() or 0, asyncio.get_running_loop().time() + 2))
 
 
 @asynccontextmanager

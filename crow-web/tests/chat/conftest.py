@@ -212,8 +212,8 @@ async def start(database: Database, tmp_path: Path) -> AsyncIterator[Callable[..
                 links.append(AgentLink(ours, describe_end))
                 return links[-1]
 
-            with socket.create_server(("127.0.0.1", port)) as free:
-                port = free.getsockname()[1]  # the frames name the page's
+            at = socket.create_server(("127.0.0.1", port))
+            port = at.getsockname()[1]  # the frames name the page's
             made: list[AppFrames] = []
             gates: list[Gate] = []
 
@@ -227,7 +227,7 @@ async def start(database: Database, tmp_path: Path) -> AsyncIterator[Callable[..
 
             await own.enter_async_context(serve(make_frames))
             chats = Chats(open_link, str(tmp_path), database, frames=made[0])
-            url = await own.enter_async_context(serve(make_gate, with_sockets=True, port=port))
+            url = await own.enter_async_context(serve(make_gate, with_sockets=True, at=at))
             async with httpx2.AsyncClient() as client:
                 answer = await client.get(f"{url}/static/web.css?token={gates[0].add_token()}")
             cookie = answer.headers["set-cookie"].partition(";")[0]
