@@ -20,7 +20,6 @@ from msgspec import UNSET
 
 from crow_web.chat_session import ChatSession, Words, get_time
 from crow_web.completion import MOST, list_completions
-from crow_web.history import read_history
 from crow_web.live import Tab
 
 IDLE = 180.0
@@ -84,9 +83,7 @@ class WebChat(ChatSession):
         if not confirmed:
             self._undo.leave()
         elif self.phase == "ready" and (client := self._agent.client) and await self._undo.confirm(client):
-            if self._database:
-                history = await asyncio.to_thread(read_history, self._database, self._renderer, self.id, is_ours=True)
-                self._take(history)
+            await self._read_again()
             self.log.show([Note("The last turn was undone.")])
 
     def follow_turn(self, stop_reason: str, *, runs: bool) -> None:

@@ -13,7 +13,7 @@ from crow_persistence.database import Database
 from crow_terminal.agent_connections import AgentLink, NoAgent
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import HTMLResponse
+from starlette.responses import HTMLResponse, JSONResponse
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
@@ -34,6 +34,8 @@ MAX_CHATS = 50
 """Chats that are known at once."""
 MAX_PAGES = 1_000
 """Pages that are known; the oldest is forgotten."""
+MAX_REQUEST = 1_000_000
+"""Bytes of a request of an app."""
 
 
 class Chats:
@@ -52,7 +54,7 @@ class Chats:
         """`open_link` starts the agent, or connects to it. `folder` is the one in which a new session begins. An agent
         that `is_remote` may have sessions that the database does not. `of_terminal` is called when the terminal has
         ended whose page this is. `frames` serves the apps of MCP servers."""
-        self.agent = SharedAgent(open_link, stays_open=of_terminal is not None)
+        self.agent = SharedAgent(open_link, stays_open=of_terminal is not None, shows_apps=frames is not None)
         self._of_terminal, self._frames = of_terminal, frames
         self._folder, self._database = folder, database
         self._templates = make_templates(has_chats=True)
@@ -66,6 +68,7 @@ class Chats:
         self.routes: Sequence[BaseRoute] = (
             Route("/chat", self.show_page),
             Route("/chat/{id}", self.show_page),
+            Route("/apps/{id}", self.answer_app, methods=["POST"]),
             WebSocketRoute("/live", self.serve_page),
             WebSocketRoute("/live/{id}", self.serve_page),
         )
@@ -132,6 +135,13 @@ class Chats:
             chat.touched = get_time()
             sending.cancel()
 
+    async def answer_app(self, request: Request) -> JSONResponse:
+        """Answer a request of an app that a page shows."""
+        chat = next((chat for chat in self._chats if chat.id == request.path_params["id"]), None)
+        if chat is None or int(request.headers.get("content-length", MAX_REQUEST + 1)) > MAX_REQUEST:
+            return JSONResponse({"error": "There is no such session, or the request is too long."})
+        return JSONResponse(await chat.ask_for_app(await request.json()))
+
     def _find_page(self, name: str) -> ActingPage:
         """Return what is known of a page."""
         page = self._pages.pop(name, None) or ActingPage()
@@ -183,7 +193,9 @@ class Chats:
     async def _tend_chat(self, chat: WebChat) -> None:
         is_shown = bool(chat.feed.tabs)
         seconds = IDLE if is_shown else ALONE
-        is_held = chat.is_shared or chat.background  # what runs in the background would end with the session
+        is_held = (
+            chat.is_shared or chat.requests or chat.background
+        )  # what runs in the background would end with the session
         if chat.phase == "ready" and not is_held and get_time() - chat.touched > seconds:
             await chat.close()
         elif is_shown:

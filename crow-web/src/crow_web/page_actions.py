@@ -8,7 +8,7 @@ from crow_core.acp.schema import ImageBlock
 
 from crow_web.chat import WebChat
 from crow_web.chat_session import Words, get_time
-from crow_web.live import Tab
+from crow_web.live import Tab, is_of_log
 from crow_web.log import make_image_url
 
 
@@ -53,6 +53,8 @@ def carry_out(chat: WebChat, tab: Tab, action: Mapping[str, Any]) -> None:
             chat.recall(tab, int(place))
         case {"do": "folder", "folder": str(folder)}:
             chat.start(chat.move(folder))
+        case {"do": "app", "call": str(call), "block": str(block)} if is_of_log(block):
+            chat.start(chat.show_app(call, block))
         case {"do": "undo"}:
             chat.start(chat.ask_undo())
         case {"do": "undone", "send": str(send)}:
