@@ -33,7 +33,7 @@ class WebChat(ChatSession):
 
     def say(self, words: Words, *, later: bool = False) -> None:
         """Send a prompt, or let the running turn have it; `later` keeps it for after the turn."""
-        if not (words.text.strip() or words.images):
+        if not (words.text.strip() or words.images) or words.sent in self._stored:
             return
         if words.text.strip() == "/undo" and self.phase != "working":
             self.start(self.ask_undo())
@@ -113,8 +113,10 @@ class WebChat(ChatSession):
             prompt = await asyncio.to_thread(
                 make_prompt, words.text, (), self.folder, self._agent.abilities, words.images
             )
+            before = await self._find_version() if words.text.strip() == "/redo" else None
             try:
-                response = await client.prompt(self.id, prompt)
+                meta = {"crow": {"sent": words.sent}} if words.sent else None
+                response = await client.prompt(self.id, prompt, meta)
             except ConnectionClosed:
                 return  # `lose` says so
             except RpcError as error:
@@ -122,6 +124,9 @@ class WebChat(ChatSession):
             else:
                 sentence = describe_stop(response)
                 self._end_turn([Note(sentence, "warning")] if sentence else [])
+                if before and before != await self._find_version():
+                    await self._read_again()
+                    self.log.show([Note("What the last /undo took back is here again.")])
 
     def _end_turn(self, notes: Sequence[Note] = ()) -> None:
         self.log.end_turn(get_time())

@@ -41,6 +41,8 @@ class Words:
 
     text: str
     images: Sequence[ImageBlock] = ()
+    sent: str = ""
+    """The name that the page gave to them."""
     is_steering: bool = False
     """True if the running turn is asked to take it."""
     task: "asyncio.Task[None] | None" = None
@@ -84,6 +86,8 @@ class ChatSession:
         """The time of the last action."""
         self._agent, self._renderer, self._database = agent, renderer, database
         self._version: tuple[Any, ...] = ()
+        self._stored: frozenset[str] = frozenset()
+        """The names of stored prompts. A page sends those again that were not acknowledged before a restart."""
         self._is_shown = not id
         """True if the log shows what was said, so that the agent need not send it."""
         self.cards = OpenCards(agent, renderer, get_time, self._put_frame)
@@ -250,6 +254,12 @@ class ChatSession:
         self._take(history)
         self._put_frame()
 
+    async def _find_version(self) -> tuple[Any, ...]:
+        """Return what changes whenever the stored session does; nothing for a session of another machine."""
+        if self._database is None:
+            return ()
+        return (await asyncio.to_thread(read_history, self._database, self._renderer, self.id)).version
+
     async def _read_again(self, *, before: int = 0) -> None:
         """Show what is stored of the session, which this page has open; without the turn that began at `before`."""
         if self._database:
@@ -260,6 +270,7 @@ class ChatSession:
         """Show the log of a stored session."""
         if history.log:
             self.log, self.log.put, self._is_shown = history.log, self.feed.put, True
+            self._stored = history.sent
             self.feed.fill(history.blocks)
             self.feed.put("earlier", "" if history.is_whole else self._renderer.render("earlier", self.id))
 

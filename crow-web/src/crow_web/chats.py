@@ -34,6 +34,8 @@ MAX_CHATS = 50
 """Chats that are known at once."""
 MAX_PAGES = 1_000
 """Pages that are known; the oldest is forgotten."""
+MAX_REASON = 123
+"""Bytes of the reason for which a WebSocket is closed (RFC 6455)."""
 MAX_REQUEST = 1_000_000
 """Bytes of a request of an app."""
 
@@ -112,9 +114,10 @@ class Chats:
         """Send a page what it shows, and carry out its actions."""
         await socket.accept()
         page = self._find_page(socket.query_params.get("page", ""))
-        page.chat = chat = await self._find(socket.path_params.get("id", ""), page.chat)
-        if chat is None:
-            await socket.close(1008, "There is no such session.")
+        try:
+            page.chat = chat = await self._find(socket.path_params.get("id", ""), page.chat)
+        except StoreError as error:
+            await socket.close(1008, str(error).encode()[:MAX_REASON].decode(errors="ignore"))
             return
         chat.touched = get_time()
         await chat.look()
@@ -144,15 +147,15 @@ class Chats:
 
     def _find_page(self, name: str) -> ActingPage:
         """Return what is known of a page."""
-        page = self._pages.pop(name, None) or ActingPage()
+        page = self._pages.pop(name, None) or ActingPage(name=name)
         if name:
             self._pages[name] = page
         while len(self._pages) > MAX_PAGES:
             del self._pages[next(iter(self._pages))]
         return page
 
-    async def _find(self, id: str, last: WebChat | None) -> WebChat | None:
-        """Return the chat of a session, or a new one; None if there is no such session.
+    async def _find(self, id: str, last: WebChat | None) -> WebChat:
+        """Return the chat of a session, or a new one. Raises StoreError if the session cannot be read.
 
         `last` is the one that the page has shown. A new chat may have got an id of which the page does not know.
         """
@@ -164,7 +167,7 @@ class Chats:
             if id and chat.id == id:
                 return chat
         if len(self._chats) >= MAX_CHATS:
-            return None
+            raise StoreError(f"{MAX_CHATS} chats are open. Close pages of others first.")
         folder = self._folder
         database: Database | None = self._database
         if id:
@@ -172,7 +175,7 @@ class Chats:
                 found = await asyncio.to_thread(read_history, self._database, self._renderer, id)
             except StoreError:
                 if not self._is_remote:
-                    return None
+                    raise
                 database = None  # the agent has a database of its own
             else:
                 id, folder = found.id, found.folder

@@ -38,6 +38,8 @@ class History:
     log: Log | None = None
     """The log; None if it is as before."""
     blocks: dict[str, str] = field(default_factory=dict[str, str])
+    sent: frozenset[str] = frozenset()
+    """The names that pages gave to the prompts of the session."""
     is_whole: bool = True
     """False if the beginning is left out."""
 
@@ -64,6 +66,7 @@ def read_history(
         history = History(row.id, row.cwd, row.title or "", holder, version)
         entries = load_log(connection, row, before) if version != known else None
     if entries is not None:
+        history.sent = frozenset(sent for entry in entries if (sent := entry.get("crow", {}).get("sent")))
         history.log, history.blocks, history.is_whole = show_log(
             entries, row.cwd, renderer, apps, is_running=bool(holder) and not is_ours
         )

@@ -20,6 +20,8 @@ class ActingPage:
     """The chat that it shows."""
     number: int = 0
     """The number of its last action."""
+    name: str = ""
+    """The name that it gives itself; empty if it gives none."""
 
 
 def act(chat: WebChat, page: ActingPage, tab: Tab, action: Mapping[str, Any]) -> None:
@@ -28,17 +30,18 @@ def act(chat: WebChat, page: ActingPage, tab: Tab, action: Mapping[str, Any]) ->
     if isinstance(number, int):
         if number > page.number:
             page.number, chat.touched = number, get_time()
-            carry_out(chat, tab, action)
+            carry_out(chat, tab, action, f"{page.name}-{number}" if page.name else "")
         tab.add({"@arrived": str(page.number)})
 
 
-def carry_out(chat: WebChat, tab: Tab, action: Mapping[str, Any]) -> None:
+def carry_out(chat: WebChat, tab: Tab, action: Mapping[str, Any], name: str) -> None:
+    """Carry out an action; `name` is that of a prompt."""
     match action:
         case {"do": "open"}:
             chat.start(chat.open())
         case {"do": "prompt", "text": str(text)}:
             images = [*filter(None, map(read_image, action.get("images") or []))]
-            chat.say(Words(text, images), later=action.get("later") is not None)
+            chat.say(Words(text, images, name), later=action.get("later") is not None)
         case {"do": "cancel"}:
             chat.start(chat.cancel())
         case {"do": "background"}:

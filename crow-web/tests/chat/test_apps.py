@@ -62,7 +62,7 @@ async def test_an_app_gets_its_call_and_speaks_with_the_persons_consent_alone(
 
 
 async def test_what_an_app_asks_for_is_judged_and_stands_in_the_log(start: Any, visit: Any, problems: list[str]):
-    site, page = await open_app(start, visit, "busy", mode="ask")
+    _, page = await open_app(start, visit, "busy", mode="ask")
     await say(page, "Show a bird")
     await page.get_by_role("button", name="Yes", exact=True).click()
     app = page.frame_locator(".app iframe").frame_locator("iframe")
@@ -114,7 +114,7 @@ async def test_the_app_of_a_stored_call_is_shown_when_a_person_wants_it(
 
 
 async def test_a_theme_that_changes_is_told_to_an_app(start: Any, visit: Any, problems: list[str]):
-    site, page = await open_app(start, visit, "good", Reply("You are welcome."))
+    _, page = await open_app(start, visit, "good", Reply("You are welcome."))
     await say(page, "Show a bird")
     app = page.frame_locator(".app iframe").frame_locator("iframe")
     for answer in ("Refuse", "Refuse"):
@@ -125,7 +125,7 @@ async def test_a_theme_that_changes_is_told_to_an_app(start: Any, visit: Any, pr
 
 
 async def test_an_app_is_told_that_it_ends(start: Any, visit: Any, problems: list[str]):
-    site, page = await open_app(start, visit, "busy")
+    _, page = await open_app(start, visit, "busy")
     await say(page, "Show a bird")
     await page.frame_locator(".app iframe").frame_locator("iframe").get_by_text("serverTools").wait_for()
     await page.get_by_role("button", name="Undo this turn").click()
