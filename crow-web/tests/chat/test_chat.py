@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from crow_core.testing import Reply, ScriptedCall, ScriptedModel
 from crow_extensions.background import background
+from crow_extensions.commands import commands
 from crow_extensions.subagents import subagents
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
@@ -361,7 +362,7 @@ async def test_a_prompt_that_is_sent_again_after_a_restart_is_not_said_twice(sta
 
 
 async def test_what_redo_brings_back_is_shown(start: Any):
-    site: Site = await start([Reply("The heron is here.")])
+    site: Site = await start([Reply("The heron is here.")], extensions=[commands])
     async with site.open() as tab:
         await tab.say("Where is the heron?")
         await tab.until(lambda tab: "The heron is here." in tab.text)
