@@ -75,7 +75,11 @@ async def test_a_shared_address_works_once_and_has_the_certificate_that_was_show
             await writer.wait_closed()
         assert sha256(certificate).hexdigest() == fingerprint.replace(":", "").lower()
         async with httpx2.AsyncClient(verify=False, follow_redirects=True) as phone:
-            assert "Plan the garden" in (await phone.get(address)).text
+            page = await phone.get(address)
+            assert "Plan the garden" in page.text
+            policy = page.headers["content-security-policy"]
+            frames = [each for each in re.findall(r"https://\S+", policy) if urlsplit(each).hostname == name]
+            assert "no such app" in (await phone.get(f"{frames[0]}/frame/x")).text, "the frames of apps are reached"
         async with httpx2.AsyncClient(verify=False, follow_redirects=True) as stranger:
             assert (await stranger.get(address)).status_code == 401
 

@@ -31,21 +31,24 @@ addEventListener("message", (event) => {{
 
 
 class AppFrames:
-    """Serves the frames of apps at a port of loopback."""
+    """Serves the frames of apps at a port of their own."""
 
-    def __init__(self, port: int, page_port: int) -> None:
+    def __init__(self, port: int, page_port: int, *, names: Sequence[str] = (), uses_tls: bool = False) -> None:
+        """`names` are those of this machine under which it answers, in addition to loopback."""
         self.port = port
-        self.origin = f"http://127.0.0.1:{port}"
-        self._pages = [f"http://{name}:{page_port}" for name in ("127.0.0.1", "localhost")]
+        known, scheme = ("127.0.0.1", "localhost", *names), "https" if uses_tls else "http"
+        self._hosts = [f"{name}:{port}" for name in known]
+        self.origins = [f"{scheme}://{host}" for host in self._hosts]
+        self._pages = [f"{scheme}://{name}:{page_port}" for name in known]
         self._apps: dict[str, tuple[str, str]] = {}
 
     def add(self, html: str, csp: Mapping[str, Any]) -> str:
-        """Keep an app with what it declares that it loads, and return the address of its outer frame."""
+        """Keep an app with what it declares that it loads, and return the place of its outer frame: port and path."""
         key = token_urlsafe(24)
-        self._apps[key] = html, make_policy(csp, [self.origin, *self._pages])
+        self._apps[key] = html, make_policy(csp, [*self.origins, *self._pages])
         while len(self._apps) > MAX_APPS:
             del self._apps[next(iter(self._apps))]
-        return f"{self.origin}/frame/{key}"
+        return f"{self.port}/frame/{key}"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -56,14 +59,14 @@ class AppFrames:
     def _answer(self, scope: Scope) -> Response:
         kind, _, key = scope["path"].removeprefix("/").partition("/")
         app = self._apps.get(key)
-        if scope["method"] != "GET" or Headers(scope=scope).get("host") != f"127.0.0.1:{self.port}" or app is None:
+        if scope["method"] != "GET" or Headers(scope=scope).get("host") not in self._hosts or app is None:
             return PlainTextResponse("There is no such app.", 404)
         common = {"x-content-type-options": "nosniff", "referrer-policy": "no-referrer", "cache-control": "no-store"}
         if kind == "app":
             return HTMLResponse(app[0], headers={**common, "content-security-policy": app[1]})
         nonce = token_urlsafe(16)
         policy = (
-            f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; frame-src {self.origin}/app/; "
+            f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; frame-src 'self'; "
             f"base-uri 'none'; form-action 'none'; frame-ancestors {' '.join(self._pages)}"
         )
         page = OUTER.format(nonce=nonce, key=key, pages=self._pages)

@@ -1,47 +1,53 @@
-"""The apps of MCP servers in the log of a chat."""
+"""The apps of MCP servers in a chat: how one is shown, and its requests."""
 
 from typing import Any
 
 import msgspec
 from crow_core.acp.connection import ConnectionClosed, RpcError
-from crow_core.acp.shared_methods import APP_METHOD
+from crow_core.acp.shared_methods import APP_METHOD, APP_REQUEST_METHOD
 
 from crow_web.app_frames import AppFrames, list_domains
-from crow_web.log import BlockRenderer, Log
+from crow_web.log import BlockRenderer
 from crow_web.shared_agent import SharedAgent
 
 
-async def show_app(
-    agent: SharedAgent,
-    frames: AppFrames | None,
-    renderer: BlockRenderer,
-    log: Log,
-    session: str,
-    call: str,
-) -> None:
-    """Show the app of a tool call that has ended, or say why it cannot be shown; nothing if it has none."""
+async def render_app(
+    agent: SharedAgent, frames: AppFrames | None, renderer: BlockRenderer, session: str, call: str
+) -> str:
+    """Return the HTML of the app of a tool call, or of why it cannot be shown; "" if it has none."""
     client = agent.client
     if client is None or not has_apps(client.initialized.agent_capabilities.meta):
-        return
-    block = log.take_id()
+        return ""
     try:
         app: dict[str, Any] = await client.request(APP_METHOD, {"sessionId": session, "toolCallId": call})
     except (RpcError, ConnectionClosed):
-        return
+        return ""
     if not app:
-        return
+        return ""
     if "problem" in app or frames is None:
-        why = app.get("problem") or "Apps are shown only without --tls and --share."
-        log.put(block, renderer.render("no_app", app["server"], why))
-        return
-    try:
-        arguments = msgspec.json.decode(app["arguments"] or "{}")
-    except ValueError:
-        arguments = {}
+        return renderer.render("no_app", app["server"], app.get("problem", ""))
     csp: dict[str, Any] = app["csp"]
     reached = [*list_domains(csp, "connectDomains"), *list_domains(csp, "resourceDomains")]
-    values = to_json(arguments), to_json({"content": app["content"]})
-    log.put(block, renderer.render("app", app["server"], app["tool"], frames.add(app["html"], csp), reached, *values))
+    values = to_json(app["given"]), to_json(app["result"])
+    place = frames.add(app["html"], csp)
+    return renderer.render("app", app["server"], app["tool"], place, reached, call, *values)
+
+
+async def ask_for_app(agent: SharedAgent, session: str, request: dict[str, Any]) -> dict[str, Any]:
+    """Pass on a request of an app; return its `result`, or an `error` as a sentence."""
+    if (client := agent.client) is None:
+        return {"error": "The session is closed."}
+    params = {
+        "sessionId": session,
+        "toolCallId": request.get("call"),
+        **{k: request.get(k) for k in ("method", "params")},
+    }
+    try:
+        return {"result": await client.request(APP_REQUEST_METHOD, params)}
+    except RpcError as error:
+        return {"error": client.describe_error(error)}
+    except ConnectionClosed:
+        return {"error": "The connection to crow has ended. The tool may have run."}
 
 
 def has_apps(meta: Any) -> bool:

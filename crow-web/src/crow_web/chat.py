@@ -20,7 +20,6 @@ from msgspec import UNSET
 
 from crow_web.chat_session import ChatSession, Words, get_time
 from crow_web.completion import MOST, list_completions
-from crow_web.history import read_history
 from crow_web.live import Tab
 
 IDLE = 180.0
@@ -34,7 +33,7 @@ class WebChat(ChatSession):
 
     def say(self, words: Words, *, later: bool = False) -> None:
         """Send a prompt, or let the running turn have it; `later` keeps it for after the turn."""
-        if not (words.text.strip() or words.images):
+        if not (words.text.strip() or words.images) or words.sent in self._stored:
             return
         if words.text.strip() == "/undo" and self.phase != "working":
             self.start(self.ask_undo())
@@ -84,9 +83,7 @@ class WebChat(ChatSession):
         if not confirmed:
             self._undo.leave()
         elif self.phase == "ready" and (client := self._agent.client) and await self._undo.confirm(client):
-            if self._database:
-                history = await asyncio.to_thread(read_history, self._database, self._renderer, self.id, is_ours=True)
-                self._take(history)
+            await self._read_again()
             self.log.show([Note("The last turn was undone.")])
 
     def follow_turn(self, stop_reason: str, *, runs: bool) -> None:
@@ -116,8 +113,10 @@ class WebChat(ChatSession):
             prompt = await asyncio.to_thread(
                 make_prompt, words.text, (), self.folder, self._agent.abilities, words.images
             )
+            before = await self._find_version() if words.text.strip() == "/redo" else None
             try:
-                response = await client.prompt(self.id, prompt)
+                meta = {"crow": {"sent": words.sent}} if words.sent else None
+                response = await client.prompt(self.id, prompt, meta)
             except ConnectionClosed:
                 return  # `lose` says so
             except RpcError as error:
@@ -125,6 +124,9 @@ class WebChat(ChatSession):
             else:
                 sentence = describe_stop(response)
                 self._end_turn([Note(sentence, "warning")] if sentence else [])
+                if before and before != await self._find_version():
+                    await self._read_again()
+                    self.log.show([Note("What the last /undo took back is here again.")])
 
     def _end_turn(self, notes: Sequence[Note] = ()) -> None:
         self.log.end_turn(get_time())

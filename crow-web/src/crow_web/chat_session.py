@@ -26,7 +26,7 @@ from crow_terminal.chat_client import AgentQuestion
 from crow_terminal.session_options import OfferedOptions, list_entries
 
 from crow_web.app_frames import AppFrames
-from crow_web.apps import show_app
+from crow_web.apps import ask_for_app, render_app
 from crow_web.history import History, read_history
 from crow_web.live import Feed
 from crow_web.log import BlockRenderer, Log
@@ -41,6 +41,8 @@ class Words:
 
     text: str
     images: Sequence[ImageBlock] = ()
+    sent: str = ""
+    """The name that the page gave to them."""
     is_steering: bool = False
     """True if the running turn is asked to take it."""
     task: "asyncio.Task[None] | None" = None
@@ -76,10 +78,16 @@ class ChatSession:
         self.usage: UsageUpdate | None = None
         self.background = 0
         """The number of commands and sub-agents in the background. The session stays open for them."""
+        self.apps: dict[str, str] = {}
+        """The HTML of the apps that are shown, by the ids of their tool calls."""
+        self.requests = 0
+        """Requests of apps that are not answered yet. The session stays open for them."""
         self.touched = asyncio.get_running_loop().time()
         """The time of the last action."""
         self._agent, self._renderer, self._database = agent, renderer, database
         self._version: tuple[Any, ...] = ()
+        self._stored: frozenset[str] = frozenset()
+        """The names of stored prompts. A page sends those again that were not acknowledged before a restart."""
         self._is_shown = not id
         """True if the log shows what was said, so that the agent need not send it."""
         self.cards = OpenCards(agent, renderer, get_time, self._put_frame)
@@ -122,10 +130,29 @@ class ChatSession:
             case _:
                 self.log.add(update, get_time())
                 if isinstance(update, ToolCallUpdate) and update.status == "completed" and self.phase == "working":
-                    call = update.tool_call_id
-                    self.start(show_app(self._agent, self._frames, self._renderer, self.log, self.id, call))
+                    self.start(self.show_app(update.tool_call_id, self.log.take_id()))
                 return
         self._put_frame()
+
+    async def show_app(self, call: str, block: str) -> None:
+        """Show the app of a tool call, if it has one, in this block of the log."""
+        if not await self.open():
+            return
+        if html := await render_app(self._agent, self._frames, self._renderer, self.id, call):
+            self.apps[call] = html
+            self.log.put(block, html)
+
+    async def ask_for_app(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Answer a request of an app. One that the person uses opens the session, as the person's actions do."""
+        if request.get("used") is True and await self.open():
+            self.touched = get_time()
+        if not self.is_open:
+            return {"error": "The session is closed. Say something to open it."}
+        self.requests += 1
+        try:
+            return await ask_for_app(self._agent, self.id, request)
+        finally:
+            self.requests -= 1
 
     def ask(self, id: int, request: AgentQuestion) -> None:
         """Show a question of the agent."""
@@ -189,9 +216,7 @@ class ChatSession:
     async def _join(self, meta: Any) -> None:
         """Show the terminal's session: the stored part, then its last turn, then new updates."""
         started = meta["crow"]["started"]
-        if self._database:
-            read = partial(read_history, self._database, self._renderer, self.id, is_ours=True, before=started)
-            self._take(await asyncio.to_thread(read))
+        await self._read_again(before=started)
         await self._agent.join(self.id, started)
 
     async def close(self) -> None:
@@ -216,7 +241,8 @@ class ChatSession:
             return
         try:
             known = self._version
-            history = await asyncio.to_thread(read_history, self._database, self._renderer, self.id, known)
+            read = partial(read_history, self._database, self._renderer, self.id, known, apps=self.apps)
+            history = await asyncio.to_thread(read)
         except StoreError as error:
             self._problem = "" if self._is_shown else str(error)
             self._put_frame()
@@ -228,10 +254,23 @@ class ChatSession:
         self._take(history)
         self._put_frame()
 
+    async def _find_version(self) -> tuple[Any, ...]:
+        """Return what changes whenever the stored session does; nothing for a session of another machine."""
+        if self._database is None:
+            return ()
+        return (await asyncio.to_thread(read_history, self._database, self._renderer, self.id)).version
+
+    async def _read_again(self, *, before: int = 0) -> None:
+        """Show what is stored of the session, which this page has open; without the turn that began at `before`."""
+        if self._database:
+            kept = partial(read_history, self._database, self._renderer, self.id, apps=self.apps)
+            self._take(await asyncio.to_thread(kept, is_ours=True, before=before))
+
     def _take(self, history: History) -> None:
         """Show the log of a stored session."""
         if history.log:
             self.log, self.log.put, self._is_shown = history.log, self.feed.put, True
+            self._stored = history.sent
             self.feed.fill(history.blocks)
             self.feed.put("earlier", "" if history.is_whole else self._renderer.render("earlier", self.id))
 

@@ -13,7 +13,7 @@ from crow_persistence.database import Database
 from crow_terminal.agent_connections import AgentLink, NoAgent
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import HTMLResponse
+from starlette.responses import HTMLResponse, JSONResponse
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
@@ -34,6 +34,10 @@ MAX_CHATS = 50
 """Chats that are known at once."""
 MAX_PAGES = 1_000
 """Pages that are known; the oldest is forgotten."""
+MAX_REASON = 123
+"""Bytes of the reason for which a WebSocket is closed (RFC 6455)."""
+MAX_REQUEST = 1_000_000
+"""Bytes of a request of an app."""
 
 
 class Chats:
@@ -52,7 +56,7 @@ class Chats:
         """`open_link` starts the agent, or connects to it. `folder` is the one in which a new session begins. An agent
         that `is_remote` may have sessions that the database does not. `of_terminal` is called when the terminal has
         ended whose page this is. `frames` serves the apps of MCP servers."""
-        self.agent = SharedAgent(open_link, stays_open=of_terminal is not None)
+        self.agent = SharedAgent(open_link, stays_open=of_terminal is not None, shows_apps=frames is not None)
         self._of_terminal, self._frames = of_terminal, frames
         self._folder, self._database = folder, database
         self._templates = make_templates(has_chats=True)
@@ -66,6 +70,7 @@ class Chats:
         self.routes: Sequence[BaseRoute] = (
             Route("/chat", self.show_page),
             Route("/chat/{id}", self.show_page),
+            Route("/apps/{id}", self.answer_app, methods=["POST"]),
             WebSocketRoute("/live", self.serve_page),
             WebSocketRoute("/live/{id}", self.serve_page),
         )
@@ -109,9 +114,10 @@ class Chats:
         """Send a page what it shows, and carry out its actions."""
         await socket.accept()
         page = self._find_page(socket.query_params.get("page", ""))
-        page.chat = chat = await self._find(socket.path_params.get("id", ""), page.chat)
-        if chat is None:
-            await socket.close(1008, "There is no such session.")
+        try:
+            page.chat = chat = await self._find(socket.path_params.get("id", ""), page.chat)
+        except StoreError as error:
+            await socket.close(1008, str(error).encode()[:MAX_REASON].decode(errors="ignore"))
             return
         chat.touched = get_time()
         await chat.look()
@@ -132,17 +138,24 @@ class Chats:
             chat.touched = get_time()
             sending.cancel()
 
+    async def answer_app(self, request: Request) -> JSONResponse:
+        """Answer a request of an app that a page shows."""
+        chat = next((chat for chat in self._chats if chat.id == request.path_params["id"]), None)
+        if chat is None or int(request.headers.get("content-length", MAX_REQUEST + 1)) > MAX_REQUEST:
+            return JSONResponse({"error": "There is no such session, or the request is too long."})
+        return JSONResponse(await chat.ask_for_app(await request.json()))
+
     def _find_page(self, name: str) -> ActingPage:
         """Return what is known of a page."""
-        page = self._pages.pop(name, None) or ActingPage()
+        page = self._pages.pop(name, None) or ActingPage(name=name)
         if name:
             self._pages[name] = page
         while len(self._pages) > MAX_PAGES:
             del self._pages[next(iter(self._pages))]
         return page
 
-    async def _find(self, id: str, last: WebChat | None) -> WebChat | None:
-        """Return the chat of a session, or a new one; None if there is no such session.
+    async def _find(self, id: str, last: WebChat | None) -> WebChat:
+        """Return the chat of a session, or a new one. Raises StoreError if the session cannot be read.
 
         `last` is the one that the page has shown. A new chat may have got an id that the page does not know.
         """
@@ -154,7 +167,7 @@ class Chats:
             if id and chat.id == id:
                 return chat
         if len(self._chats) >= MAX_CHATS:
-            return None
+            raise StoreError(f"{MAX_CHATS} chats are open. Close pages of others first.")
         folder = self._folder
         database: Database | None = self._database
         if id:
@@ -162,7 +175,7 @@ class Chats:
                 found = await asyncio.to_thread(read_history, self._database, self._renderer, id)
             except StoreError:
                 if not self._is_remote:
-                    return None
+                    raise
                 database = None  # the agent has a database of its own
             else:
                 id, folder = found.id, found.folder
@@ -183,7 +196,9 @@ class Chats:
     async def _tend_chat(self, chat: WebChat) -> None:
         is_shown = bool(chat.feed.tabs)
         seconds = IDLE if is_shown else ALONE
-        is_held = chat.is_shared or chat.background  # what runs in the background would end with the session
+        is_held = (
+            chat.is_shared or chat.requests or chat.background
+        )  # what runs in the background would end with the session
         if chat.phase == "ready" and not is_held and get_time() - chat.touched > seconds:
             await chat.close()
         elif is_shown:

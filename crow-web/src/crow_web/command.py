@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from crow_web.chats import Chats
 
 TUNNEL = """\
-Only this machine answers. On the phone, an ssh tunnel leads here: ssh -L {port}:127.0.0.1:{port} this-machine
+Only this machine answers. On the phone, an ssh tunnel leads here:
+ssh -L {port}:127.0.0.1:{port}{more} this-machine
 With --tls, other machines of your network can connect."""
 WARNING = "Whoever opens this address first can do what you can. The browser warns of the certificate: compare SHA-256"
 
@@ -87,20 +88,23 @@ def web(
     servers: list[Server] = []
     end = partial(end_all, servers) if of_terminal else None
     frames = None
-    if not (read_only or tls or share):
+    if not read_only:
         listeners.append(listen("127.0.0.1", 0))
-        frames = AppFrames(listeners[-1].getsockname()[1], number)
+        own = listeners[-1].getsockname()[1]
+        listeners += [listen(name, own) for name in names if name != "127.0.0.1"]
+        frames = AppFrames(own, number, names=names, uses_tls=tls)
     chats = None if read_only else make_chats(database, cwd, url, token, of_terminal=end, frames=frames)
     app = make_app(database, os.environ, chats=chats, read_only=read_only)
-    gate = Gate(app, number, names=names, uses_tls=tls, frames=frames.origin if frames else "'none'")
+    gate = Gate(app, number, names=names, uses_tls=tls, frames=" ".join(frames.origins) if frames else "'none'")
     scheme = "https" if tls else "http"
     click.echo(address := f"{scheme}://127.0.0.1:{number}{place}?token={gate.token}")
     if share:
         from crow_web.sharing import draw_code
 
         shared = f"{scheme}://{(names or ['127.0.0.1'])[0]}:{number}{place}?token={gate.add_token()}"
+        more = f" -L {frames.port}:127.0.0.1:{frames.port}" if frames else ""
         click.echo(f"\n{draw_code(shared)}\n{shared}")
-        click.echo(f"{WARNING}\n{fingerprint}" if tls else TUNNEL.format(port=number))
+        click.echo(f"{WARNING}\n{fingerprint}" if tls else TUNNEL.format(port=number, more=more))
     elif tls:
         click.echo(f"{names[0]}: SHA-256 {fingerprint}")
     if not no_open:

@@ -8,7 +8,7 @@ from crow_core.acp.schema import ImageBlock
 
 from crow_web.chat import WebChat
 from crow_web.chat_session import Words, get_time
-from crow_web.live import Tab
+from crow_web.live import Tab, is_of_log
 from crow_web.log import make_image_url
 
 
@@ -20,6 +20,8 @@ class ActingPage:
     """The chat that it shows."""
     number: int = 0
     """The number of its last action."""
+    name: str = ""
+    """The name that it gives itself; empty if it gives none."""
 
 
 def act(chat: WebChat, page: ActingPage, tab: Tab, action: Mapping[str, Any]) -> None:
@@ -28,17 +30,18 @@ def act(chat: WebChat, page: ActingPage, tab: Tab, action: Mapping[str, Any]) ->
     if isinstance(number, int):
         if number > page.number:
             page.number, chat.touched = number, get_time()
-            carry_out(chat, tab, action)
+            carry_out(chat, tab, action, f"{page.name}-{number}" if page.name else "")
         tab.add({"@arrived": str(page.number)})
 
 
-def carry_out(chat: WebChat, tab: Tab, action: Mapping[str, Any]) -> None:
+def carry_out(chat: WebChat, tab: Tab, action: Mapping[str, Any], name: str) -> None:
+    """Carry out an action; `name` is that of a prompt."""
     match action:
         case {"do": "open"}:
             chat.start(chat.open())
         case {"do": "prompt", "text": str(text)}:
             images = [*filter(None, map(read_image, action.get("images") or []))]
-            chat.say(Words(text, images), later=action.get("later") is not None)
+            chat.say(Words(text, images, name), later=action.get("later") is not None)
         case {"do": "cancel"}:
             chat.start(chat.cancel())
         case {"do": "background"}:
@@ -53,6 +56,8 @@ def carry_out(chat: WebChat, tab: Tab, action: Mapping[str, Any]) -> None:
             chat.recall(tab, int(place))
         case {"do": "folder", "folder": str(folder)}:
             chat.start(chat.move(folder))
+        case {"do": "app", "call": str(call), "block": str(block)} if is_of_log(block):
+            chat.start(chat.show_app(call, block))
         case {"do": "undo"}:
             chat.start(chat.ask_undo())
         case {"do": "undone", "send": str(send)}:

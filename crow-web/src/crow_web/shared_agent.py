@@ -52,10 +52,12 @@ class SessionListener(Protocol):
 class SharedAgent:
     """An agent that is started, or connected to, when the first session is opened."""
 
-    def __init__(self, open_link: Callable[[], Awaitable[AgentLink]], *, stays_open: bool = False) -> None:
+    def __init__(
+        self, open_link: Callable[[], Awaitable[AgentLink]], *, stays_open: bool = False, shows_apps: bool = False
+    ) -> None:
         """`open_link` starts the agent, or connects to it; it raises NoAgent. With `stays_open`, the connection is kept
-        when no session is open."""
-        self._open_link, self._stays_open = open_link, stays_open
+        when no session is open. `shows_apps` says that the pages show MCP Apps."""
+        self._open_link, self._stays_open, self._shows_apps = open_link, stays_open, shows_apps
         self.shared = ""
         """The session of the terminal to which this page belongs; empty for none."""
         self.client: ChatClient | None = None
@@ -89,7 +91,7 @@ class SharedAgent:
         async with client.serving():
             try:
                 async with asyncio.timeout(START_TIMEOUT):
-                    ready.set_result(await client.start())
+                    ready.set_result(await client.start(apps=self._shows_apps))
                 await client.until_closed()
             except TimeoutError:
                 problem = f"The agent did not answer within {START_TIMEOUT:g} seconds."

@@ -69,8 +69,9 @@ def show_session(pages: Pages, connection: Connection, request: Request) -> str 
 def find_asking(transcript: Transcript, call: str) -> str:
     """Return the id of the message that holds a tool call; "" if there is none."""
     for entry in transcript.record.log:
-        if any(use["id"] == call for use in entry.get("tool_calls", [])):
-            return entry.get("crow", {}).get("id", "")
+        own = entry.get("crow", {})
+        if any(use["id"] == call for use in (*entry.get("tool_calls", []), own.get("use", {"id": None}))):
+            return own.get("id", "")
     return ""
 
 

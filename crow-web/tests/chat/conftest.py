@@ -222,7 +222,7 @@ async def start(database: Database, tmp_path: Path) -> AsyncIterator[Callable[..
                 return made[0]
 
             def make_gate(url: str) -> Gate:
-                gates.append(Gate(make_app(database, chats=chats), port, frames=made[0].origin))
+                gates.append(Gate(make_app(database, chats=chats), port, frames=" ".join(made[0].origins)))
                 return gates[0]
 
             await own.enter_async_context(serve(make_frames))
@@ -251,7 +251,7 @@ async def visit(browser: "Browser", problems: list[str]) -> AsyncIterator[Callab
         page.on(
             "request",
             lambda request: (
-                request.url.startswith((site.url, site.frames.origin, "data:")) or problems.append(request.url)
+                request.url.startswith((site.url, *site.frames.origins, "data:")) or problems.append(request.url)
             ),
         )
         await page.goto(f"{site.url}{address}?token={site.gate.add_token()}")

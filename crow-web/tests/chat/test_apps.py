@@ -19,7 +19,7 @@ CALL = ScriptedCall(name="notes_show", arguments={"bird": "</script>heron"})
 APPS = Path(__file__).parent / "apps"
 
 
-async def open_app(start: Any, visit: Any, name: str, *more: Reply) -> "tuple[Site, Page]":
+async def open_app(start: Any, visit: Any, name: str, *more: Reply, **options: Any) -> "tuple[Site, Page]":
     sites: list[Site] = []
     html = (APPS / f"{name}.html").read_text()
     replies = [Reply("", tool_calls=[CALL]), Reply("Done."), *more]
@@ -27,7 +27,7 @@ async def open_app(start: Any, visit: Any, name: str, *more: Reply) -> "tuple[Si
     def read() -> str:
         return html.replace("PAGE", sites[0].url).replace("WS", sites[0].url.replace("http", "ws"))
 
-    sites.append(site := await start(replies, app=read))
+    sites.append(site := await start(replies, app=read, **options))
     page: Page = await visit(site)
     return site, page
 
@@ -61,6 +61,79 @@ async def test_an_app_gets_its_call_and_speaks_with_the_persons_consent_alone(
     assert problems == []
 
 
+async def test_what_an_app_asks_for_is_judged_and_stands_in_the_log(start: Any, visit: Any, problems: list[str]):
+    _, page = await open_app(start, visit, "busy", mode="ask")
+    await say(page, "Show a bird")
+    await page.get_by_role("button", name="Yes", exact=True).click()
+    app = page.frame_locator(".app iframe").frame_locator("iframe")
+    await app.get_by_text("openLinks,serverTools,serverResources").wait_for()
+    await page.locator("body[data-phase=ready]").wait_for()
+    await app.get_by_role("button", name="Refresh").click()
+    card = page.locator(".card", has_text="The page of notes: notes_refresh()")
+    await card.get_by_role("button", name="No", exact=True).click()
+    await app.get_by_text("Refresh: ").filter(has_text="the user rejected it").wait_for()
+    await app.get_by_role("button", name="Refresh").click()
+    await card.get_by_role("button", name="Yes", exact=True).click()
+    await app.get_by_text("Refresh: ").filter(has_text="read again").wait_for()
+    await app.get_by_role("button", name="Model's").click()
+    await page.locator(".card", has_text="notes_note").get_by_role("button", name="Yes", exact=True).click()
+    await app.get_by_text("Model's: ").filter(has_text="kept x").wait_for()
+    await app.get_by_role("button", name="Read").click()
+    await page.locator(".card", has_text="note://all").get_by_role("button", name="Yes", exact=True).click()
+    await app.get_by_text("Read: ").filter(has_text="all of them").wait_for()
+    await app.get_by_role("button", name="Huge").click()
+    await app.get_by_text("Huge: ").filter(has_text="too long").wait_for()
+    await app.get_by_role("button", name="Open").click()
+    await page.locator(".app .card", has_text="https://example.org/bird").get_by_role("button", name="Refuse").click()
+    await app.get_by_text("Open: Link opening denied by user").wait_for()
+    assert await page.locator("#log details.tool", has_text="The page of notes: notes_refresh()").count() == 2
+    await page.get_by_role("link", name="calls and costs").click()
+    await page.locator("details.tool", has_text="notes_refresh").first.wait_for()
+    assert await page.locator("details.tool", has_text="notes_refresh").count() == 2
+    assert problems == []
+
+
+async def test_the_app_of_a_stored_call_is_shown_when_a_person_wants_it(
+    start: Any, visit: Any, problems: list[str], tmp_path: Path
+):
+    site, page = await open_app(start, visit, "good")
+    await say(page, "Show a bird")
+    await page.frame_locator(".app iframe").frame_locator("iframe").get_by_text("crow shows").wait_for()
+    await page.reload()
+    await page.frame_locator(".app iframe").frame_locator("iframe").get_by_text("crow shows").wait_for()
+    place = page.url.removeprefix(site.url)
+    await site.stop()
+    again = await start([Reply("Hello again.")], app=lambda: (APPS / "good.html").read_text())
+    page = await visit(again, place)
+    offer = page.get_by_role("button", name="Show the app of notes")
+    await offer.wait_for()
+    assert not again.links, "a page that is looked at opens no session"
+    await offer.click()
+    app = page.frame_locator(".app iframe").frame_locator("iframe")
+    await app.get_by_text("crow shows a picture of a </script>heron for </script>heron").wait_for()
+
+
+async def test_a_theme_that_changes_is_told_to_an_app(start: Any, visit: Any, problems: list[str]):
+    _, page = await open_app(start, visit, "good", Reply("You are welcome."))
+    await say(page, "Show a bird")
+    app = page.frame_locator(".app iframe").frame_locator("iframe")
+    for answer in ("Refuse", "Refuse"):
+        await page.get_by_role("button", name=answer).click()
+    await app.get_by_text("first theme: light").wait_for()
+    await page.emulate_media(color_scheme="dark")
+    await app.get_by_text("theme: dark", exact=True).wait_for()
+
+
+async def test_an_app_is_told_that_it_ends(start: Any, visit: Any, problems: list[str]):
+    _, page = await open_app(start, visit, "busy")
+    await say(page, "Show a bird")
+    await page.frame_locator(".app iframe").frame_locator("iframe").get_by_text("serverTools").wait_for()
+    await page.get_by_role("button", name="Undo this turn").click()
+    await page.get_by_role("button", name="Undo", exact=True).click()
+    await page.locator("#log details.tool", has_text="note://left").wait_for()
+    await page.locator(".app iframe").wait_for(state="detached")
+
+
 async def test_a_hostile_app_reaches_nothing(start: Any, visit: Any, problems: list[str]):
     reached: list[str] = []
 
@@ -89,8 +162,10 @@ async def test_a_hostile_app_reaches_nothing(start: Any, visit: Any, problems: l
         "navigate",
     ]
     assert [f"{name}: refused" for name in refused if f"{name}: refused" not in written] == []
-    for method in ("tools/call", "resources/read", "ui/open-link", "constructor", "__proto__"):
+    for method in ("prompts/get", "ui/update-model-context", "sampling/createMessage", "constructor", "__proto__"):
         assert f"{method}: crow does not let apps use {method}" in written
+    assert "other: The MCP server of this app has no tool 'plans' for apps." in written
+    assert "link: Invalid URL" in written
     assert "role: Invalid message format" in written
     await page.get_by_text("Done.").wait_for()
     await app.get_by_role("button", name="Leave").click()
@@ -104,7 +179,7 @@ async def test_a_hostile_app_reaches_nothing(start: Any, visit: Any, problems: l
 async def test_the_frames_answer_only_what_they_know(start: Any):
     site: Site = await start([])
     csp = {"connectDomains": ["https://api.example.org", "https://x;script-src *", "http://plain.example"]}
-    address = site.frames.add("<p>app</p>", csp)
+    address = f"http://127.0.0.1:{site.frames.add('<p>app</p>', csp)}"
     async with httpx2.AsyncClient() as client:
         outer = await client.get(address)
         inner = await client.get(address.replace("/frame/", "/app/"))
@@ -114,7 +189,7 @@ async def test_the_frames_answer_only_what_they_know(start: Any):
         assert "connect-src https://api.example.org;" in policy
         assert "plain.example" not in policy
         assert "script-src *" not in policy
-        assert (await client.get(f"{site.frames.origin}/app/x")).status_code == 404
+        assert (await client.get(f"{site.frames.origins[0]}/app/x")).status_code == 404
         assert (await client.post(address)).status_code == 404
         other = await client.get(address, headers={"host": "evil.example"})
         assert other.status_code == 404

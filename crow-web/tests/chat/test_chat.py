@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from crow_core.testing import Reply, ScriptedCall, ScriptedModel
 from crow_extensions.background import background
+from crow_extensions.commands import commands
 from crow_extensions.subagents import subagents
 from websockets.asyncio.client import connect
-from websockets.exceptions import InvalidStatus
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 if TYPE_CHECKING:
     from conftest import Site
@@ -341,6 +342,49 @@ async def test_after_a_restart_in_the_middle_the_turn_is_found_again(start: Any)
             await back.until(lambda tab: "I go on." in tab.text)
             assert back.text.count("I begin with the pond.") == 1  # also while the new agent was starting
             assert not [batch for batch in back.received if [id for id, html in batch.items() if html is None]]
+
+
+async def test_a_prompt_that_is_sent_again_after_a_restart_is_not_said_twice(start: Any):
+    site: Site = await start([Reply("I begin with the pond.", hang=True)])
+    async with site.open(page="phone") as tab:
+        await tab.say("Plan the garden")
+        id = await tab.until(lambda tab: tab.values.get("@session"))
+        await tab.until(lambda tab: "pond." in tab.text)
+        await site.chats.agent.close()  # before the page knew that its words had arrived
+    again: Site = await start([Reply("I go on.")])
+    async with again.open(id, page="phone") as back:
+        await back.say("Plan the garden")
+        await back.until(lambda tab: tab.values.get("@arrived") == "1")
+        await back.say("Go on")
+        await back.until(lambda tab: "I go on." in tab.text)
+        assert back.text.count("Plan the garden") == 1
+    assert str(again.crow.models["scripted"].requests).count("Plan the garden") == 1  # pyright: ignore[reportAttributeAccessIssue]
+
+
+async def test_what_redo_brings_back_is_shown(start: Any):
+    site: Site = await start([Reply("The heron is here.")], extensions=[commands])
+    async with site.open() as tab:
+        await tab.say("Where is the heron?")
+        await tab.until(lambda tab: "The heron is here." in tab.text)
+        await tab.is_ready()
+        await tab.act("undo")
+        await tab.until(lambda tab: "Undo this turn?" in tab.html)
+        await tab.act("undone", send="accept")
+        await tab.until(lambda tab: "was undone" in tab.text and "The heron is here." not in tab.text)
+        await tab.say("/redo")
+        await tab.until(lambda tab: "is here again" in tab.text and "The heron is here." in tab.text)
+        await tab.is_ready()
+        await tab.say("/redo")
+        await tab.until(lambda tab: "Nothing" in tab.text or "nothing" in tab.text)
+
+
+async def test_a_page_is_told_why_its_session_cannot_be_read(start: Any):
+    site: Site = await start([])
+    with pytest.raises(ConnectionClosed) as closed:
+        async with site.open("0" * 32):
+            pass
+    assert closed.value.rcvd
+    assert "0000" in closed.value.rcvd.reason
 
 
 async def test_a_socket_needs_the_cookie_the_host_and_the_origin(start: Any):

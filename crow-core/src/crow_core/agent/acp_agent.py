@@ -64,8 +64,8 @@ from crow_core.agent.request_params import (
     parse_choice,
     parse_folders_and_servers,
     parse_instructions,
-    parse_output,
     parse_params,
+    parse_prompt_notes,
     parse_replay_start,
     wants_version_2,
 )
@@ -439,8 +439,8 @@ class AcpAgent:
         """Convert a prompt to the user's message. Raises RpcError if crow cannot take a part of it."""
         check_prompt(params.prompt, audio=self.source.announced.audio)
         message = to_user_message(params.prompt)
-        if output := parse_output(params.meta or {}, possible=crow.takes_output_schema):
-            message.setdefault("crow", {})["output"] = output
+        if notes := parse_prompt_notes(params.meta or {}, takes_output=crow.takes_output_schema):
+            message["crow"] = message.get("crow", {}) | notes
         return message
 
     async def cancel(self, params: CancelNotification) -> None:

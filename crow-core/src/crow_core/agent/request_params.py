@@ -25,7 +25,7 @@ from crow_core.acp.schema import (
 )
 from crow_core.content import find_image_type
 from crow_core.mcp.server_source import from_acp
-from crow_core.messages.notes import OutputNotes
+from crow_core.messages.notes import Notes, OutputNotes
 from crow_core.session.options import Option
 from crow_core.session.output import check_schema
 from crow_core.session.store import ArchiveFilter
@@ -151,6 +151,20 @@ def find_image_data(block: ContentBlock) -> str | None:
             return str(resource.blob)
         case _:
             return None
+
+
+def parse_prompt_notes(meta: Mapping[str, Any], *, takes_output: bool) -> Notes:
+    """Parse `_meta.crow` of a prompt: the result that is wanted, and the client's name for the prompt. Raises
+    RpcError."""
+    notes: Notes = {}
+    if output := parse_output(meta, possible=takes_output):
+        notes["output"] = output
+    match meta:
+        case {"crow": {"sent": str(sent)}}:
+            notes["sent"] = sent[:100]
+        case _:
+            pass
+    return notes
 
 
 def parse_output(meta: Mapping[str, Any], *, possible: bool) -> OutputNotes | None:

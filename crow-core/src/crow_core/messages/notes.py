@@ -89,6 +89,8 @@ class PromptNotes(TypedDict, total=False):
     """True if the user wrote it while a turn ran, which it joined."""
     output: OutputNotes
     """The typed result that was asked for."""
+    sent: str
+    """The client's own name for the prompt, by which it finds out whether it was sent already."""
     key: str
     """The key of the turn that it began."""
     prompt: str

@@ -118,6 +118,8 @@ class Transcript:
         answers = {m.get("tool_call_id", ""): m for m in self.record.log if m.get("role") == "tool"}
         notes = [entry.get("crow", {}) for entry in self.record.log]
         decisions = {note.get("call", ""): note for note in notes if note.get("kind") == "decision"}
+        uses = [use for entry in self.record.log for use in entry.get("tool_calls", [])]
+        names = {use["id"]: use["function"]["name"] for use in uses}
         for entry in self.record.log:
             id = entry.get("crow", {}).get("id", "")
             match entry.get("role"):
@@ -137,6 +139,12 @@ class Transcript:
                         tool_calls=tool_calls,
                         cut=str(entry.get("crow", {}).get("cut", "")),
                     )
+                case None if (own := entry.get("crow", {})).get("kind") == "inner" and "use" in own and "answer" in own:
+                    use, answer = cast("RawToolCall", own["use"]), cast("Message", own["answer"])
+                    call = make_tool_call(use, answer, decisions.get(use["id"]))
+                    outer = names.get(own.get("call", ""), "another call")
+                    title = f"Called inside {outer}: {call.title}"
+                    yield TranscriptPart("note", id, self.times.get(id), title=title, tool_calls=[call])
                 case None if title := describe_marker(entry):
                     own = entry.get("crow", {})
                     text = str(own.get("text") or own.get("summary") or "")

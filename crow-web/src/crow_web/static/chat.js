@@ -12,6 +12,7 @@ const fill = (place, html) => {
   const open = [...place.querySelectorAll("details")].map((each) => each.open);
   place.innerHTML = policy.createHTML(html);
   place.querySelectorAll("details").forEach((each, at) => { if (at in open) each.open = open[at]; });
+  place.querySelectorAll("iframe").forEach((each) => Object.assign(each, { sandbox: "allow-scripts allow-same-origin", src: `${location.protocol}//${location.hostname}:${each.dataset.src}` }));
 };
 const countOf = (block) => Number(block.id.slice(1));
 const make = (id) => {
@@ -26,7 +27,7 @@ const make = (id) => {
 const put = (id, html) => {
   if (shown.get(id) === html) return;
   const block = get(id) ?? (html === null ? null : make(id));
-  if (html === null) { shown.delete(id); block?.remove(); return; }
+  if (html === null) { shown.delete(id); if (block) removeWithApps(block); return; }
   shown.set(id, html);
   fill(block, html);
 };
