@@ -1,5 +1,6 @@
 """Build the app of the configuration, a `Crow` with its models, tools and extensions, for the command and programs."""
 
+import asyncio
 import os
 import shlex
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
@@ -81,6 +82,7 @@ from crow_persistence.extension import persistence
 from crow_skills.agents import agents
 from crow_skills.command_files import command_files
 from crow_skills.mentions import mentions
+from crow_skills.skill_file import SkillFolder
 from crow_skills.skills import skills
 from crow_skills.text_files import find_project_folders, get_user_folders
 from msgspec.json import encode as to_json
@@ -211,6 +213,7 @@ async def build(
         (diagnostics, {"find": partial(find_diagnostics, config, home, trust, env, hidden)}),
         (terminals, {}),
         (configured_servers, {"config": config, "home": home}),
+        (plugin_servers, {"trust": trust, "env": env, "config": config, "home": home}),
         (project_servers, {"trust": trust, "env": env, "config": config, "home": home}),
         (
             other_agents,
@@ -288,7 +291,11 @@ def named_extensions(
         "agents": {"user": [home.config]},
         "goal": {"hidden": hidden},
         "memory": {"folder": home.data / "memory"},
-        "skills": {"user": get_user_folders(home.config, user, "skills"), "trusted": trust.is_trusted},
+        "skills": {
+            "user": get_user_folders(home.config, user, "skills"),
+            "trusted": trust.is_trusted,
+            "plugins": partial(find_plugin_skills, home, env, trust=trust),
+        },
     }
     first, last = ([one.__name__ for one in group] for group in (FIRST_EXTENSIONS, LAST_EXTENSIONS))
     others = [name for name in config.extensions if name not in (*first, *last)]
@@ -367,6 +374,7 @@ def make_tool_server(
 
 AT_END = StateKey("at_end", list[Callable[[], Awaitable[None]]])
 TRUST_NOTICES = StateKey("trust_notices", list[str])
+PLUGIN_NOTICES = StateKey("plugin_notices", list[str])
 
 SESSIONS: WeakValueDictionary[str, Session] = WeakValueDictionary()
 """The open sessions of all apps of this process, by id."""
@@ -516,6 +524,42 @@ def project_servers(crow: Crow, *, trust: TrustedFolders, env: Mapping[str, str]
     @crow.before_prompt
     async def warn(message: Any, session: Session) -> None:
         for text in filter(None, session.state.pop(TRUST_NOTICES)):
+            await session.notice(to_line(show_path(text)), "warning")
+
+
+def find_plugin_skills(
+    home: Home, env: Mapping[str, str], project: Path, *, trust: TrustedFolders
+) -> list[SkillFolder]:
+    """List the folders of skills of the user's plugins, and of those of a trusted project."""
+    if not home.has_plugins(env, project):
+        return []
+    from crow_agent.settings.plugins import find_plugins
+
+    return [plugin.skill_folder for plugin in find_plugins(home, env, project, trust).plugins]
+
+
+def plugin_servers(crow: Crow, *, trust: TrustedFolders, env: Mapping[str, str], config: Config, home: Home) -> None:
+    """Connect the MCP servers of the user's plugins and of a trusted project's, and report what is not used of them."""
+
+    @crow.mcp_servers
+    async def servers(session: Session) -> Sequence[Server]:
+        session.state[PLUGIN_NOTICES] = []
+        if not home.has_plugins(env, Path(session.cwd)):
+            return []
+        from crow_agent.settings.plugins import find_plugins
+
+        found = await asyncio.to_thread(find_plugins, home, env, Path(session.cwd), trust)
+        session.state[PLUGIN_NOTICES] = found.faults
+        wanted: dict[str, ServerSettings] = {**found.find_servers(of_project=True)}
+        if any(map(can_limit, wanted.values())):
+            level, _ = await find_project_level(config, home)
+            wanted = {name: tighten(settings, level) for name, settings in wanted.items()}
+        wanted = {**found.find_servers(of_project=False), **wanted}
+        return to_servers(session, {name: wanted[name] for name in wanted if name not in config.mcp.servers}, home)
+
+    @crow.before_prompt
+    async def warn(message: Any, session: Session) -> None:
+        for text in session.state.pop(PLUGIN_NOTICES):
             await session.notice(to_line(show_path(text)), "warning")
 
 

@@ -9,7 +9,7 @@ from crow_core.mcp.limit import Limit
 from msgspec.structs import replace
 
 from crow_agent.settings.home import Home
-from crow_agent.settings.structs import Config, ProgramLevel, ServerSettings
+from crow_agent.settings.structs import Config, PluginServer, ProgramLevel, ServerSettings
 
 if TYPE_CHECKING:
     from crow_extensions.shell_hooks import ShellHook
@@ -21,7 +21,9 @@ def limit_server(settings: ServerSettings, roots: Sequence[str], home: Home) -> 
     """Return what starts a server's command in its sandbox; None if it has none."""
     if settings.url or settings.sandbox == "off":
         return None
-    return make_limit(settings.sandbox, roots, home, has_network=settings.network, variables=[*settings.env])
+    data = [settings.data] if isinstance(settings, PluginServer) else []
+    variables = [*settings.env]
+    return make_limit(settings.sandbox, [*roots, *data], home, has_network=settings.network, variables=variables)
 
 
 def limit_hook(hook: "ShellHook", roots: Sequence[str], *, home: Home) -> Limit | None:

@@ -284,9 +284,26 @@ def list_servers() -> list[ConfiguredServer]:
             for path, found in theirs.items()
             for name, each in found.items()
         ]
+        plugins = list_plugin_servers(home, config, folder)
     except ConfigError as error:
         fail(escape_controls(str(error)))
-    return [*(configured for found in own.values() for configured in found), *projects]
+    return [*(configured for found in own.values() for configured in found), *projects, *plugins]
+
+
+def list_plugin_servers(home: Home, config: Config, folder: Path) -> list[ConfiguredServer]:
+    """List the servers of the user's plugins, and of those of a trusted project."""
+    if not home.has_plugins(os.environ, folder):
+        return []
+    from crow_agent.settings.plugins import find_plugins
+
+    plugins = find_plugins(home, os.environ, folder, TrustedFolders(home.data)).plugins
+    commands = [each for plugin in plugins if plugin.is_project for each in plugin.servers.values() if can_limit(each)]
+    level = asyncio.run(find_project_level(config, home))[0] if commands else "off"
+    return [
+        ConfiguredServer(name, tighten(each, level) if plugin.is_project else each, plugin.root / "mcp.json")
+        for plugin in plugins
+        for name, each in plugin.servers.items()
+    ]
 
 
 @contextmanager

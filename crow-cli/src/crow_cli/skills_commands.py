@@ -58,7 +58,12 @@ def list_(as_json: bool) -> None:
         folders = parse_options(unset, options, ["extensions", "skills"], home).get("folders", ())
     except ConfigError as error:
         fail(str(error))
-    found = find_skills(list_skill_folders(cwd, folders, user, trust.is_trusted))
+    where = [*list_skill_folders(cwd, folders, user, trust.is_trusted)]
+    if home.has_plugins(os.environ, cwd):
+        from crow_agent.settings.plugins import find_plugins
+
+        where += [plugin.skill_folder for plugin in find_plugins(home, os.environ, cwd, trust).plugins]
+    found = find_skills(where)
     untrusted = [
         folder
         for folder in find_project_folders(cwd)

@@ -58,6 +58,7 @@ async def collect(env: Mapping[str, str], folder: Path) -> dict[str, Any]:
             "programs": dict(zip(("level", "says"), await find_programs_standing(home), strict=True)),
         },
         "servers": list_servers(config, home, env, folder),
+        "plugins": describe_plugins(home, env, folder, trust),
         "extensions": list(config.extensions),
         "folders": {"config": str(home.config), "data": str(home.data)},
         "trusted": trust.is_trusted(folder),
@@ -129,6 +130,22 @@ def list_servers(config: Config, home: Home, env: Mapping[str, str], folder: Pat
     return servers
 
 
+def describe_plugins(home: Home, env: Mapping[str, str], folder: Path, trust: TrustedFolders) -> dict[str, Any]:
+    """List the plugins, each with its skills and servers, and sentences about what is not used of them."""
+    if not home.has_plugins(env, folder):
+        return {"used": [], "faults": []}
+    from crow_agent.settings.plugins import find_plugins
+    from crow_skills.skill_file import find_skills
+
+    found, used, faults = find_plugins(home, env, folder, trust), list[dict[str, Any]](), list[str]()
+    for plugin in found.plugins:
+        index = find_skills([plugin.skill_folder])
+        about = {"name": plugin.name, "from": str(plugin.root), "of_project": plugin.is_project}
+        used.append({**about, "skills": [*index.skills], "servers": [*plugin.servers]})
+        faults += index.left_out
+    return {"used": used, "faults": [*found.faults, *faults]}
+
+
 def describe_database(config: Config, home: Home) -> dict[str, Any]:
     """Describe the database, and the model calls since midnight."""
     from crow_persistence.database import Database  # imports SQLAlchemy, which is slow to load
@@ -182,6 +199,10 @@ def to_rows(status: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     for at, server in enumerate(status["servers"]):
         about = ", ".join(filter(None, (server["kind"], shorten_path(server["from"], 60), server["remark"])))
         yield "" if at else "Servers", f"{server['name']}: {about}"
+    for at, plugin in enumerate(status["plugins"]["used"]):
+        has = [f"skill {name}" for name in plugin["skills"]] + [f"server {name}" for name in plugin["servers"]]
+        yield "" if at else "Plugins", f"{plugin['name']}: {', '.join([*has, shorten_path(plugin['from'], 60)])}"
+    yield from (("", fault) for fault in status["plugins"]["faults"])
     yield "Data", shorten_path(status["folders"]["data"], 90)
     state = "" if status["database_state"] == "ok" else f": {status['database_state']}"
     yield "Database", shorten_path(status["database"], 90) + state

@@ -33,7 +33,7 @@ class Skill:
     source: str
     """The path or the URI of its SKILL.md."""
     origin: str = "given"
-    """"project", "user", "given" (a configured folder), or the name of an MCP server."""
+    """"project", "user", "given" (a configured folder), "plugin NAME", or the name of an MCP server."""
     triggers: tuple[str, ...] = ()
     """Words in a prompt that select the skill, besides its name."""
     problems: tuple[str, ...] = ()
@@ -58,6 +58,8 @@ class SkillFolder:
     """The `origin` of its skills."""
     root: Path | None = None
     """The folder that no link may lead out of; None for no limit."""
+    is_strict: bool = False
+    """True if a skill that violates the specification is left out."""
 
 
 @dataclass
@@ -81,6 +83,9 @@ def find_skills(folders: Iterable[SkillFolder]) -> SkillIndex:
                 skill = parse_skill(read_text(file, MAX_CHARACTERS, place.root), str(file), place.origin)
             except UnusableFile as error:
                 index.left_out.append(f"{to_line(str(file))} {error}.")
+                continue
+            if place.is_strict and skill.problems:
+                index.left_out.append(f"{to_line(str(file))}: {skill.problems[0]}")
                 continue
             if (first := index.skills.setdefault(skill.name, skill)) is not skill:
                 index.hidden.append(f"{to_line(str(file))} is hidden by {to_line(first.source)}, which has its name.")

@@ -61,9 +61,10 @@ def skills(
     folders: Sequence[str] = (),
     user: Sequence[Path] = (),
     trusted: Callable[[Path], bool] = trust_nothing,
+    plugins: Callable[[Path], Sequence[SkillFolder]] | None = None,
     tool: bool = False,
 ) -> None:
-    """Give the model the skills of `trusted` projects, of `folders` and of the `user` folders.
+    """Give the model the skills of `trusted` projects, of `folders`, of the `user` folders and of `plugins`.
 
     Of several with one name, use the first. The system prompt lists names and descriptions; with `tool`, a tool
     `skills` lists them instead. A prompt that has a skill's name or trigger in it gets the skill's body. The skills of
@@ -76,7 +77,8 @@ def skills(
 
     @crow.commands
     async def commands(session: Session) -> list[Command]:
-        where = list_skill_folders(Path(session.cwd), folders, user, trusted)
+        where = [*list_skill_folders(Path(session.cwd), folders, user, trusted)]
+        where += plugins(Path(session.cwd)) if plugins else []
         index = session.state[SKILLS] = await asyncio.to_thread(find_skills, where)
         session.state[LEFT_OUT] = index.left_out
         # The model opens the files of a skill by itself.

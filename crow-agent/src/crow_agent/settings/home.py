@@ -7,6 +7,9 @@ from pathlib import Path
 from crow_core.errors import ConfigError
 from msgspec import Struct
 
+PLUGIN_FOLDERS = (".crow/plugins", ".agents/plugins")
+"""Folders of a project, or of the user's home, whose folders are Agent Plugins."""
+
 
 class Home(Struct, frozen=True):
     """The folders of crow's own files."""
@@ -38,3 +41,11 @@ class Home(Struct, frozen=True):
             return cls(home, home)
         config = get_xdg_path("XDG_CONFIG_HOME", ".config")
         return cls(config / "crow", get_xdg_path("XDG_DATA_HOME", ".local/share") / "crow")
+
+    def list_plugin_folders(self, env: Mapping[str, str]) -> list[Path]:
+        """List the folders that may hold plugins of the user."""
+        return [self.config / "plugins", *(Path(env.get("HOME") or Path.home()) / name for name in PLUGIN_FOLDERS)]
+
+    def has_plugins(self, env: Mapping[str, str], project: Path) -> bool:
+        """Return whether the user or a project has a folder of plugins. Import `plugins` only then."""
+        return any(each.is_dir() for each in [*self.list_plugin_folders(env), *map(project.joinpath, PLUGIN_FOLDERS)])

@@ -12,10 +12,11 @@ from crow_core.masking import find_secrets
 from crow_core.mcp.limit import Limit
 from crow_core.mcp.server import Server
 from crow_core.mcp.server_source import from_acp
+from crow_system.files import make_private_folder
 from msgspec import UNSET
 
 from crow_agent.settings.faults import to_read_error
-from crow_agent.settings.structs import OAuthSettings, ServerSettings, UnusableServer
+from crow_agent.settings.structs import OAuthSettings, PluginServer, ServerSettings, UnusableServer
 
 if TYPE_CHECKING:
     from crow_core.mcp.oauth import Visit
@@ -61,6 +62,10 @@ def to_server(
     try:
         config = to_mcp_server(name, settings)
         check_credentials(settings)
+        if isinstance(settings, PluginServer) and settings.data:
+            make_private_folder(Path(settings.data))
+    except OSError as error:
+        return Server(name, partial(raise_error, ConfigError(f"Its folder for data cannot be made: {error}.")))
     except ConfigError as error:
         return Server(name, partial(raise_error, error))
     has_credentials, wants_login = settings.auth == "client_credentials", settings.wants_login

@@ -21,8 +21,11 @@ from typing import Any, Literal, cast
 import crow_system as system
 from crow_system.files import UnusableFile, open_file
 
+from crow_agent.settings.home import PLUGIN_FOLDERS
+
 SETTINGS = (".mcp.json", ".crow/config.toml")
 FOLDERS = (
+    *PLUGIN_FOLDERS,
     *(".crow/prompts", ".crow/skills", ".agents/skills", ".claude/skills"),
     *(".crow/commands", ".claude/commands"),
 )
@@ -165,6 +168,9 @@ class Reader:
         own = set(self.snapshot.files)
         texts = [text for name in SETTINGS for text in self.list_texts(os.path.join(self.root, name))]
         self.add_named(texts, [self.root])
+        for path in [each for each in own if re.fullmatch(r".*/plugins/[^/]+/mcp\.json", each)]:
+            file = os.path.join(self.root, path)
+            self.add_named(self.list_texts(file), [os.path.dirname(file)])
         self.snapshot.named = sorted(path for path in self.snapshot.files if path not in own)
         self.snapshot.left_out = list(dict.fromkeys(self.snapshot.left_out))
         return self.snapshot

@@ -124,6 +124,15 @@ class UnusableServer(ServerSettings, kw_only=True):
     """The sentence that says what is wrong and what to do."""
 
 
+class PluginServer(ServerSettings, kw_only=True):
+    """A server of an Agent Plugin. It is made here, never read from a file of settings."""
+
+    plugin: str
+    """The name of the plugin."""
+    data: str = ""
+    """The folder in which its command keeps files, PLUGIN_DATA; empty for a remote server."""
+
+
 class PermissionSettings(Struct, kw_only=True, forbid_unknown_fields=True):
     """The permission mode and rules: `[permissions]`."""
 
