@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -18,7 +18,7 @@ TOKEN = "a-token-of-32-characters-or-so.~"
 
 
 @asynccontextmanager
-async def serving(crow: Crow, max_connections: int = 8) -> AsyncIterator[str]:
+async def serving(crow: Crow, max_connections: int = 8) -> AsyncGenerator[str]:
     """Serve an app as `crow serve` does, and yield its URL."""
     policy = AccessPolicy(TOKEN, {"127.0.0.1"}, {"https://editor.example"})
     server = WebSocketServer(policy, lambda wire: AcpAgent(wire, crow).serve(), max_connections)
@@ -32,7 +32,7 @@ async def serving(crow: Crow, max_connections: int = 8) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def proxying(url: str, pump: Callable[..., Any]) -> AsyncIterator[str]:
+async def proxying(url: str, pump: Callable[..., Any]) -> AsyncGenerator[str]:
     """Run a TCP proxy before a server. `pump(reader, writer, is_answer)` passes on the bytes of one direction."""
     host, port = httpx2.URL(url).host, httpx2.URL(url).port or 0
 
