@@ -14,7 +14,9 @@ from crow_core.acp.schema import INVALID_PARAMS
 from crow_core.acp.shared_methods import BACKGROUND_METHOD
 from crow_core.testing import Reply, ScriptedModel
 from crow_core.testing.script import ScriptedCall as Use
-from crow_testing.version_2 import ClientV2, connect_2, make_prompt
+from crow_testing.version_2 import ClientV2, connect_2, join_2, make_prompt
+
+START = {"type": "start"}
 
 pytestmark = [pytest.mark.anyio, pytest.mark.posix]
 
@@ -64,6 +66,44 @@ async def test_a_command_in_the_background_is_a_terminal_that_outlives_its_turn(
         assert b64decode(client.of("terminal_output_chunk")[-1]["data"]).decode() == "late\n"
         last = client.updates.index(client.of("terminal_update")[-1])
         assert client.updates[last + 1] == {"sessionUpdate": "state_update", "state": "idle", "background": []}
+
+
+def read_output(client: ClientV2) -> str:
+    """Read the output of the only terminal as a client has it: whole, or continued by chunks."""
+    output = b""
+    for update in client.updates:
+        match update:
+            case {"sessionUpdate": "terminal_update", "output": {"data": data}}:
+                output = b64decode(data)
+            case {"sessionUpdate": "terminal_output_chunk", "data": data}:
+                output += b64decode(data)
+            case _:
+                pass
+    return output.decode()
+
+
+async def test_the_output_of_a_command_in_the_background_is_sent_while_it_runs(tmp_path: Path):
+    os.mkfifo(tmp_path / "go")
+    line = "echo early; touch begun; while read x < go; do echo $x; test $x = 3 && exit 7; done"
+    async with talk(tmp_path, use("terminal", command=line), Reply("Later.")) as client:
+        session = await client.open(str(tmp_path))
+        await send_away(client, session, tmp_path / "begun")
+        for number in range(3):
+            await asyncio.to_thread((tmp_path / "go").write_text, f"{number}\n")
+            await client.until(lambda client, number=number: read_output(client).endswith(f"{number}\n"))
+            assert "exitStatus" not in next(iter(client.terminals().values()))
+        async with join_2(client.crow) as second:
+            await second.ask("session/resume", {"sessionId": session, "cwd": str(tmp_path), "replayFrom": START})
+            await second.until(lambda client: read_output(client).endswith("2\n"))
+            ((id, terminal),) = second.terminals().items()
+            assert "exitStatus" not in terminal
+            assert backgrounds(second)[-1] == [{"type": "terminal", "terminalId": id}]
+            await asyncio.to_thread((tmp_path / "go").write_text, "3\n")
+            for each in (client, second):
+                await each.until(lambda client: backgrounds(client)[-1] == [])
+                lines = [line for line in read_output(each).splitlines() if not line.startswith("[still running")]
+                assert lines == ["early", "0", "1", "2", "3"]
+                assert each.terminals()[id]["exitStatus"] == {"exitCode": 7}
 
 
 async def test_a_terminal_in_the_background_is_cancelled_and_the_end_of_the_turn_leaves_it_alone(tmp_path: Path):

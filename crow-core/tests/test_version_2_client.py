@@ -23,6 +23,8 @@ from crow_core.acp.schema import (
     NewSessionRequest,
     PlanUpdate,
     ResumeSessionRequest,
+    SessionInfoUpdate,
+    SessionNotification,
     SessionUpdate,
     TerminalContent,
     TextBlock,
@@ -30,7 +32,7 @@ from crow_core.acp.schema import (
     ToolCallUpdate,
     UserMessageChunk,
 )
-from crow_core.acp.shared_methods import STEERING_METHOD, can_steer, is_taken, make_steering_params
+from crow_core.acp.shared_methods import BACKGROUND_METHOD, STEERING_METHOD, can_steer, is_taken, make_steering_params
 from crow_core.acp.to_v1 import SessionObjects
 from crow_core.acp.transports import memory_pair
 from crow_core.app import Crow
@@ -253,3 +255,65 @@ def test_a_diff_is_shown_as_its_patch_or_as_the_list_of_its_changes():
     assert isinstance(call, ToolCall)
     assert (call.title, call.status) == ("A tool call", "failed")
     assert show(call) == "```diff\nmove /a → /b\n```\n```diff\n+new\n```"
+
+
+async def test_the_background_of_another_agent_of_the_second_version_is_listed_and_stopped():
+    ours, theirs = memory_pair()
+    stopped: list[tuple[str, Any]] = []
+    told: list[SessionUpdate] = []
+
+    async def initialize(params: dict[str, Any]) -> dict[str, Any]:
+        return {"protocolVersion": 2, "info": {"name": "x", "version": "1"}, "capabilities": {"session": {}}}
+
+    async def cancel_terminal(params: schema_v2.CancelTerminalRequest) -> None:
+        stopped.append(("terminal", params.terminal_id))
+
+    async def cancel_call(params: schema_v2.CancelToolCallRequest) -> None:
+        stopped.append(("call", params.tool_call_id))
+
+    async def note(notification: SessionNotification) -> None:
+        told.append(notification.update)
+
+    handlers = {
+        "initialize": initialize,
+        "terminal/cancel": cancel_terminal,
+        "tool_call/cancel": cancel_call,
+    }
+    methods = {**schema_v2.AGENT_METHODS, "initialize": Method(dict, None)}
+    agent = Connection(theirs, methods, schema_v2.CLIENT_METHODS, handlers)
+    serving = asyncio.ensure_future(agent.serve())
+    client = AcpClient(ours, {"session/update": note})
+
+    async def tell(update: Any) -> None:
+        await agent.notify("session/update", schema_v2.UpdateSessionNotification(session_id="s", update=update))
+
+    terminal = schema_v2.BackgroundWork(type="terminal", terminal_id="t")
+    call = schema_v2.BackgroundWork(type="tool_call", tool_call_id="c")
+    async with client.serving():
+        await client.initialize("editor", ClientCapabilities(), version=2)
+        await tell(schema_v2.TerminalUpdate(terminal_id="t", command="make"))
+        await tell(schema_v2.TerminalOutputChunk(terminal_id="t", data="b25lCnR3bwo="))
+        await tell(schema_v2.ToolCallUpdate(tool_call_id="c", title="Look"))
+        await tell(schema_v2.StateUpdate(state="idle", background=[terminal, call]))
+        ask = {"sessionId": "s", "action": "list"}
+        while len((answer := await client.request(BACKGROUND_METHOD, ask))["work"]) < 2:
+            await asyncio.sleep(0)
+        one, two = answer["work"]
+        assert (one["name"], one["title"], one["lastLine"]) == ("1", "make", "two")
+        assert (two["name"], two["title"], two["kind"]) == ("2", "Look", "agent")
+        for name in ("1", "2", "3"):
+            answer = await client.request(BACKGROUND_METHOD, {"sessionId": "s", "action": "stop", "name": name})
+        assert answer["said"] == "Nothing in the background has the name '3'. /background lists it."
+        assert stopped == [("terminal", "t"), ("call", "c")]
+        await tell(schema_v2.StateUpdate(state="running", background=[]))
+        await tell(schema_v2.StateUpdate(state="idle", background=[], stop_reason="end_turn"))
+        while not any("ended" in str(getattr(update, "meta", "")) for update in told):
+            await asyncio.sleep(0)
+    metas = [update.meta for update in told if isinstance(update, SessionInfoUpdate)]
+    assert metas == [
+        {"crow": {"background": ["make", "Look"]}},
+        {"crow": {"background": []}},
+        {"crow": {"turn": "began"}},
+        {"crow": {"turn": "ended", "stopReason": "end_turn"}},
+    ]
+    await serving

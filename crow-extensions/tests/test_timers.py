@@ -1,5 +1,6 @@
 """Timers: /every and /at prompt the model while a session is open, and no turn runs."""
 
+import asyncio
 import time
 from collections.abc import Generator
 from datetime import datetime
@@ -15,6 +16,7 @@ from crow_core.testing import Editor, MemoryStore, Reply, ScriptedModel, connect
 from crow_extensions.commands import commands
 from crow_extensions.timed_turns import find_next, parse_period
 from crow_extensions.timers import TURNS, timers
+from crow_testing.version_2 import connect_2
 from fastmcp import FastMCP
 
 pytestmark = pytest.mark.anyio
@@ -203,3 +205,29 @@ def berlin(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
 )
 def test_time_of_the_day_is_that_of_the_local_clock(now: datetime, at: TimeOfDay, hours: float):
     assert find_next(at, now) - now.timestamp() == hours * 3_600
+
+
+async def test_a_client_of_the_second_version_is_told_that_the_turn_of_a_timer_runs():
+    work, calling = FastMCP("demo"), Reply("Looking.", tool_calls=[{"name": "demo_work", "arguments": {}}])
+    started, go_on = asyncio.Event(), asyncio.Event()
+
+    @work.tool(name="work")
+    async def look() -> str:
+        started.set()
+        await go_on.wait()
+        return "worked"
+
+    crow = app(ScriptedModel([calling, Reply("It is green.")]), Server("demo", lambda: work, shared=True))
+    async with connect_2(crow) as client:
+        session = await client.open()
+        assert await client.prompt(session, "/every 1s Look at CI.") == "end_turn"
+        states = len(client.states())
+        await started.wait()
+        assert client.states()[states:] == ["running"]
+        assert client.of("user_message_chunk")[-1]["content"] == {"type": "text", "text": "Look at CI."}
+        go_on.set()
+        await client.until(lambda client: len(client.ends()) == 2)
+        assert client.states()[states : states + 2] == ["running", "idle"]
+        assert client.ends()[-1]["stopReason"] == "end_turn"
+        assert client.text.endswith("It is green.")
+        assert await client.prompt(session, "/every off") == "end_turn"

@@ -24,7 +24,7 @@ def ready(**can: bool) -> State:
 
 
 def test_ctrl_b_asks_the_agent_while_a_turn_runs():
-    state = ready(backgrounds=True)
+    state = ready(backgrounds=True, lists_background=True)
     assert state.send_to_background(1.0) == []
     assert state.hint == "Nothing runs that can go to the background: a command or a sub-agent."
     state.submit("go", 2.0)
@@ -50,7 +50,7 @@ def test_ctrl_b_says_that_another_agent_has_no_background():
     ],
 )
 def test_what_background_does_without_a_turn_works_while_one_runs(words: str, effect: CallBackground):
-    state = ready(backgrounds=True)
+    state = ready(backgrounds=True, lists_background=True)
     commands = [AvailableCommand(name="background", description="")]
     state.receive(AvailableCommandsUpdate(available_commands=commands), 0.0)
     found = find_command(state, f"/background{words}")
@@ -61,14 +61,14 @@ def test_what_background_does_without_a_turn_works_while_one_runs(words: str, ef
 
 
 def test_bringing_something_back_is_a_prompt():
-    state = ready(backgrounds=True)
+    state = ready(backgrounds=True, lists_background=True)
     commands = [AvailableCommand(name="background", description="")]
     state.receive(AvailableCommandsUpdate(available_commands=commands), 0.0)
     assert find_command(state, "/background 1") is None
 
 
 def test_what_ends_with_the_session_is_said_once():
-    state = ready(backgrounds=True)
+    state = ready(backgrounds=True, lists_background=True)
     state.receive(SessionInfoUpdate(meta={"crow": {"background": ["sleep\x1b 9", "make"]}}), 0.0)
     assert state.describe_background_end() == r"Stopped with the session: sleep\u001b 9, make."
     assert "Stopped with the session" in str(state.leave_session())

@@ -693,14 +693,13 @@ async def test_lost_client_is_not_logged_as_an_error(caplog: pytest.LogCaptureFi
     assert caplog.text == ""
 
 
-async def test_session_cannot_be_loaded_while_its_client_is_connected():
+async def test_session_of_a_connected_client_is_joined_by_loading_it():
     held = Held()
     async with serving(held.crow) as url, editing(url) as mine, editing(url) as other:
         session, turn = await held.begin(mine)
         id = session.session_id
         for method, params, code in (
             ("session/prompt", PromptRequest(session_id=id, prompt=[]), NOT_FOUND),
-            ("session/load", LoadSessionRequest(session_id=id, cwd="/", mcp_servers=[]), INVALID_REQUEST),
             ("session/delete", DeleteSessionRequest(session_id=id), INVALID_REQUEST),
         ):
             with pytest.raises(RpcError) as refusal:
@@ -709,7 +708,8 @@ async def test_session_cannot_be_loaded_while_its_client_is_connected():
         await other.cancel(id)
         await other.new_session("/")
         assert not turn.done()
-        await mine.cancel(id)
+        await other.request("session/load", LoadSessionRequest(session_id=id, cwd="/", mcp_servers=[]))
+        await other.cancel(id)
         assert (await turn).stop_reason == "cancelled"
 
 

@@ -3,11 +3,11 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from crow_core.acp.connection import RpcError
 from crow_core.acp.decoding import convert_leniently
-from crow_core.acp.schema import INVALID_PARAMS, ContentBlock, StopReason, UserMessageChunk
+from crow_core.acp.schema import INVALID_PARAMS, ContentBlock, SessionInfoUpdate, StopReason, UserMessageChunk
 from crow_core.acp.shared_methods import STEERING_METHOD
 from crow_core.agent.app_source import announce
 from crow_core.agent.request_params import check_prompt
@@ -166,11 +166,16 @@ async def join_turn(session: Session, turn: "asyncio.Task[StopReason]", message:
 
 
 async def start_turn(crow: Crow, session: Session, message: Message) -> None:
-    """Run a turn that no request waits for; tell the user if it fails."""
+    """Run a turn that no request waits for; tell the client its beginning and its end, and the user if it fails."""
+    reason: StopReason | Literal["error"] = "cancelled"
+    await session.send(SessionInfoUpdate(meta={"crow": {"turn": "began"}}))
     try:
-        await crow.prompt(session, message)
+        reason = await crow.prompt(session, message)
     except (ModelError, StoreError, ConfigError) as error:
+        reason = "error"
         await session.notice(str(error), "error")
+    finally:
+        await session.send(SessionInfoUpdate(meta={"crow": {"turn": "ended", "stopReason": reason}}))
 
 
 async def show(box: Steering, session: Session, *, wait: bool = True) -> None:

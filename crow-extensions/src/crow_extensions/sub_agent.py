@@ -79,8 +79,9 @@ class SubAgent:
     def get_last_line(self, limit: int) -> str:
         return self.client.text.rstrip().rpartition("\n")[2][:limit]
 
-    def get_output(self, limit: int) -> str:
-        return self.client.text[-limit:]
+    def read_output(self, start: int, limit: int) -> tuple[str, int]:
+        text = self.client.text
+        return text[start:][-limit:], len(text)
 
     async def start(self, words: str, call: str) -> None:
         """Start to work on a task, or go on with words, in a task of its own. Raises AgentGone, ModelError."""

@@ -10,14 +10,16 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from datetime import time as TimeOfDay
 from math import ceil
-from typing import cast
+from typing import Literal, cast
 
 from crow_core.acp.connection import ConnectionClosed
-from crow_core.acp.schema import SessionInfoUpdate, TextBlock, UserMessageChunk
+from crow_core.acp.schema import SessionInfoUpdate, StopReason, TextBlock, UserMessageChunk
 from crow_core.app import Crow
 from crow_core.errors import ConfigError, ModelError, PromptError, StoreError
+from crow_core.messages.message import Message, get_id
 from crow_core.messages.notes import Notes
 from crow_core.models.token_usage import TURN_TOTALS, TokenTotals
+from crow_core.session.log import new_id
 from crow_core.session.session import Session
 from crow_core.text import to_line
 from crow_system.shortening import shorten_line
@@ -172,19 +174,22 @@ class TimedTurns:
             timer.due += timer.period * ceil((now - timer.due) / timer.period or 1)  # without those that were missed
         else:
             self._drop(timer)
+        message: Message = {"role": "user", "content": timer.words, "crow": {"id": new_id()}}
+        reason: StopReason | Literal["error"] = "cancelled"
         await session.send(SessionInfoUpdate(meta={"crow": {"turn": "began"}}))
-        await session.send(UserMessageChunk(content=TextBlock(text=timer.words)))
+        await session.send(UserMessageChunk(content=TextBlock(text=timer.words), message_id=get_id(message)))
         TURN_TOTALS.set(used := TokenTotals())
         timer.spending.start()
         try:
-            await self._crow.prompt(session, {"role": "user", "content": timer.words})
+            reason = await self._crow.prompt(session, message)
         except (ModelError, StoreError, PromptError, ConfigError) as error:
+            reason = "error"
             await session.notice(str(error), "error")
         finally:
             timer.spending.pause()
             timer.spending.spend("requests", max(used.calls, session.turns.requests))
             timer.spending.spend("money", used.cost)
-            await session.send(SessionInfoUpdate(meta={"crow": {"turn": "ended"}}))
+            await session.send(SessionInfoUpdate(meta={"crow": {"turn": "ended", "stopReason": reason}}))
         if timer in self.open and (reached := timer.spending.describe_reached()):
             self._drop(timer)
             await session.notice(f"{timer.describe()} is ended. {reached}")

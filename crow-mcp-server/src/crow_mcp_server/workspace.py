@@ -111,8 +111,12 @@ class Running(Protocol):
         """Return the last line of its output, in at most `limit` characters."""
         ...
 
-    def get_output(self, limit: int) -> str:
-        """Return the end of its output, as far as no tool call has told it, in about `limit` characters."""
+    def read_output(self, start: int, limit: int) -> tuple[str, int]:
+        """Return its output from a position on, as far as no tool call has told it, and the position of its end.
+
+        0 is its beginning. A long output lacks its beginning: there are about `limit` characters. While it runs, an
+        unfinished line is left out.
+        """
         ...
 
     async def kill(self) -> None:

@@ -23,5 +23,7 @@ class Abilities(Struct):
     """True if it takes words for the running turn."""
     backgrounds: bool = False
     """True if it sends what runs to the background."""
+    lists_background: bool = False
+    """True if it lists what runs in the background, and stops it."""
     completes: bool = False
     """True if it completes the arguments of its commands, and mentions of resources."""

@@ -30,7 +30,7 @@ from crow_core.acp.schema import (
     SessionConfigOptionsCapabilities,
     SessionNotification,
 )
-from crow_core.acp.shared_methods import can_rewind, can_steer, has_background
+from crow_core.acp.shared_methods import can_rewind, can_steer, get_own_meta, has_background
 from crow_core.acp.transports import Transport
 from msgspec import UNSET
 
@@ -115,12 +115,7 @@ def find_abilities(initialized: InitializeResponse) -> Abilities:
     """Find out what an agent can do."""
     can = initialized.agent_capabilities
     info = initialized.agent_info
-    match can.meta:
-        case {"crow": {**own}}:
-            answers, completes = own.get("permissionAnswers", ()), can_complete(own)
-            backgrounds = has_background(own)
-        case _:
-            answers, completes, backgrounds = (), False, False
+    own = get_own_meta(can)
     return Abilities(
         name=(info.title or info.name) if info else "",
         lists=can.session_capabilities.list not in (UNSET, None),
@@ -128,8 +123,9 @@ def find_abilities(initialized: InitializeResponse) -> Abilities:
         undoes=can_rewind(initialized.meta),
         images=can.prompt_capabilities.image,
         resumes=can.session_capabilities.resume not in (UNSET, None),
-        answers=tuple(map(str, answers)),
+        answers=tuple(map(str, own.get("permissionAnswers", ()))),
         steers=can_steer(initialized.meta),
-        backgrounds=backgrounds,
-        completes=completes,
+        backgrounds=has_background(own),
+        lists_background=initialized.protocol_version == 2 or has_background(own),
+        completes=can_complete(own),
     )

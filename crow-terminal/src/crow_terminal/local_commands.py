@@ -240,7 +240,7 @@ def find_local_commands(state: State) -> list[LocalCommand]:
         *(() if state.abilities.lists and state.abilities.loads else ("resume",)),
         *(() if state.abilities.undoes else ("rewind", "undo")),
         *(() if state.has_page else ("web",)),
-        *(() if state.abilities.backgrounds else ("background",)),
+        *(() if state.abilities.lists_background else ("background",)),
         *(() if state.has_worktrees else ("worktree",)),
         *(() if state.options.find("thought_level") else ("thinking",)),
         *(() if state.options.find("model") else ("model",)),

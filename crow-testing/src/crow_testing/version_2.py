@@ -45,8 +45,10 @@ def check(name: str, value: Any) -> None:
 class ClientV2:
     """A client of version 2, over lines in memory."""
 
-    def __init__(self, transport: MemoryTransport) -> None:
+    def __init__(self, transport: MemoryTransport, crow: Crow) -> None:
         self.transport = transport
+        self.crow = crow
+        """The app, for a second client of a session."""
         self.updates: list[Update] = []
         """All updates, oldest first."""
         self.questions: list[dict[str, Any]] = []
@@ -188,7 +190,7 @@ async def join_2(crow: Crow, **options: Any) -> AsyncGenerator[ClientV2]:
     crow.servers_wait = 60.0
     ours, theirs = memory_pair()
     serving = asyncio.ensure_future(AcpAgent(theirs, crow, **options).serve())
-    client = ClientV2(ours)
+    client = ClientV2(ours, crow)
     reading = asyncio.ensure_future(client.read())
     try:
         assert (await client.ask("initialize", INITIALIZE))["protocolVersion"] == 2

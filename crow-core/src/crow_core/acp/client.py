@@ -36,6 +36,7 @@ from crow_core.acp.schema import (
     SetSessionModeRequest,
     TextBlock,
 )
+from crow_core.acp.shared_methods import get_own_meta, has_background
 from crow_core.acp.transports import Transport
 
 if TYPE_CHECKING:
@@ -138,6 +139,8 @@ class AcpClient:
         except (ValidationError, AttributeError) as error:
             raise RpcError(INTERNAL_ERROR, "Unreadable answer to initialize", details=str(error)) from error
         self.connection = second = ConnectionV2(connection, self._handlers)
+        if not has_background(get_own_meta(response.agent_capabilities)):
+            second.answer_background()
         if self._serving:
             self._serving.add_done_callback(lambda _: second.end())
         self.initialized, self._auth_methods = response, response.auth_methods

@@ -4,15 +4,17 @@ Version 2 is a draft. Imported only by clients that ask for it.
 """
 
 import asyncio
-from collections import defaultdict
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from msgspec import UNSET
 
 from crow_core.acp import schema, schema_v2
+from crow_core.acp.agent_background import AgentBackground
 from crow_core.acp.connection import Connection, ConnectionClosed, Handler, RpcError
 from crow_core.acp.schema import INTERNAL_ERROR, METHOD_NOT_FOUND, REQUEST_CANCELLED
+from crow_core.acp.shared_methods import BACKGROUND_METHOD
 from crow_core.acp.to_v1 import (
     STOP_REASONS,
     SessionObjects,
@@ -32,6 +34,11 @@ class ConnectionV2:
         self._sessions: dict[str, SessionObjects] = defaultdict(SessionObjects)
         self._turns: dict[str, list[asyncio.Future[schema.PromptResponse]]] = defaultdict(list)
         """The prompts that are part of a conversation and whose turn has not ended, by session."""
+        self._prompting: Counter[str] = Counter()
+        """The prompts of this client whose turns have not ended, by session."""
+        self._others: set[str] = set()
+        """The sessions in which a turn runs that this client has not begun."""
+        self._backgrounds: dict[str, AgentBackground] = {}
         self._modes: dict[str, str] = {}
         """The id of the option that has the modes, by session."""
         self._requests: dict[str, Handler] = {
@@ -106,6 +113,7 @@ class ConnectionV2:
         self, params: schema.LoadSessionRequest | schema.ResumeSessionRequest, start: schema_v2.ReplayFrom | None
     ) -> schema_v2.ResumeSessionResponse:
         self._sessions[params.session_id] = SessionObjects()
+        self._backgrounds.pop(params.session_id, None)
         request = schema_v2.ResumeSessionRequest(
             session_id=params.session_id,
             cwd=params.cwd,
@@ -147,6 +155,14 @@ class ConnectionV2:
         id, objects = params.session_id, self._sessions[params.session_id]
         request = schema_v2.PromptRequest(session_id=id, prompt=params.prompt, meta=params.meta)
         objects.echoes += 1
+        self._prompting[id] += 1
+        try:
+            return await self._wait_for_turn(id, request)
+        finally:
+            self._prompting[id] -= 1
+
+    async def _wait_for_turn(self, id: str, request: schema_v2.PromptRequest) -> schema.PromptResponse:
+        objects = self._sessions[id]
         try:
             await self._connection.request("session/prompt", request)
         except RpcError as error:
@@ -167,13 +183,36 @@ class ConnectionV2:
                 self._turns[id].remove(turn)
 
     async def _on_update(self, params: schema_v2.UpdateSessionNotification) -> None:
+        id = params.session_id
         if isinstance(params.update, schema_v2.StateUpdate):
-            self._take_state(params.session_id, params.update)
-            return
-        for update in self._sessions[params.session_id].convert(params.update):
-            await self._handlers["session/update"](
-                schema.SessionNotification(session_id=params.session_id, update=update)
-            )
+            converted: Iterable[schema.SessionUpdate] = self._convert_state(id, params.update)
+        else:
+            converted = self._sessions[id].convert(params.update)
+        for update in converted:
+            await self._handlers["session/update"](schema.SessionNotification(session_id=id, update=update))
+
+    def _convert_state(self, id: str, state: schema_v2.StateUpdate) -> Iterator[schema.SessionUpdate]:
+        """Convert the state of a session: what runs in the background, and turns that this client has not begun."""
+        if update := self._find_background(id).take(state):
+            yield update
+        if state.state == "running" and not self._prompting[id] and id not in self._others:
+            self._others.add(id)
+            yield schema.SessionInfoUpdate(meta={"crow": {"turn": "began"}})
+        self._take_state(id, state)
+        if state.state == "idle" and id in self._others:
+            self._others.discard(id)
+            yield schema.SessionInfoUpdate(meta={"crow": {"turn": "ended", "stopReason": state.stop_reason or ""}})
+
+    def _find_background(self, id: str) -> AgentBackground:
+        return self._backgrounds.setdefault(id, AgentBackground(id, self._sessions[id]))
+
+    def answer_background(self) -> None:
+        """Answer `_crow/background` in the place of the agent."""
+
+        async def answer(params: dict[str, Any]) -> dict[str, Any]:
+            return await self._find_background(str(params.get("sessionId"))).answer(self._connection, params)
+
+        self._requests[BACKGROUND_METHOD] = answer
 
     def _take_state(self, id: str, state: schema_v2.StateUpdate) -> None:
         """End the turns of the prompts in a conversation when its foreground work has ended."""

@@ -41,6 +41,7 @@ class HttpClientTransport:
         self._incoming = LineQueue()
         self.readline = self._incoming.take
         self._outgoing = LineQueue()
+        self.write, self.drain = self._outgoing.write, self._outgoing.drain
         self._id = ""
         self._streams: dict[str, asyncio.Event] = {}
         """The streams by their sessions, each with an event that is set when it is open."""
@@ -55,15 +56,6 @@ class HttpClientTransport:
     async def greet(self) -> int:
         """Ask the server for a connection that does not exist; return the status. Raises httpx2.HTTPError."""
         return (await self._client.get(self._url, headers={"accept": EVENTS})).status_code
-
-    def write(self, line: bytes) -> None:
-        if not self._outgoing.closed:
-            self._outgoing.put(line)
-
-    async def drain(self) -> None:
-        await self._outgoing.writable.wait()
-        if self._outgoing.closed:
-            raise BrokenPipeError("the connection has ended")
 
     async def close(self) -> None:
         """Post what waits, then end the connection."""

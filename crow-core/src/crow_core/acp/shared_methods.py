@@ -7,7 +7,7 @@ proposed for claude-agent-acp.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from crow_core.acp.schema import ContentBlock
+from crow_core.acp.schema import AgentCapabilities, ContentBlock
 
 STEERING_METHOD = "_session/steering"
 REWIND_POINTS_METHOD = "_session/rewind_points"
@@ -47,6 +47,15 @@ def can_rewind(meta: Any) -> bool:
             return "both" in modes
         case _:
             return False
+
+
+def get_own_meta(capabilities: AgentCapabilities) -> Mapping[str, Any]:
+    """Return `_meta.crow` of an agent's capabilities; empty if it has none."""
+    match capabilities.meta:
+        case {"crow": {**own}}:
+            return own
+        case _:
+            return {}
 
 
 def has_background(own: Mapping[str, Any]) -> bool:

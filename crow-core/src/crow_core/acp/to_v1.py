@@ -129,6 +129,8 @@ class SessionObjects:
 
     contents: dict[str, list[Any]] = field(default_factory=dict[str, list[Any]])
     """The content of each tool call that was shown."""
+    titles: dict[str, str] = field(default_factory=dict[str, str])
+    """The title of each tool call that has one."""
     terminals: dict[str, DisplayTerminal] = field(default_factory=dict[str, DisplayTerminal])
     messages: set[str] = field(default_factory=set[str])
     """The ids of the messages that were shown."""
@@ -191,6 +193,8 @@ class SessionObjects:
     def _show_call(self, update: schema_v2.ToolCallUpdate) -> schema.ToolCall | schema.ToolCallUpdate:
         id, is_new = update.tool_call_id, update.tool_call_id not in self.contents
         known = self.contents.setdefault(id, [])
+        if update.title:
+            self.titles[id] = update.title
         if not isinstance(update.content, UnsetType):
             known[:] = update.content or []
             self._refer(id)
@@ -223,7 +227,9 @@ class SessionObjects:
         before = terminal.output
         if isinstance(update, schema_v2.TerminalOutputChunk):
             terminal.output += decode_base64(update.data)
-        elif update.output is not UNSET:
+        elif update.command:
+            terminal.command = update.command
+        if isinstance(update, schema_v2.TerminalUpdate) and update.output is not UNSET:
             terminal.output = decode_base64(update.output.data) if update.output else b""
         terminal.output = terminal.output[-OUTPUT_LIMIT:]
         if terminal.tool_call_id and terminal.output != before:

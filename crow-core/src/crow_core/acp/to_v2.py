@@ -4,7 +4,7 @@ Chunks of messages, usage, titles and notices stay as they are, since both versi
 """
 
 from base64 import b64encode
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, Protocol
 
@@ -231,10 +231,12 @@ CHUNKS: dict[type[Any], Any] = {
 """Version 2's whole message, by the chunk of it."""
 
 
-def to_whole_updates(updates: Iterable[schema.SessionUpdate], cwd: str) -> Iterator["schema_v2.SessionUpdate"]:
+def to_whole_updates(
+    updates: Iterable[schema.SessionUpdate], cwd: str, background: Collection[str] = ()
+) -> Iterator["schema_v2.SessionUpdate"]:
     """Convert the updates of a replay: each message and each tool call becomes one update with all of it.
 
-    A command is shown in a terminal.
+    A command is shown in a terminal. What the tool calls in `background` have begun still runs.
     """
     for key, group in groupby(updates, find_object):
         first, *rest = group
@@ -248,8 +250,11 @@ def to_whole_updates(updates: Iterable[schema.SessionUpdate], cwd: str) -> Itera
                 for each in (first, *rest):
                     assert isinstance(each, schema.ToolCall | schema.ToolCallUpdate)
                     fields |= {name: value for name, value in to_call_fields(each).items() if value is not UNSET}
+                goes_on = first.tool_call_id in background
                 if command := find_command(first):
-                    yield from filter(None, [split_off_terminal(fields, cwd, command)])
+                    yield from filter(None, [split_off_terminal(fields, cwd, command, goes_on=goes_on)])
+                elif goes_on:
+                    fields |= {"status": "in_progress", "capabilities": CANCELLABLE["tool_call"]}
                 yield schema_v2.ToolCallUpdate(**fields)
             case _:
                 yield from filter(None, map(to_update, (first, *rest)))
@@ -346,7 +351,7 @@ def split_off_terminal(
     if status in FINAL and not goes_on:
         told["exit_status"] = find_exit_status(fields.get("raw_output"), status)
         told["capabilities"] = None
-    elif status == "in_progress":
+    elif status == "in_progress" or (goes_on and command):
         told["capabilities"] = CANCELLABLE["terminal"]
     return schema_v2.TerminalUpdate(terminal_id=id, **told) if told else None
 
@@ -379,16 +384,19 @@ def to_background(call: str, work: EndedWork) -> schema_v2.BackgroundWork:
     return schema_v2.BackgroundWork(type="tool_call", tool_call_id=call)
 
 
-def to_end_updates(call: str, work: EndedWork, output: str) -> "Iterator[schema_v2.SessionUpdate]":
-    """Make the updates for the end of work in the background; `output` is the last one of a command."""
+def to_end_updates(call: str, work: EndedWork) -> "Iterator[schema_v2.SessionUpdate]":
+    """Make the updates for the end of work in the background."""
     if work.kind == "agent":
         status = {"finished": "completed", "stopped": "cancelled"}.get(work.end, "failed")
         yield schema_v2.ToolCallUpdate(tool_call_id=call, status=status, capabilities=None)
         return
-    if output:
-        yield schema_v2.TerminalOutputChunk(terminal_id=name_terminal(call), data=encode_output(output).data)
     ended = find_exit_status({"exitStatus": work.exit}, "failed")
     yield schema_v2.TerminalUpdate(terminal_id=name_terminal(call), exit_status=ended, capabilities=None)
+
+
+def to_output_chunk(call: str, text: str) -> schema_v2.TerminalOutputChunk:
+    """Make the update for more output of the command of a tool call."""
+    return schema_v2.TerminalOutputChunk(terminal_id=name_terminal(call), data=encode_output(text).data)
 
 
 def unfence(text: str) -> str:

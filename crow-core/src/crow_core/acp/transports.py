@@ -446,6 +446,17 @@ class LineQueue:
         self.writable = asyncio.Event()
         self.writable.set()
 
+    def write(self, line: bytes) -> None:
+        """Put a line, unless the queue is closed."""
+        if not self.closed:
+            self.put(line)
+
+    async def drain(self) -> None:
+        """Wait until there is room. Raises BrokenPipeError if the queue is closed."""
+        await self.writable.wait()
+        if self.closed:
+            raise BrokenPipeError("the connection has ended")
+
     def put(self, line: bytes) -> None:
         self.lines.append(line)
         self.size += len(line)
@@ -479,15 +490,7 @@ class MemoryTransport:
         self._incoming = incoming
         self._outgoing = outgoing
         self.readline = incoming.take
-
-    def write(self, line: bytes) -> None:
-        if not self._outgoing.closed:
-            self._outgoing.put(line)
-
-    async def drain(self) -> None:
-        await self._outgoing.writable.wait()
-        if self._outgoing.closed:
-            raise ConnectionResetError("the other end of the memory pair is closed")
+        self.write, self.drain = outgoing.write, outgoing.drain
 
     async def close(self) -> None:
         self._incoming.close()

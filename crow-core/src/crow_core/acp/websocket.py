@@ -83,6 +83,7 @@ class WebSocketTransport:
         self.probe = probe
         """Tells whether the other side still answers, within a few seconds; None if that cannot be asked."""
         self._outgoing = LineQueue()
+        self.write, self.drain = self._outgoing.write, self._outgoing.drain
         self._sending = asyncio.ensure_future(self._send())
         self._closed = False
 
@@ -91,15 +92,6 @@ class WebSocketTransport:
             if text:
                 return text
         return b""
-
-    def write(self, line: bytes) -> None:
-        if not self._outgoing.closed:
-            self._outgoing.put(line)
-
-    async def drain(self) -> None:
-        await self._outgoing.writable.wait()
-        if self._outgoing.closed:
-            raise BrokenPipeError("the WebSocket is closed")
 
     async def close(self) -> None:
         if self._closed:

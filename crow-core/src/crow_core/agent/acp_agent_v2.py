@@ -4,7 +4,8 @@ Version 2 is a draft. Imported only when a client asks for it.
 """
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -31,6 +32,7 @@ from crow_core.acp.to_v2 import (
     to_config_options,
     to_end_updates,
     to_initialized,
+    to_output_chunk,
     to_permission_request,
     to_server,
     to_update,
@@ -57,7 +59,9 @@ SAME = (schema.UserMessageChunk, schema.UsageUpdate)
 
 
 OUTPUT_LIMIT = 30_000
-"""Characters of the output of a command in the background that are sent at its end."""
+"""Characters of the output of a command in the background that are sent at once."""
+OUTPUT_INTERVAL = 0.5
+"""Seconds between two updates of the output of a command in the background."""
 
 
 @dataclass(eq=False)
@@ -73,6 +77,8 @@ class SessionView:
     """The tool calls that run and that a terminal shows."""
     background: dict[str, RunningWork] = field(default_factory=dict[str, RunningWork])
     """The work in the background that the client knows of, by the ids of the tool calls that began it."""
+    shown: dict[str, int] = field(default_factory=dict[str, int])
+    """The position up to which the output of a command in the background was sent, by the id of its tool call."""
 
     @property
     def order(self) -> PromptOrder:
@@ -195,12 +201,12 @@ class AcpAgentV2:
             session_id=params.session_id, cwd=params.cwd, meta=params.meta, **convert_servers(params)
         )
         session = await self._agent.reopen_session(request, start)
-        await self.send(session.id, self.view(session).make_update())
+        await self._show_background(session.id)
         return schema_v2.ResumeSessionResponse(**self.describe(session.id))
 
     def to_whole(self, session: Session, updates: Iterable[schema.SessionUpdate]) -> "Iterator[Any]":
         """Convert the updates of a replay."""
-        return to_whole_updates(updates, session.cwd)
+        return to_whole_updates(updates, session.cwd, [work.call for work in session.state[BACKGROUND].list_open()])
 
     def describe(self, id: str) -> dict[str, Any]:
         """Make the part of an answer that tells the options and the slash commands of a session."""
@@ -239,9 +245,7 @@ class AcpAgentV2:
             await view.order.lock.acquire()
         message.setdefault("crow", {})["id"] = id = new_id()
         TRACE.set(extract_trace(params.meta or {}))
-        running = asyncio.ensure_future(self._run(view, crow, message, params.prompt))
-        self._tasks.add(running)
-        running.add_done_callback(self._tasks.discard)
+        self._begin(self._run(view, crow, message, params.prompt))
         return schema_v2.PromptResponse(message_id=id)
 
     async def _run(self, view: SessionView, crow: Crow, message: Message, blocks: list[schema.ContentBlock]) -> None:
@@ -295,9 +299,12 @@ class AcpAgentV2:
 
     def _stop(self, work: RunningWork) -> None:
         """Begin to stop work in the background; its end is told when it has ended."""
-        stopping = asyncio.ensure_future(work.kill())
-        self._tasks.add(stopping)
-        stopping.add_done_callback(self._tasks.discard)
+        self._begin(work.kill())
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def view(self, session: Session) -> SessionView:
         """Return how the client sees a session; begin to show it if it is new."""
@@ -383,10 +390,30 @@ class AcpAgentV2:
         )
         for call, work in before.items():
             if call not in view.background:
-                output = str(mask(work.get_output(OUTPUT_LIMIT), session.secrets))
-                for update in to_end_updates(call, work, output):
+                await self._show_output(view, call, work)
+                for update in to_end_updates(call, work):
                     await self.send(id, update)
+        for call, work in view.background.items():
+            if call not in before and work.kind == "command":
+                self._begin(self._follow(view, call, work))
         await self.send(id, view.make_update())
+
+    async def _follow(self, view: SessionView, call: str, work: RunningWork) -> None:
+        """Send the output of a command in the background while it runs and the client shows it."""
+        with suppress(ConnectionClosed):
+            while not work.over.is_set() and self._views.get(view.session.id) is view:
+                await self._show_output(view, call, work)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(OUTPUT_INTERVAL):
+                        await work.over.wait()
+
+    async def _show_output(self, view: SessionView, call: str, work: RunningWork) -> None:
+        """Send what a command in the background has printed since the last time."""
+        if work.kind != "command":
+            return
+        text, view.shown[call] = work.read_output(view.shown.get(call, 0), OUTPUT_LIMIT)
+        if text:
+            await self.send(view.session.id, to_output_chunk(call, str(mask(text, view.session.secrets))))
 
     async def _show_turn(self, id: str, turn: str, stop_reason: str) -> None:
         """Show that a turn has begun or ended that this client has not asked for."""

@@ -37,6 +37,7 @@ class OutputCapture:
         self._tail = bytearray()
         self._dropped = 0  # characters
         self._lines = 0  # line ends so far
+        self._fed = 0  # bytes so far, with those that were taken
         self._path = path
         self._from_terminal = from_terminal
         self._file: BinaryIO | None = None
@@ -46,6 +47,7 @@ class OutputCapture:
     def feed(self, data: bytes) -> None:
         """Add output."""
         self._lines += data.count(b"\n")
+        self._fed += len(data)
         if self._file:
             self._write(data)
         room = MAX_END_BYTES - len(self._head)
@@ -93,6 +95,21 @@ class OutputCapture:
             return text
         end = text[2 - limit :].partition("\n")[2]  # whole lines only, because crow masks secrets in them
         return f"… {max(self._lines - end.count(chr(10)), 1)} lines before\n{end}"
+
+    def read_new(self, start: int, limit: int, *, whole_lines: bool) -> tuple[str, int]:
+        """Return the output after its first `start` bytes, cleaned, in about `limit` characters, and where it ends.
+
+        Nothing that was taken. With `whole_lines`, an unfinished line is left for the next time, because crow masks
+        secrets in lines.
+        """
+        size = min(self._fed - start, len(self._head) + len(self._tail))
+        data = (self._head + self._tail)[-size:] if size > 0 else bytearray()
+        if whole_lines:
+            del data[data.rfind(b"\n") + 1 :]
+        end = self._fed - size + len(data)
+        if len(data) > 4 * limit:
+            del data[: data.find(b"\n", len(data) - 4 * limit) + 1]
+        return self._clean(data.decode("utf-8", "replace")), end
 
     def get_last_line(self, limit: int) -> str:
         """Return the last line with text, cleaned, in at most `limit` characters; also one that was taken."""

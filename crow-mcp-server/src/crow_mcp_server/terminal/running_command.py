@@ -31,8 +31,8 @@ class RunningCommand:
     def get_last_line(self, limit: int) -> str:
         return self._program.capture.get_last_line(limit)
 
-    def get_output(self, limit: int) -> str:
-        return self._program.capture.get_end(limit)
+    def read_output(self, start: int, limit: int) -> tuple[str, int]:
+        return self._program.capture.read_new(start, limit, whole_lines=not self.over.is_set())
 
     async def kill(self) -> None:
         await self._program.kill()
