@@ -1,6 +1,6 @@
 """MCP Apps (SEP-1865): a client that shows HTML gets the `ui://` resource of a tool call, and passes on its requests.
 
-The log names the calls that have an app, so that a session which is opened again can show it. A request of an app is
+The log names the calls with an app, so that the app is shown when the session is opened again. A request of an app is
 judged, shown and logged as a call of the model; it reaches its own server alone.
 """
 

@@ -74,7 +74,7 @@ RECORDING = StateKey[Recording | None]("recorded_folder", lambda: None)
 
 
 def recorded_folders(crow: Crow) -> None:
-    """Record the commit and the changes of a folder in a git work tree when a conversation begins in it.
+    """Record the commit and the changes in a folder in a git work tree when a conversation begins in it.
 
     Only where a store loads sessions again. Nothing is written into the folder or its repository.
     """

@@ -324,7 +324,7 @@ class PlainChat:
 async def read_line(question: str, line: bytearray | None = None) -> str | None:
     """Read a line from standard input; None at its end. Asks only if a person is there.
 
-    `line` is the beginning of it that was read before; it gets what is read if this is cancelled.
+    `line` is the beginning of the line, read before. If this is cancelled, it has the bytes read so far.
     """
     line = bytearray() if line is None else line
     if sys.stdin.isatty():

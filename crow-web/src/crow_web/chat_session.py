@@ -261,7 +261,7 @@ class ChatSession:
         return (await asyncio.to_thread(read_history, self._database, self._renderer, self.id)).version
 
     async def _read_again(self, *, before: int = 0) -> None:
-        """Show what is stored of the session, which this page has open; without the turn that began at `before`."""
+        """Show the stored history of the session that this page has open, without the turn that began at `before`."""
         if self._database:
             kept = partial(read_history, self._database, self._renderer, self.id, apps=self.apps)
             self._take(await asyncio.to_thread(kept, is_ours=True, before=before))

@@ -68,7 +68,7 @@ START_TIMEOUT = 30.0
 CALL_TIMEOUT = 600.0
 """Seconds a server that is not built in may be silent in a tool call; each progress notification starts them anew."""
 RECONNECTS = 5
-"""How often a call is sent at most, or its task asked for, if the connection breaks each time."""
+"""Attempts to send a call, or to ask for its task, while the connection breaks each time."""
 
 
 class ConnectionLost(ConnectionError):
