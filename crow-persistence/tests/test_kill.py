@@ -46,7 +46,7 @@ from msgspec import to_builtins
 from sqlalchemy import text
 
 SOAK = int(os.environ.get("CROW_SOAK") or 0)
-KILLS = SOAK or 10
+KILLS = SOAK or 20
 LINKS = 5
 """Number of kills of one session."""
 AT_ONCE = 4
