@@ -16,8 +16,8 @@ from crow_core.acp.schema import (
     ToolCallUpdate,
 )
 from crow_core.app import Crow
-from crow_core.content import LEFT_TO_SERVER
-from crow_core.mcp import tasks
+from crow_core.mcp import call_tasks
+from crow_core.mcp.result import LEFT_TO_SERVER
 from crow_core.mcp.server import Server
 from crow_core.messages.message import Message, marker_kind
 from crow_core.session.store import Record
@@ -194,7 +194,7 @@ async def test_questions_of_a_task_reach_the_user_once():
 @pytest.mark.parametrize(
     ("state", "text"),
     [
-        ({"status": "unknown"}, f"The tool failed: {tasks.FORGOTTEN}."),
+        ({"status": "unknown"}, f"The tool failed: {call_tasks.FORGOTTEN}."),
         (
             {"status": "failed", "error": {"code": -32603, "message": "The disk is full"}},
             "The tool failed: The disk is full.",
@@ -249,7 +249,7 @@ async def test_task_goes_on_when_its_session_closes():
 async def test_server_that_forgot_a_task_is_one_sentence_for_the_model():
     _, server = serve(DONE)
     _, model, _ = await reopen(interrupted(task="t0"), server)
-    assert answers_of(model) == [f"The tool failed: {tasks.FORGOTTEN}."]
+    assert answers_of(model) == [f"The tool failed: {call_tasks.FORGOTTEN}."]
 
 
 async def test_task_of_a_server_that_is_gone_is_answered():

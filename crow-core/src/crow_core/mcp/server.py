@@ -70,7 +70,7 @@ CALL_TIMEOUT = 600.0
 
 
 RECONNECTS = 5
-"""How often a call is sent at most, or its task asked for, if the connection breaks each time."""
+"""The most times that a call is sent, or its task asked for, if the connection breaks each time."""
 
 
 class ConnectionLost(ConnectionError):
@@ -366,13 +366,13 @@ class Server:
                 call.cancel()
                 self.keep_task(call)
                 if running.task and not (running.host and running.host.leaves_task()):
-                    from crow_core.mcp.tasks import cancel_task  # imported already
+                    from crow_core.mcp.call_tasks import cancel_task  # imported already
 
                     self.keep_task(asyncio.ensure_future(cancel_task(client.session, running.task)))
 
     async def _follow_task(self, task: str, session: "ClientSession") -> "CallToolResult":
         """Return the result of the current call, which the server runs as a task. Store the task first if it is new."""
-        from crow_core.mcp.tasks import follow_task  # imports the SDK
+        from crow_core.mcp.call_tasks import follow_task  # imports the SDK
 
         running = RUNNING_CALL.get()
         assert running is not None

@@ -6,7 +6,7 @@ process. Import this module where a task is followed: it imports the MCP SDK, as
 
 import asyncio
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mcp.client.session import ClientRequestContext, ClientSession
 from mcp.shared.exceptions import MCPError
@@ -16,10 +16,7 @@ from pydantic import RootModel, TypeAdapter
 
 from crow_core.acp.decoding import convert_leniently
 from crow_core.mcp.result import limit_blocks
-from crow_core.mcp.running_calls import TASK_LIMIT, RunningCall
-
-if TYPE_CHECKING:
-    from crow_core.mcp.server import Server
+from crow_core.mcp.running_calls import TASK_LIMIT, AskingServer, RunningCall
 
 POLL_INTERVAL = 1.0
 """Seconds between two questions about a task whose server names no interval."""
@@ -65,7 +62,9 @@ async def send(session: ClientSession, method: str, task: str, **params: Any) ->
     return (await session.send_request(request, TaskAnswer)).root
 
 
-async def follow_task(server: "Server", session: ClientSession, running: RunningCall, silence: float) -> CallToolResult:
+async def follow_task(
+    server: AskingServer, session: ClientSession, running: RunningCall, silence: float
+) -> CallToolResult:
     """Ask for the task of a call until it has ended, and return the result of the call.
 
     Shows the messages of the task as progress, and passes its questions to the user or the model. `silence` is the
