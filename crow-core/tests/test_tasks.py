@@ -62,7 +62,7 @@ class Jobs(ServerExtension):
 
     def __init__(self, states: Sequence[dict[str, Any]]) -> None:
         self.states = [*states]
-        self.calls = 0
+        self.calls, self.hangs = 0, False
         self.answers: list[dict[str, Any]] = []
         self.polled, self.cancelled = asyncio.Event(), asyncio.Event()
 
@@ -74,11 +74,14 @@ class Jobs(ServerExtension):
         self.calls += 1
         if context.client_extension_settings(self.identifier) is None:
             return await call_next()
-        return Created(taskId="t1", status="working", pollIntervalMs=0, **TIMES)
+        return Created.model_validate({"taskId": "t1", "pollIntervalMs": 0, **WORKING, **TIMES})
 
     async def get(self, context: Any, params: TaskParams) -> dict[str, Any]:
         assert self.client_settings(context) == {}
         self.polled.set()
+        if self.hangs:
+            self.hangs = False
+            await asyncio.Event().wait()
         state = self.states.pop(0) if len(self.states) > 1 else self.states[0]
         if state["status"] == "unknown" or params.taskId != "t1":
             raise MCPError(INVALID_PARAMS, "Failed to retrieve task: Task not found")
@@ -244,6 +247,20 @@ async def test_task_goes_on_when_its_session_closes():
     _, again = serve(DONE)
     _, model, _ = await reopen(log.entries, again)
     assert answers_of(model) == ["built"]
+
+
+async def test_task_is_asked_for_again_over_another_connection(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(call_tasks, "ANSWER_TIMEOUT", 0.5)
+    jobs, server = serve(DONE)
+    jobs.hangs = True
+    model = ScriptedModel([BUILD, Reply("Good.")])
+    async with connect(Crow(model, servers=[server])) as editor:
+        session = (await editor.new_session("/")).session_id
+        turn = asyncio.ensure_future(editor.prompt(session, "Build."))
+        await jobs.polled.wait()
+        monkeypatch.setattr(call_tasks, "ANSWER_TIMEOUT", 30)
+        await turn
+    assert (answers_of(model), jobs.calls) == (["built"], 1)
 
 
 async def test_server_that_forgot_a_task_is_one_sentence_for_the_model():

@@ -205,7 +205,7 @@ class Server:
             init_timeout=self.effective_start_timeout,
             mode=self.mode,
             client_info=Implementation(name="crow", version=__version__),
-            roots=lambda _: self.calls.find_roots(),
+            roots=self.calls.find_roots,
             elicitation_handler=self._elicit,
             sampling_handler=self._sample,
             log_handler=self._log,
@@ -321,7 +321,7 @@ class Server:
                 may_repeat = running.may_repeat and attempt == 1 and isinstance(error, ConnectionLost)
                 if attempt == RECONNECTS or not (running.task or may_repeat):
                     raise
-                await asyncio.sleep(attempt if running.task else 0)  # the server may be starting again
+                await asyncio.sleep(attempt - 1)  # the server may be starting again
 
     async def _attempt(
         self, tool: str, arguments: dict[str, Any], meta: dict[str, Any] | None, running: RunningCall
