@@ -127,7 +127,8 @@ def test_the_settings_in_the_pages_on_mcp_are_valid(tmp_path: Path):
     assert config.mcp.servers["github"].headers == {"Authorization": "Bearer a"}
     assert config.mcp.servers["birds"].args[-1] == "europe"
     assert config.mcp.servers["tickets"].oauth.client_secret == "c"
-    assert [type(server) for server in config.mcp.servers.values()] == [ServerSettings] * 3
+    assert config.mcp.client_document == "https://example.com/crow.json"
+    assert [type(server) for server in config.mcp.servers.values()] == [ServerSettings] * 4
     assert config.extensions["tool_search"] == {"above": 60, "share": 0.1}
 
 

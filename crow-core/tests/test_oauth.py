@@ -120,9 +120,12 @@ async def nobody(url: str) -> AsyncGenerator[None]:
     yield
 
 
-async def tools(url: str, tokens: Path, visit: Any, oauth: OAuthSettings | None = None) -> tuple[list[str], str]:
+async def tools(
+    url: str, tokens: Path, visit: Any, oauth: OAuthSettings | None = None, document: str = ""
+) -> tuple[list[str], str]:
     """Return the names of the tools of a server and its error."""
-    server = to_server("vault", ServerSettings(url=url, auth="oauth", oauth=oauth), "/", tokens=tokens, visit=visit)
+    settings = ServerSettings(url=url, auth="oauth", oauth=oauth)
+    server = to_server("vault", settings, "/", tokens=tokens, visit=visit, document=document)
     try:
         return [tool["name"] for tool in await server.list()], server.error
     finally:
@@ -171,7 +174,9 @@ async def test_expired_token_is_refreshed_without_the_user(guarded: Guarded, tmp
     assert await tools(guarded.url, tmp_path, nobody) == (["open"], "")
 
 
-async def test_client_with_a_document_does_not_register(tmp_path: Path, listening: Any):
+@pytest.mark.parametrize("of_server", [True, False])
+async def test_client_with_a_document_does_not_register(of_server: bool, tmp_path: Path, listening: Any):
+    """The document is named by the settings of the server, or by `client_document` for all servers."""
     reserved = socket.socket()  # as below
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     reserved.bind(("127.0.0.1", 0))
@@ -191,12 +196,19 @@ async def test_client_with_a_document_does_not_register(tmp_path: Path, listenin
         return server.http_app()
 
     user = User()
-    settings = OAuthSettings(client_id=DOCUMENT, callback_port=reserved.getsockname()[1])
+    settings = OAuthSettings(client_id=DOCUMENT if of_server else "", callback_port=reserved.getsockname()[1])
+    document = "" if of_server else DOCUMENT
     with reserved:
         async with listening(app) as url:
-            assert await tools(f"{url}/mcp", tmp_path, user.visit, settings) == (["open"], "")
+            assert await tools(f"{url}/mcp", tmp_path, user.visit, settings, document) == (["open"], "")
     assert [*providers[0].clients] == [DOCUMENT]
     assert "client_id=https%3A%2F%2Fcrow.example%2Fclient.json" in user.visited[0]
+
+
+async def test_client_with_a_document_registers_where_documents_are_not_taken(guarded: Guarded, tmp_path: Path):
+    assert await tools(guarded.url, tmp_path, User().visit, document=DOCUMENT) == (["open"], "")
+    (client,) = guarded.provider.clients
+    assert client != DOCUMENT
 
 
 async def test_configured_client_does_not_register(guarded: Guarded, tmp_path: Path):

@@ -16,8 +16,8 @@ from crow_core.acp.schema import (
     ToolCallUpdate,
 )
 from crow_core.app import Crow
-from crow_core.content import LEFT_TO_SERVER
-from crow_core.mcp import tasks
+from crow_core.mcp import call_tasks
+from crow_core.mcp.result import LEFT_TO_SERVER
 from crow_core.mcp.server import Server
 from crow_core.messages.message import Message, marker_kind
 from crow_core.session.store import Record
@@ -62,7 +62,7 @@ class Jobs(ServerExtension):
 
     def __init__(self, states: Sequence[dict[str, Any]]) -> None:
         self.states = [*states]
-        self.calls = 0
+        self.calls, self.hangs = 0, False
         self.answers: list[dict[str, Any]] = []
         self.polled, self.cancelled = asyncio.Event(), asyncio.Event()
 
@@ -74,11 +74,14 @@ class Jobs(ServerExtension):
         self.calls += 1
         if context.client_extension_settings(self.identifier) is None:
             return await call_next()
-        return Created(taskId="t1", status="working", pollIntervalMs=0, **TIMES)
+        return Created.model_validate({"taskId": "t1", "pollIntervalMs": 0, **WORKING, **TIMES})
 
     async def get(self, context: Any, params: TaskParams) -> dict[str, Any]:
         assert self.client_settings(context) == {}
         self.polled.set()
+        if self.hangs:
+            self.hangs = False
+            await asyncio.Event().wait()
         state = self.states.pop(0) if len(self.states) > 1 else self.states[0]
         if state["status"] == "unknown" or params.taskId != "t1":
             raise MCPError(INVALID_PARAMS, "Failed to retrieve task: Task not found")
@@ -194,7 +197,7 @@ async def test_questions_of_a_task_reach_the_user_once():
 @pytest.mark.parametrize(
     ("state", "text"),
     [
-        ({"status": "unknown"}, f"The tool failed: {tasks.FORGOTTEN}."),
+        ({"status": "unknown"}, f"The tool failed: {call_tasks.FORGOTTEN}."),
         (
             {"status": "failed", "error": {"code": -32603, "message": "The disk is full"}},
             "The tool failed: The disk is full.",
@@ -246,10 +249,24 @@ async def test_task_goes_on_when_its_session_closes():
     assert answers_of(model) == ["built"]
 
 
+async def test_task_is_asked_for_again_over_another_connection(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(call_tasks, "ANSWER_TIMEOUT", 0.5)
+    jobs, server = serve(DONE)
+    jobs.hangs = True
+    model = ScriptedModel([BUILD, Reply("Good.")])
+    async with connect(Crow(model, servers=[server])) as editor:
+        session = (await editor.new_session("/")).session_id
+        turn = asyncio.ensure_future(editor.prompt(session, "Build."))
+        await jobs.polled.wait()
+        monkeypatch.setattr(call_tasks, "ANSWER_TIMEOUT", 30)
+        await turn
+    assert (answers_of(model), jobs.calls) == (["built"], 1)
+
+
 async def test_server_that_forgot_a_task_is_one_sentence_for_the_model():
     _, server = serve(DONE)
     _, model, _ = await reopen(interrupted(task="t0"), server)
-    assert answers_of(model) == [f"The tool failed: {tasks.FORGOTTEN}."]
+    assert answers_of(model) == [f"The tool failed: {call_tasks.FORGOTTEN}."]
 
 
 async def test_task_of_a_server_that_is_gone_is_answered():

@@ -439,7 +439,7 @@ def configured_servers(crow: Crow, *, config: Config, home: Home) -> None:
 
     @crow.mcp_servers
     def servers(session: Session) -> Sequence[Server]:
-        return to_servers(session, config.mcp.servers, home)
+        return to_servers(session, config.mcp.servers, home, config.mcp.client_document)
 
 
 def given_servers(crow: Crow, *, given: Mapping[str, Any], env: Mapping[str, str]) -> None:
@@ -456,12 +456,13 @@ def given_servers(crow: Crow, *, given: Mapping[str, Any], env: Mapping[str, str
         ]
 
 
-def to_servers(session: Session, wanted: Mapping[str, ServerSettings], home: Home) -> list[Server]:
+def to_servers(session: Session, wanted: Mapping[str, ServerSettings], home: Home, document: str = "") -> list[Server]:
     """Find or make the servers that a session connects to from their settings, without those that are disabled."""
-    return [find_server(session, name, settings, home) for name, settings in wanted.items() if not settings.disabled]
+    used = ((name, settings) for name, settings in wanted.items() if not settings.disabled)
+    return [find_server(session, name, settings, home, document) for name, settings in used]
 
 
-def find_server(session: Session, name: str, settings: ServerSettings, home: Home) -> Server:
+def find_server(session: Session, name: str, settings: ServerSettings, home: Home, document: str) -> Server:
     """Return the server that other sessions use, if this one may use it, too; else make it.
 
     Sessions share a server if its settings and their folders are equal. If a user can fill in its forms, it must be
@@ -476,6 +477,7 @@ def find_server(session: Session, name: str, settings: ServerSettings, home: Hom
         tokens=tokens,
         visit=partial(send_to_login, session, name),
         limit=limit_server(settings, session.folders.roots, home),
+        document=document,
     )
     if not settings.shared or (settings.wants_login and can_ask(capabilities, "url")):
         return make()
@@ -519,7 +521,7 @@ def project_servers(crow: Crow, *, trust: TrustedFolders, env: Mapping[str, str]
             if why:
                 session.state[TRUST_NOTICES].append(f"The MCP servers of this project run without a sandbox: {why}")
             wanted = {name: tighten(settings, level) for name, settings in wanted.items()}
-        return to_servers(session, wanted, home)
+        return to_servers(session, wanted, home, config.mcp.client_document)
 
     @crow.before_prompt
     async def warn(message: Any, session: Session) -> None:
@@ -555,7 +557,8 @@ def plugin_servers(crow: Crow, *, trust: TrustedFolders, env: Mapping[str, str],
             level, _ = await find_project_level(config, home)
             wanted = {name: tighten(settings, level) for name, settings in wanted.items()}
         wanted = {**found.find_servers(of_project=False), **wanted}
-        return to_servers(session, {name: wanted[name] for name in wanted if name not in config.mcp.servers}, home)
+        wanted = {name: wanted[name] for name in wanted if name not in config.mcp.servers}
+        return to_servers(session, wanted, home, config.mcp.client_document)
 
     @crow.before_prompt
     async def warn(message: Any, session: Session) -> None:

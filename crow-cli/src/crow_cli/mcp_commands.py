@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import crow_system as system
 from crow_agent.program_limits import can_limit, find_project_level, limit_server, tighten
-from crow_agent.settings.config import load_environment
+from crow_agent.settings.config import load_config, load_environment
 from crow_agent.settings.home import Home
 from crow_agent.settings.mcp_servers import TOKENS_FOLDER, describe_missing_login, to_server
 from crow_agent.settings.reading import read_servers, read_toml
@@ -68,7 +68,10 @@ class ConfiguredServer:
         home = Home.find(os.environ)
         limit = limit_server(self.settings, [os.getcwd()], home)
         tokens = home.data / TOKENS_FOLDER
-        return to_server(self.name, self.settings, os.getcwd(), tokens=tokens, visit=visit, limit=limit)
+        document = load_config(home, os.environ).mcp.client_document
+        return to_server(
+            self.name, self.settings, os.getcwd(), tokens=tokens, visit=visit, limit=limit, document=document
+        )
 
 
 @click.group()

@@ -40,7 +40,7 @@ from crow_core.acp.schema import (
     ToolKind,
     UserMessageChunk,
 )
-from crow_core.mcp.result import ToolResult
+from crow_core.mcp.result import LEFT_TO_SERVER, ToolResult
 from crow_core.mcp.tool import ToolCall, unwrap_proxy_call
 from crow_core.messages.message import (
     INTERRUPTED,
@@ -330,10 +330,6 @@ def to_tool_message(result: ToolResult, tool_call: ToolCall) -> Message:
     return answer_tool_call(tool_call.use, to_content(result), **notes)
 
 
-LEFT_TO_SERVER = "Its server went on with it as a task. The next prompt of this session gets the result."
-"""The display of a call that has no answer because the process of crow ended while a server ran the call as a task."""
-
-
 def to_interruption(tool_call: ToolCall, *, begun: bool = True) -> Message:
     """Make the tool message that answers a call which was interrupted; it had no effects if it had not `begun`."""
     return to_tool_message(ToolResult.error(INTERRUPTED if begun else NOT_RUN), tool_call)
@@ -363,8 +359,7 @@ def to_result(message: Message) -> ToolResult:
 def replay(log: Sequence[Message], cwd: str, *, compactions: bool = False, start: str = "") -> Iterator[SessionUpdate]:
     """Convert a log to the updates that show a client the conversation, with each tool call in its last state.
 
-    `compactions` tells where the conversation was compacted, which few clients show. `start` is the id of the first
-    message to show; "" for all. Raises LookupError if the conversation has no such message.
+    `compactions` includes compactions. `start` is the id of the first message. Raises LookupError if there is none.
     """
     entries = drop_rewound(log)
     ids = [entry.get("crow", {}).get("id") for entry in entries if start]
@@ -378,8 +373,7 @@ def replay_entries(entries: Sequence[Message], cwd: str, compactions: bool) -> I
     answers = {entry.get("tool_call_id"): entry for entry in entries if entry.get("role") == "tool"}
     tasks = {entry.get("crow", {}).get("call") for entry in entries if marker_kind(entry) == "task"}
     for entry in entries:
-        notes = entry.get("crow", {})
-        id = notes.get("id", UNSET)
+        id = (notes := entry.get("crow", {})).get("id", UNSET)
         match entry.get("role"):
             case "user" if not notes.get("hidden"):
                 yield from (UserMessageChunk(content=block, message_id=id) for block in to_blocks(entry))
@@ -392,8 +386,8 @@ def replay_entries(entries: Sequence[Message], cwd: str, compactions: bool) -> I
                     yield AgentThoughtChunk(content=TextBlock(text="Interrupted here.\n"), message_id=f"{id}-cut")
                 for use in map(unwrap_proxy_call, name_raw_calls(entry)):
                     reason = LEFT_TO_SERVER if use["id"] in tasks else INTERRUPTED
-                    message = answers.get(use["id"]) or answer_tool_call(use, reason, failed=True)
-                    yield from replay_call(use, message, cwd)
+                    answer = answers.get(use["id"]) or answer_tool_call(use, reason, failed=True)
+                    yield from replay_call(use, answer, cwd)
             case _ if marker_kind(entry) == "inner" and "use" in notes and "answer" in notes:
                 yield from replay_call(cast("RawToolCall", notes["use"]), cast("Message", notes["answer"]), cwd)
             case _ if compactions and marker_kind(entry) == "compaction":
@@ -410,8 +404,8 @@ def replay_call(use: RawToolCall, message: Message, cwd: str) -> Iterator[Sessio
     yield to_announcement(tool_call, cwd)
     if (plan := message.get("crow", {}).get("plan")) is not None:
         yield PlanUpdate(entries=convert_leniently(plan, list[PlanEntry]))
-    was_run = message.get("content") != NOT_RUN
-    yield to_update(to_result(message), tool_call) if was_run else to_failure(tool_call, begun=False)
+    not_run = message.get("content") == NOT_RUN
+    yield to_failure(tool_call, begun=False) if not_run else to_update(to_result(message), tool_call)
 
 
 def to_blocks(message: Message) -> list[ContentBlock]:

@@ -29,12 +29,20 @@ LOGIN_TIMEOUT = 330.0
 
 
 def to_server(
-    name: str, settings: ServerSettings, cwd: str, *, tokens: Path, visit: "Visit", limit: Limit | None = None
+    name: str,
+    settings: ServerSettings,
+    cwd: str,
+    *,
+    tokens: Path,
+    visit: "Visit",
+    limit: Limit | None = None,
+    document: str = "",
 ) -> Server:
     """Make a server from its settings, for a session whose folder is `cwd`.
 
     `tokens` is the folder for OAuth tokens; `visit` opens a URL for the user; `limit` starts a command in
-    its sandbox. A server that cannot be used reports why when it starts.
+    its sandbox; `document` is the address of a document that describes crow to authorization servers. A server that
+    cannot be used reports why when it starts.
     """
 
     oauth = settings.oauth or OAuthSettings()
@@ -46,7 +54,7 @@ def to_server(
             settings.url,
             tokens,
             visit,
-            client_id=oauth.client_id,
+            client_id=oauth.client_id or document,
             client_secret=read_client_secret(oauth),
             scopes=oauth.scopes,
             callback_port=oauth.callback_port,

@@ -36,7 +36,7 @@ T = TypeVar("T")
 Name = Annotated[str, Meta(max_length=64, pattern=r"^(?!.*(?:--|\.\.))[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?$")]
 
 
-class Author(Struct, forbid_unknown_fields=True):
+class PluginAuthor(Struct, forbid_unknown_fields=True):
     """The author of a plugin."""
 
     name: str = ""
@@ -44,14 +44,14 @@ class Author(Struct, forbid_unknown_fields=True):
     url: str = ""
 
 
-class Manifest(Struct, rename={"schema": "$schema"}):
+class PluginManifest(Struct, rename={"schema": "$schema"}):
     """A plugin.json. Unknown fields are reported and ignored."""
 
     schema: str
     name: Name
     version: str = ""
     description: str = ""
-    author: Author | None = None
+    author: PluginAuthor | None = None
     homepage: str = ""
     repository: str = ""
     license: str = ""
@@ -66,7 +66,7 @@ class ServerFile(Struct, rename={"schema": "$schema", "servers": "mcpServers"}, 
     servers: dict[str, Any]
 
 
-class Command(Struct, tag_field="type", tag="stdio", forbid_unknown_fields=True):
+class LocalEntry(Struct, tag_field="type", tag="stdio", forbid_unknown_fields=True):
     """A server that is a command."""
 
     command: str
@@ -75,14 +75,14 @@ class Command(Struct, tag_field="type", tag="stdio", forbid_unknown_fields=True)
     cwd: str = "./"
 
 
-class Remote(Struct, tag_field="type", tag="streamable-http", forbid_unknown_fields=True):
+class RemoteEntry(Struct, tag_field="type", tag="streamable-http", forbid_unknown_fields=True):
     """A remote server."""
 
     url: str
     headers: dict[str, str] = {}
 
 
-class OldRemote(Remote, tag_field="type", tag="sse", forbid_unknown_fields=True):
+class OldRemoteEntry(RemoteEntry, tag_field="type", tag="sse", forbid_unknown_fields=True):
     """A remote server of the old transport."""
 
 
@@ -122,7 +122,7 @@ class Plugins:
         return {name: settings for servers in found for name, settings in servers.items()}
 
 
-class Fault(Exception):
+class UnusablePart(Exception):
     """Something in a plugin that is not used; the text is the end of a sentence that begins with the file."""
 
 
@@ -140,8 +140,8 @@ def find_plugins(home: Home, env: Mapping[str, str], project: Path, trust: Trust
             try:
                 plugin = read_plugin(real, home, found.faults, is_project=limit is not None)
                 if plugin.name in names:
-                    raise Fault(f"is left out: the plugin {plugin.name} is in {names[plugin.name]} already")
-            except Fault as fault:
+                    raise UnusablePart(f"is left out: the plugin {plugin.name} is in {names[plugin.name]} already")
+            except UnusablePart as fault:
                 found.faults.append(f"{to_line(str(root / 'plugin.json'))} {fault}.")
             else:
                 names[plugin.name] = root
@@ -161,12 +161,12 @@ def list_roots(folder: Path, limit: Path | None) -> Iterator[Path]:
 
 
 def read_plugin(root: Path, home: Home, faults: list[str], *, is_project: bool) -> Plugin:
-    """Read a plugin; add sentences about its parts that are not used to `faults`. Raises Fault."""
+    """Read a plugin; add sentences about its parts that are not used to `faults`. Raises UnusablePart."""
     data = read_json(root / "plugin.json", root)
     check_version(data, PLUGIN_SCHEMA)
-    manifest = convert(data, Manifest)
+    manifest = convert(data, PluginManifest)
     plugin = Plugin(manifest.name, root, is_project)
-    known = {each.encode_name for each in msgspec.structs.fields(Manifest)}
+    known = {each.encode_name for each in msgspec.structs.fields(PluginManifest)}
     if unknown := [to_line(key)[:80] for key in data if key not in known]:
         faults.append(f"{root / 'plugin.json'}: unknown {', '.join(unknown)} ignored.")
     if manifest.extensions is not None and not isinstance(manifest.extensions, dict):
@@ -179,58 +179,58 @@ def read_plugin(root: Path, home: Home, faults: list[str], *, is_project: bool) 
             data = read_json(file, root)
             check_version(data, MCP_SCHEMA)
             servers = convert(data, ServerFile).servers
-        except Fault as fault:
+        except UnusablePart as fault:
             faults.append(f"{to_line(str(file))} {fault}.")
             return plugin
         for name, settings in servers.items():
             try:
                 plugin.servers[f"{plugin.name}.{to_line(name)}"] = to_settings(settings, plugin, home)
-            except Fault as fault:
+            except UnusablePart as fault:
                 faults.append(f"{to_line(str(file))}: the server {to_line(name)[:80]!r} is left out, as it {fault}.")
     return plugin
 
 
 def read_json(file: Path, root: Path) -> dict[str, Any]:
-    """Return the object in a JSON file of a plugin. Raises Fault."""
+    """Return the object in a JSON file of a plugin. Raises UnusablePart."""
     try:
         with open_file(file, root) as opened:
             data = json.loads(opened.read(MAX_BYTES).decode("utf-8-sig"))
     except (UnusableFile, OSError) as error:
-        raise Fault(f"is not used: {to_line(str(error))}") from None
+        raise UnusablePart(f"is not used: {to_line(str(error))}") from None
     except (ValueError, RecursionError) as error:
-        raise Fault(f"is not valid JSON: {to_line(str(error))[:200]}") from None
+        raise UnusablePart(f"is not valid JSON: {to_line(str(error))[:200]}") from None
     if not isinstance(data, dict):
-        raise Fault("is not a JSON object")
+        raise UnusablePart("is not a JSON object")
     return cast("dict[str, Any]", data)
 
 
 def check_version(data: Mapping[str, Any], schema: str) -> None:
-    """Raise Fault if a file names a version of the specification that crow does not know."""
+    """Raise UnusablePart if a file names a version of the specification that crow does not know."""
     if (named := data.get("$schema")) != schema:
-        raise Fault(f"is not used: $schema is {to_line(json.dumps(named))[:100]}, and crow knows {schema} only")
+        raise UnusablePart(f"is not used: $schema is {to_line(json.dumps(named))[:100]}, and crow knows {schema} only")
 
 
 def convert(data: Any, kind: type[T]) -> T:
-    """Convert a value of JSON to a type. Raises Fault."""
+    """Convert a value of JSON to a type. Raises UnusablePart."""
     try:
         return msgspec.convert(data, kind)
     except msgspec.ValidationError as error:
-        raise Fault(f"does not keep to Agent Plugins 1.0.0: {to_line(str(error))[:200]}") from None
+        raise UnusablePart(f"does not keep to Agent Plugins 1.0.0: {to_line(str(error))[:200]}") from None
 
 
 def to_settings(data: Any, plugin: Plugin, home: Home) -> PluginServer:
-    """Convert the entry of a server to settings. Raises Fault."""
-    kinds: Any = Command | Remote | OldRemote
-    entry: Command | Remote | OldRemote = convert(data, kinds)
-    if not isinstance(entry, Command):
+    """Convert the entry of a server to settings. Raises UnusablePart."""
+    kinds: Any = LocalEntry | RemoteEntry | OldRemoteEntry
+    entry: LocalEntry | RemoteEntry | OldRemoteEntry = convert(data, kinds)
+    if not isinstance(entry, LocalEntry):
         check_remote(entry)
-        kind = "sse" if isinstance(entry, OldRemote) else "http"
+        kind = "sse" if isinstance(entry, OldRemoteEntry) else "http"
         return PluginServer(plugin=plugin.name, url=entry.url, headers=entry.headers, type=kind)
     root = str(plugin.root)
     instance = hashlib.sha256(os.fsencode(root)).hexdigest()[:8]
     data_folder = str(home.data / "plugin-data" / f"{plugin.name}-{instance}")
     if reserved := [name for name in entry.env if name.upper() in ("PLUGIN_ROOT", "PLUGIN_DATA")]:
-        raise Fault(f"sets {reserved[0]}, which crow sets")
+        raise UnusablePart(f"sets {reserved[0]}, which crow sets")
 
     def expand(text: str) -> str:
         return PLACEHOLDER.sub(lambda match: root if match[1] == "ROOT" else data_folder, text)
@@ -247,29 +247,31 @@ def to_settings(data: Any, plugin: Plugin, home: Home) -> PluginServer:
 
 
 def find_command(command: str, root: Path) -> str:
-    """Return the command of a server: a bare name, or the path of a file in the plugin. Raises Fault."""
+    """Return the command of a server: a bare name, or the path of a file in the plugin. Raises UnusablePart."""
     if command.startswith("./"):
         if not is_inside(path := root / command, root):
-            raise Fault(f"has the command {to_line(command)[:80]!r}, which is no file in the plugin")
+            raise UnusablePart(f"has the command {to_line(command)[:80]!r}, which is no file in the plugin")
         return str(path)
     if not command.strip() or re.search(r"[/\\]|^~", command):
-        raise Fault(f"has the command {to_line(command)[:80]!r}: it has to be a name, or begin with ./")
+        raise UnusablePart(f"has the command {to_line(command)[:80]!r}: it has to be a name, or begin with ./")
     return command
 
 
 def find_folder(cwd: str, expanded: str, root: Path, data: str) -> str:
-    """Return the working folder of a server, in the plugin or in its data. Raises Fault."""
+    """Return the working folder of a server, in the plugin or in its data. Raises UnusablePart."""
     if not re.match(r"\./|\$\{PLUGIN_(ROOT|DATA)\}(/|$)", cwd):
-        raise Fault(f"has the cwd {to_line(cwd)[:80]!r}: it has to begin with ./, ${{PLUGIN_ROOT}} or ${{PLUGIN_DATA}}")
+        raise UnusablePart(
+            f"has the cwd {to_line(cwd)[:80]!r}: it has to begin with ./, ${{PLUGIN_ROOT}} or ${{PLUGIN_DATA}}"
+        )
     base = os.path.realpath(data) if cwd.startswith("${PLUGIN_DATA}") else str(root)
     path = os.path.realpath(os.path.join(root, expanded))
     if os.path.commonpath([path, base]) != base:
-        raise Fault(f"has the cwd {to_line(cwd)[:80]!r}, which leads out of the plugin")
+        raise UnusablePart(f"has the cwd {to_line(cwd)[:80]!r}, which leads out of the plugin")
     return path
 
 
-def check_remote(entry: Remote) -> None:
-    """Raise Fault if the address or the headers of a server cannot be used."""
+def check_remote(entry: RemoteEntry) -> None:
+    """Raise UnusablePart if the address or the headers of a server cannot be used."""
     try:
         url = urlsplit(entry.url)
         usable = url.scheme == "https" or (url.scheme == "http" and bool(LOCAL.fullmatch(url.hostname or "")))
@@ -277,8 +279,8 @@ def check_remote(entry: Remote) -> None:
     except ValueError:
         usable = False
     if not usable:
-        raise Fault("has a url that is no https address, or has a user or a fragment")
+        raise UnusablePart("has a url that is no https address, or has a user or a fragment")
     names = [name.lower() for name in entry.headers]
     valid = all(re.fullmatch(r"[\w!#$%&'*+.^`|~-]+", name, re.ASCII) for name in names)
     if not valid or len({*names}) < len(names) or any(re.search(r"[\r\n\0]", each) for each in entry.headers.values()):
-        raise Fault("has headers that are not valid, or are there twice")
+        raise UnusablePart("has headers that are not valid, or are there twice")

@@ -190,6 +190,9 @@ class McpSettings(Struct, kw_only=True, forbid_unknown_fields=True):
     project_sandbox: ProgramLevel | None = None
     """The sandbox of the commands that trusted projects name as servers, always without network. `off` starts them
     like your own. Default: `workspace`, or `off` where this machine has no sandbox. A project cannot set it."""
+    client_document: Annotated[str, Meta(pattern=r"^(https://[^/\s]+/\S+)?$")] = ""
+    """The https address of a client id metadata document, which describes your crow to authorization servers. It is
+    used for each login without `oauth.client_id`. crow registers itself if the server does not take such documents."""
 
 
 class PromptSettings(Struct, kw_only=True, forbid_unknown_fields=True):

@@ -10,6 +10,8 @@ from crow_core.messages.tool_metadata import ResultMeta
 
 BLOCKS_LIMIT = 1_000
 """Content blocks of a tool result."""
+LEFT_TO_SERVER = "Its server went on with it as a task. The next prompt of this session gets the result."
+"""The display of a call that has no answer because the process of crow ended while a server ran the call as a task."""
 
 
 def limit_blocks(content: list[Any]) -> list[Any]:

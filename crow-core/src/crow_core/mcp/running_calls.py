@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 from crow_core.mcp.result import ToolResult
 
 if TYPE_CHECKING:
+    from mcp.client.session import ClientRequestContext
     from mcp_types import (
         CreateMessageRequestParams,
         CreateMessageResult,
@@ -202,7 +203,7 @@ class RunningCalls:
         host, _ = self.find_host()
         return host.folder() if host else None
 
-    def find_roots(self, _: object) -> list[str]:
+    def find_roots(self, context: "ClientRequestContext | None" = None) -> list[str]:
         """Return the roots for a request of the server; none if it could be for sessions with different ones."""
         host, _ = self.find_host()
         known = {tuple(each.roots()) for each in ({host} if host else self.hosts)}

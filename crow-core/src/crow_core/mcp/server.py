@@ -321,7 +321,7 @@ class Server:
                 may_repeat = running.may_repeat and attempt == 1 and isinstance(error, ConnectionLost)
                 if attempt == RECONNECTS or not (running.task or may_repeat):
                     raise
-                await asyncio.sleep(attempt if running.task else 0)  # the server may be starting again
+                await asyncio.sleep(attempt - 1)  # the server may be starting again
 
     async def _attempt(
         self, tool: str, arguments: dict[str, Any], meta: dict[str, Any] | None, running: RunningCall
@@ -366,13 +366,13 @@ class Server:
                 call.cancel()
                 self.keep_task(call)
                 if running.task and not (running.host and running.host.leaves_task()):
-                    from crow_core.mcp.tasks import cancel_task  # imported already
+                    from crow_core.mcp.call_tasks import cancel_task  # imported already
 
                     self.keep_task(asyncio.ensure_future(cancel_task(client.session, running.task)))
 
     async def _follow_task(self, task: str, session: "ClientSession") -> "CallToolResult":
         """Return the result of the current call, which the server runs as a task. Store the task first if it is new."""
-        from crow_core.mcp.tasks import follow_task  # imports the SDK
+        from crow_core.mcp.call_tasks import follow_task  # imports the SDK
 
         running = RUNNING_CALL.get()
         assert running is not None

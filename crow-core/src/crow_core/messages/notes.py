@@ -252,11 +252,9 @@ class StartedNotes(TypedDict, total=False):
     """The id of the tool call."""
 
 
-class TaskNotes(TypedDict, total=False):
+class TaskNotes(StartedNotes, total=False):
     """An MCP server runs a tool call as a task, whose result another process may ask for."""
 
-    call: str
-    """The id of the tool call."""
     server: str
     """The name of the server."""
     task: str
@@ -327,11 +325,9 @@ class StaysNotes(TypedDict, total=False):
     """The titles of its tool calls that may have had such effects."""
 
 
-class BackgroundNotes(TypedDict, total=False):
+class BackgroundNotes(StartedNotes, total=False):
     """A command or a sub-agent goes on after its tool call, in the background; a second marker notes its end."""
 
-    call: str
-    """The id of the tool call."""
     name: str
     """The name by which the model and the user reach it."""
     title: str
@@ -356,11 +352,9 @@ class SourceNotes(TypedDict, total=False):
     """The id of the tool call that read it."""
 
 
-class ExitNotes(TypedDict, total=False):
+class ExitNotes(StartedNotes, total=False):
     """A tool call could send private data away, and the mode yolo ran it."""
 
-    call: str
-    """The id of the tool call."""
     why: str
     """The sentence for the user."""
 

@@ -6,25 +6,32 @@ process. Import this module where a task is followed: it imports the MCP SDK, as
 
 import asyncio
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mcp.client.session import ClientRequestContext, ClientSession
 from mcp.shared.exceptions import MCPError
-from mcp_types import INVALID_PARAMS, CallToolResult, ErrorData, InputRequest, Request
+from mcp_types import (
+    CONNECTION_CLOSED,
+    INVALID_PARAMS,
+    REQUEST_TIMEOUT,
+    CallToolResult,
+    ErrorData,
+    InputRequest,
+    Request,
+)
 from msgspec import Struct
 from pydantic import RootModel, TypeAdapter
 
 from crow_core.acp.decoding import convert_leniently
 from crow_core.mcp.result import limit_blocks
-from crow_core.mcp.running_calls import TASK_LIMIT, RunningCall
-
-if TYPE_CHECKING:
-    from crow_core.mcp.server import Server
+from crow_core.mcp.running_calls import TASK_LIMIT, AskingServer, RunningCall
 
 POLL_INTERVAL = 1.0
 """Seconds between two questions about a task whose server names no interval."""
 SHORTEST_INTERVAL, LONGEST_INTERVAL = 0.05, 60.0
 """The bounds of the interval that a server may name, in seconds."""
+ANSWER_TIMEOUT = 30.0
+"""Seconds a server may take to answer a question about a task; then its connection counts as broken."""
 CANCEL_TIMEOUT = 5.0
 """Seconds a server may take to answer that a task is cancelled."""
 FORGOTTEN = (
@@ -60,12 +67,19 @@ class TaskState(Struct, rename="camel"):
 
 
 async def send(session: ClientSession, method: str, task: str, **params: Any) -> dict[str, Any]:
-    """Send a request about a task, and return the answer. Raises MCPError."""
+    """Send a request about a task, and return the answer. Raises MCPError, as for a broken connection if none comes."""
     request = TaskRequest(method=method, params={"taskId": task, **params})
-    return (await session.send_request(request, TaskAnswer)).root
+    try:
+        return (await session.send_request(request, TaskAnswer, ANSWER_TIMEOUT)).root
+    except MCPError as error:
+        if error.code == REQUEST_TIMEOUT:
+            raise MCPError(CONNECTION_CLOSED, "the server did not answer") from error
+        raise
 
 
-async def follow_task(server: "Server", session: ClientSession, running: RunningCall, silence: float) -> CallToolResult:
+async def follow_task(
+    server: AskingServer, session: ClientSession, running: RunningCall, silence: float
+) -> CallToolResult:
     """Ask for the task of a call until it has ended, and return the result of the call.
 
     Shows the messages of the task as progress, and passes its questions to the user or the model. `silence` is the
