@@ -48,7 +48,7 @@ In version 2, a prompt during a turn joins it, and is acknowledged when it has. 
 output of a command is sent while it runs.
 
 Neither version has a method for a second client of a session. With crow, `session/resume` (and in version 1, `session/load`)
-of an open session joins it: see [serve.md](serve.md#several-clients-on-one-session).
+of an open session [joins it](shared-sessions.md).
 """
 
 

@@ -114,7 +114,7 @@ class SharedSession:
         await self._tell(method, params)
 
     async def request(self, method: str, params: Struct) -> Any:
-        """Ask all clients; the first answer holds. What concerns files and terminals goes to the first client."""
+        """Ask all clients; the first answer holds. Requests about files and terminals go to the first client."""
         if method.startswith(TO_ONE):
             return await self.clients[0].ask(method, params)
         return await ask_clients(self.session, self.clients, method, params)
