@@ -44,11 +44,11 @@ NOTES = """\
 In version 2, a prompt during a turn joins it, and is acknowledged when it has. `replayFrom` has crow's own variant
 `{"type": "_message", "messageId": …}`, which replays from a message on, itself included; in version 1, it is
 `_meta.crow.replayFrom` of `session/load`. A command is shown in a terminal. What is sent to the background
-(`_crow/background`) is in `background` of each `state_update`: a command as its terminal, a sub-agent as its tool call. The
-output of a command is sent while it runs.
+(`_crow/background`) is in `background` of each `state_update`: a command as its terminal, a sub-agent as its tool call.
+The output of a command is sent while it runs.
 
-Neither version has a method for a second client of a session. With crow, `session/resume` (and in version 1, `session/load`)
-of an open session [joins it](shared-sessions.md).
+Neither version has a method for a second client of a session. With crow, `session/resume` of an open session
+[joins it](shared-sessions.md), as `session/load` does in version 1.
 """
 
 
