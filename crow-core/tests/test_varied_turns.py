@@ -1,8 +1,11 @@
 """Turns of all kinds, drawn at random: each message of the agent is valid by the official schema of its version.
 
+A second client, which speaks the other version, has the session open, too.
+
 CROW_TURNS is the number of turns a version, 10 by default; `just turns` has 300.
 """
 
+import asyncio
 import json
 import os
 from collections.abc import Callable
@@ -137,6 +140,11 @@ class Client:
             if update.get("sessionUpdate") == "state_update" and "stopReason" in update:
                 return
 
+    async def watch(self) -> None:
+        """Receive messages, and answer questions, for ever."""
+        while True:
+            await self.receive()
+
     async def open(self, cwd: str) -> None:
         answer = await self.ask("session/new", {"cwd": cwd, "mcpServers": []})
         assert "result" in answer, answer
@@ -205,10 +213,14 @@ async def test_every_message_of_varied_turns_is_valid(version: int, tmp_path: Pa
         for extension in (permissions, commands, usage, titles, undo, steering):
             crow.use(extension)
         crow.store = MemoryStore()
-        async with connect_raw(crow) as wire:
-            client = Client(wire, version, random)
+        async with connect_raw(crow) as another, connect_raw(crow) as wire:
+            client, other = Client(wire, version, random), Client(another, 3 - version, Random(seed))
+            assert "result" in await other.ask("initialize", INITIALIZE[3 - version])
             assert (await client.ask("initialize", INITIALIZE[version]))["result"]["protocolVersion"] == version
             await client.open(str(tmp_path))
+            other.session = client.session
+            await other.reopen(str(tmp_path))
+            watching = asyncio.ensure_future(other.watch())
             for _ in range(min(TURNS_PER_SESSION, TURNS)):
                 blocks = random.choices(PROMPTS, k=random.randint(1, 2))
                 slash = [{"type": "text", "text": random.choice(["/help", "/undo", "/usage", "/no"])}]
@@ -222,6 +234,10 @@ async def test_every_message_of_varied_turns_is_valid(version: int, tmp_path: Pa
                     )
             await client.ask("session/list", {})
             await client.ask("session/close", {"sessionId": client.session})
+            assert client.session in crow.sessions
+            assert not watching.done() or watching.result()
+            watching.cancel()
+            assert {"available_commands_update"} < {*other.shown}
         kinds |= {*client.shown}
     expected = {"agent_message_chunk", "tool_call_update", "available_commands_update", "usage_update"}
     assert kinds >= expected | ({"tool_call"} if version == 1 else {"state_update", "user_message", "terminal_update"})

@@ -244,7 +244,7 @@ class Crow(Hooks):
         """Run a turn. The prompts to one session run one after the other, first in, first out.
 
         Returns "cancelled" after `cancel`. If the waiting task itself is cancelled, raises CancelledError once the turn
-        has ended. If `goes_on` returns True for the task of the turn, it goes on, and the error is raised at once.
+        has ended. If `goes_on` returns True for the turn's task, it raises that at once, and the turn goes on.
 
         A message may have a key of the caller's, its note `key`. Its turn can be interrupted, also by the end of the
         process. The same prompt with the same key continues the turn. Once it has ended, the prompt returns its

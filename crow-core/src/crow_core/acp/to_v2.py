@@ -236,7 +236,7 @@ def to_whole_updates(
 ) -> Iterator["schema_v2.SessionUpdate"]:
     """Convert the updates of a replay: each message and each tool call becomes one update with all of it.
 
-    A command is shown in a terminal. The tool calls in `background` have begun work that still runs.
+    A command is shown in a terminal. The work of the tool calls in `background` still runs.
     """
     for key, group in groupby(updates, find_object):
         first, *rest = group

@@ -447,7 +447,6 @@ class LineQueue:
         self.writable.set()
 
     def write(self, line: bytes) -> None:
-        """Put a line, unless the queue is closed."""
         if not self.closed:
             self.put(line)
 
@@ -487,10 +486,8 @@ class MemoryTransport:
     """One end of a pair of transports in this process."""
 
     def __init__(self, incoming: LineQueue, outgoing: LineQueue) -> None:
-        self._incoming = incoming
-        self._outgoing = outgoing
-        self.readline = incoming.take
-        self.write, self.drain = outgoing.write, outgoing.drain
+        self._incoming, self._outgoing = incoming, outgoing
+        self.readline, self.write, self.drain = incoming.take, outgoing.write, outgoing.drain
 
     async def close(self) -> None:
         self._incoming.close()

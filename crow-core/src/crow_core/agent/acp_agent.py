@@ -344,7 +344,7 @@ class AcpAgent:
 
     async def join_session(self, session: Session, start: str | None) -> None:
         """Become one more client of an open session."""
-        from crow_core.agent.shared_session import SharedSession  # imported here because few sessions are shared
+        from crow_core.agent.several_clients import SharedSession  # imported here because few sessions are shared
 
         if (shared := session.state[SHARED]) is None:
             shared = session.state[SHARED] = SharedSession(session)

@@ -42,7 +42,7 @@ from crow_core.agent.app_source import AppSource
 from crow_core.agent.client_turn import run_turn
 from crow_core.agent.request_params import parse_params, parse_replay_from
 from crow_core.agent.rpc_errors import to_turn_rpc_error
-from crow_core.agent.shared_session import ORDER, PromptOrder
+from crow_core.agent.several_clients import ORDER, PromptOrder
 from crow_core.app import Crow
 from crow_core.errors import ConfigError, ModelError, PromptError, StoreError
 from crow_core.hooks import call_function

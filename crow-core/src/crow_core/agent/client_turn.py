@@ -10,7 +10,7 @@ from crow_core.session.session import Session
 from crow_core.session_state import StateKey
 
 if TYPE_CHECKING:
-    from crow_core.agent.shared_session import SharedSession
+    from crow_core.agent.several_clients import SharedSession
 
 
 def find_none() -> "SharedSession | None":
