@@ -6,8 +6,9 @@ uv run benchmarks/permissions.py
 from collections.abc import Callable
 from time import process_time
 
+from crow_permissions.command_tables import get_tables
 from crow_permissions.compositions import read_composition
-from crow_permissions.simple_commands import get_tables, read_command_line
+from crow_permissions.simple_commands import read_command_line
 
 COMMANDS = [
     "git status",

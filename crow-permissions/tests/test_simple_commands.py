@@ -7,14 +7,10 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import pytest
+from crow_permissions.command_tables import get_tables
 from crow_permissions.compositions import read_composition
-from crow_permissions.simple_commands import (
-    LENGTH_LIMIT,
-    UNKNOWN,
-    get_parser,
-    get_tables,
-    read_command_line,
-)
+from crow_permissions.shell_words import UNKNOWN
+from crow_permissions.simple_commands import LENGTH_LIMIT, get_parser, read_command_line
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 

@@ -26,7 +26,8 @@ from crow_permissions.judgement import Mode, SessionPermissions, judge
 from crow_permissions.kept_answers import KeptAnswers
 from crow_permissions.review import can_review
 from crow_permissions.rules import Rule, Rules, Verdict, parse_rules
-from crow_permissions.simple_commands import UNKNOWN, CommandLine, read_command_line
+from crow_permissions.shell_words import UNKNOWN
+from crow_permissions.simple_commands import CommandLine, read_command_line
 
 CALL = re.compile(r"(\w[\w-]*):(.*)", re.DOTALL)
 """A tool and its subject."""

@@ -14,7 +14,8 @@ from crow_core.text import to_line
 from crow_permissions.indirect_commands import list_named_files
 from crow_permissions.protected import find_protection, unpacks
 from crow_permissions.rules import Rule, Rules, Verdict
-from crow_permissions.simple_commands import UNKNOWN, CommandLine
+from crow_permissions.shell_words import UNKNOWN
+from crow_permissions.simple_commands import CommandLine
 from crow_permissions.subjects import EDITOR, expand_user, is_inside, path_from_root, spell_path
 
 FOLDERS_LIMIT = 16

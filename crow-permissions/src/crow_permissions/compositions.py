@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from crow_permissions.command_tables import get_tables
 from crow_permissions.programs import read_usage
-from crow_permissions.simple_commands import get_tables, parse, unescape
+from crow_permissions.shell_words import unescape
+from crow_permissions.simple_commands import parse
 
 if TYPE_CHECKING:
     from tree_sitter import Node

@@ -19,7 +19,8 @@ from crow_core.mcp.tool import ToolCall
 
 from crow_permissions.command_patterns import CommandPatterns
 from crow_permissions.protected import PatternGroup, to_regex
-from crow_permissions.simple_commands import LENGTH_LIMIT, SHELLS, UNKNOWN, CommandLine, parse, read_command_line
+from crow_permissions.shell_words import UNKNOWN
+from crow_permissions.simple_commands import LENGTH_LIMIT, SHELLS, CommandLine, parse, read_command_line
 from crow_permissions.subjects import SHELL_QUOTES, is_for_terminal_session, only_polls_terminal
 
 if TYPE_CHECKING:

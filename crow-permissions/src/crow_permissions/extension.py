@@ -85,7 +85,8 @@ from crow_permissions.review import (
 from crow_permissions.rules import Rules, parse_rules, suggest_tool
 from crow_permissions.running import find_sign_of_crow
 from crow_permissions.session_review import MISSES, change_hosts, end_session, settle_session
-from crow_permissions.simple_commands import UNKNOWN, read_command_line
+from crow_permissions.shell_words import UNKNOWN
+from crow_permissions.simple_commands import read_command_line
 from crow_permissions.subjects import find_path, find_start, find_subject
 
 VARIABLES_SHOWN = 10

@@ -11,8 +11,10 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import cache
 
+from crow_permissions.command_tables import get_tables
 from crow_permissions.programs import read_usage
-from crow_permissions.simple_commands import SHELLS, UNKNOWN, CommandLine, get_tables
+from crow_permissions.shell_words import UNKNOWN
+from crow_permissions.simple_commands import SHELLS, CommandLine
 
 OTHER_SHELLS = {"posh", "yash", "elvish", "nu", "pwsh", "powershell", "tcsh", "csh", "rc", "es", "xonsh", "osh", "ion"}
 INTERPRETERS = re.compile(

@@ -16,7 +16,7 @@ from crow_permissions.compositions import Composition, SimpleCommand
 from crow_permissions.private_data import NAMES_LIMIT, WORD, find_private_file, is_private_path, list_files
 from crow_permissions.programs import read_usage
 from crow_permissions.rules import Rules
-from crow_permissions.simple_commands import UNKNOWN
+from crow_permissions.shell_words import UNKNOWN
 from crow_permissions.subjects import EDITOR, expand_user, is_inside, spell_path
 
 GREPS = ("grep", "egrep", "fgrep")

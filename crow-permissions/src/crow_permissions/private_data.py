@@ -20,7 +20,8 @@ from crow_core.paths import to_relative
 from crow_permissions.command_patterns import CommandPatterns
 from crow_permissions.exits import find_exit_command
 from crow_permissions.protected import PatternGroup, to_regex
-from crow_permissions.simple_commands import UNKNOWN, read_command_line
+from crow_permissions.shell_words import UNKNOWN
+from crow_permissions.simple_commands import read_command_line
 from crow_permissions.subjects import SHELL_QUOTES, expand_user
 
 TEXT_LIMIT = 50_000

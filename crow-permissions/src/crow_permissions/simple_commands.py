@@ -11,17 +11,15 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache, lru_cache
 from itertools import islice, takewhile
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-import msgspec
-
-from crow_permissions.programs import read_table, read_usage
+from crow_permissions.command_tables import InlineCode, Subcommands, Wrapper, Writer, get_tables
+from crow_permissions.programs import read_usage
+from crow_permissions.shell_words import UNKNOWN, to_word, unescape
 
 if TYPE_CHECKING:
     from tree_sitter import Node, Parser
 
-UNKNOWN = "\0"
-"""Stands in a word for what only the shell can know: the value of a variable, the output of a command, a file name."""
 LENGTH_LIMIT = 20_000
 """Bytes of a command line that are read; a longer one is not known."""
 NODES_LIMIT = 10_000
@@ -62,66 +60,6 @@ FIND_ACTIONS = {
 """Options of programs that find files, behind which a command stands."""
 
 
-class Wrapper(msgspec.Struct, forbid_unknown_fields=True):
-    """A program that runs the command behind its options."""
-
-    values: list[str] = []
-    operands: int = 0
-    scripts: list[str] = []
-    joins: bool = False
-    anywhere: bool = False
-    appends: bool = False
-    command: bool = True
-
-
-class InlineCode(msgspec.Struct, forbid_unknown_fields=True):
-    """A program that runs commands which its arguments describe in another language."""
-
-    options: list[str] = []
-    markers: list[str] = []
-
-
-class Subcommands(msgspec.Struct, forbid_unknown_fields=True):
-    """A program whose subcommand may stand behind options."""
-
-    values: list[str] = []
-    unclear: list[str] = []
-    flags: list[str] = []
-    same: dict[str, str] = {}
-    parent: str = ""
-    abbreviated: list[str] = []
-    several: bool = False
-
-
-class Writer(msgspec.Struct, forbid_unknown_fields=True):
-    """A program whose arguments name files that it changes."""
-
-    operands: Literal["all", "last", "first", "names", "none"] = "all"
-    skip: int = 0
-    unless: list[str] = []
-    when: list[str] = []
-    values: list[str] = []
-    writes: list[str] = []
-    keys: list[str] = []
-    content: bool = True
-    sources: bool = False
-    unknown: list[str] | None = None
-    texts: list[str] = []
-
-
-class CommandTables(msgspec.Struct, forbid_unknown_fields=True):
-    """The content of simple_commands.toml, where each field is explained."""
-
-    project_runners: list[str]
-    data_commands: list[str]
-    quotable_commands: list[str]
-    shell_builtins: list[str]
-    writers: dict[str, Writer]
-    code: dict[str, InlineCode]
-    wrappers: dict[str, Wrapper]
-    subcommands: dict[str, Subcommands]
-
-
 @dataclass(frozen=True)
 class CommandLine:
     """The simple commands of a command line."""
@@ -157,12 +95,6 @@ class CommandLine:
             if "/" in program or any(fnmatchcase(program, pattern) for pattern in get_tables().project_runners):
                 return program
         return ""
-
-
-@cache
-def get_tables() -> CommandTables:
-    """Return the tables of programs."""
-    return msgspec.convert(read_table("simple_commands.toml"), CommandTables)
 
 
 @cache
@@ -305,59 +237,6 @@ def split_gap(gap: bytes) -> tuple[str, str | None]:
     if at >= len(text):
         return unescape(text), None
     return unescape(text[:at]), unescape(text[at:].lstrip(" \t\n"))
-
-
-def to_word(node: "Node") -> str:
-    """Convert a node to the text that the shell makes of it, with UNKNOWN for what only the shell can know."""
-    text = (node.text or b"").decode(errors="replace")
-    match node.type:
-        case "command_name" | "concatenation" | "string" | "translated_string":
-            return join_pieces(node)
-        case "raw_string":
-            return text[1:-1]
-        case "ansi_c_string":
-            return text[2:-1] if "\\" not in text else UNKNOWN
-        case "string_content":
-            return unescape(text, '$`"\\')
-        case "word" | "number" | "special_variable_name" | "variable_name":
-            plain = unescape(text)
-            return plain if not set(text) & set("*?[{~") else "".join(UNKNOWN if c in "*?[{" else c for c in plain)
-        case '"':
-            return text[:-1]  # blanks before the closing quote
-        case "$" if node.parent is not None and node.parent.type == "translated_string":
-            return ""
-        case _:
-            return UNKNOWN if node.is_named else unescape(text)
-
-
-def join_pieces(node: "Node") -> str:
-    """Join the pieces of a word, and the text that the grammar leaves out between them."""
-    text, start = (node.text or b""), node.start_byte
-    pieces: list[str] = []
-    at = start
-    for child in node.children:
-        pieces.append(unescape(text[at - start : child.start_byte - start].decode(errors="replace")))
-        pieces.append(to_word(child))
-        at = child.end_byte
-    if not node.children:
-        return unescape(text.decode(errors="replace"))
-    return "".join(pieces) + unescape(text[at - start :].decode(errors="replace"))
-
-
-def unescape(text: str, escapable: str = "") -> str:
-    """Remove the backslashes before the characters that can be escaped, or before any."""
-    if "\\" not in text:
-        return text
-    plain: list[str] = []
-    characters = iter(text)
-    for character in characters:
-        if character == "\\":
-            following = next(characters, "")
-            if following != "\n":  # else the line goes on
-                plain.append(following if not escapable or following in escapable else character + following)
-        else:
-            plain.append(character)
-    return "".join(plain)
 
 
 def add_words(found: CommandLine, words: Sequence[str], depth: int) -> None:

@@ -12,7 +12,7 @@ from sqlalchemy.exc import DBAPIError
 from crow_persistence import audit, search
 from crow_persistence.blobs import fetch as fetch_blobs
 from crow_persistence.blobs import split_batches
-from crow_persistence.database import Database, wal_file
+from crow_persistence.database import Database
 from crow_persistence.entries import (
     BLOB_PREFIX,
     StoredEntry,
@@ -23,6 +23,7 @@ from crow_persistence.entries import (
     replace_strings,
 )
 from crow_persistence.prompt_versions import digest
+from crow_persistence.sqlite_files import wal_file
 from crow_persistence.tables import (
     blobs,
     calls,

@@ -12,14 +12,11 @@ from glob import escape
 from pathlib import Path
 from threading import Lock
 from typing import Any, NoReturn
-from urllib.parse import quote
 
-import crow_system as system
 from crow_core.errors import StoreError
 from crow_core.models.retries import attempt_again
 from crow_system.files import make_private_folder
 from sqlalchemy import (
-    URL,
     Column,
     Connection,
     Engine,
@@ -36,27 +33,28 @@ from sqlalchemy import (
     text,
     update,
 )
-from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError
+from sqlalchemy.exc import DBAPIError, OperationalError
 
 from crow_persistence import search
+from crow_persistence.database_urls import parse_url
 from crow_persistence.queue import QueueStuck, wait_in_queue
+from crow_persistence.sqlite_files import (
+    back_up,
+    connect_to_read,
+    decode_text,
+    file_identity,
+    has_content,
+    lock_file,
+    may,
+    shm_file,
+    wal_file,
+)
 from crow_persistence.tables import metadata
 
 LATEST_REVISION = "0005"
 """The newest revision in `migrations`. A test compares the two."""
 OLDEST_READER = "0004"
 """The oldest revision whose crow may read and write tables of LATEST_REVISION: it may leave out the additions since."""
-URL_DEFAULTS: dict[str, dict[str, str]] = {
-    "sqlite": {"timeout": "30"},
-    "postgresql+psycopg": {
-        "connect_timeout": "10",
-        "tcp_user_timeout": "30000",
-        "options": "-c lock_timeout=30s -c idle_in_transaction_session_timeout=5s",
-    },
-}
-"""Default URL parameters by driver. They limit every wait for a lock or a connection to half a minute, and how long a
-process that is frozen within a transaction keeps its locks."""
 NO_IDLE_LIMIT = "SET LOCAL idle_in_transaction_session_timeout = 0"
 SHORT_TIMEOUT = 2.0
 """Seconds that a transaction waits for a lock if it may as well be left out."""
@@ -421,35 +419,6 @@ class Database:
         return f"PostgreSQL cannot be reached ({self.name}): {reason}. Check [database] url, and that the server runs."
 
 
-def parse_url(url: str) -> tuple[URL, bool]:
-    """Parse a database URL as `complete_url` does, without its parameter `synchronous`. Return also whether a commit
-    waits until the disk has it (`synchronous=full`). Raises StoreError."""
-    completed = complete_url(url)
-    synchronous = completed.query.get("synchronous", "normal")
-    if synchronous not in ("normal", "full"):
-        raise StoreError(f"[database] synchronous is {synchronous!r}. Give 'normal' or 'full'.")
-    return completed.difference_update_query(["synchronous"]), synchronous == "full"
-
-
-def complete_url(url: str) -> URL:
-    """Parse a database URL and add the defaults. Raises StoreError."""
-    try:
-        parsed = make_url(url)
-    except (ArgumentError, ValueError):
-        parsed = URL.create("unknown")
-    match parsed.drivername:
-        case "sqlite" | "sqlite+pysqlite" if parsed.database not in (None, "", ":memory:") and not parsed.host:
-            parsed = parsed.set(drivername="sqlite", database=str(Path(parsed.database).expanduser().absolute()))
-        case "postgres" | "postgresql" | "postgresql+psycopg":
-            parsed = parsed.set(drivername="postgresql+psycopg")
-        case _:
-            raise StoreError(
-                f"[database] url {parsed.render_as_string()} cannot be used. "
-                "Give sqlite:////folder/file.db or postgresql+psycopg://user@host/database."
-            )
-    return parsed.set(query={**URL_DEFAULTS[parsed.drivername], **parsed.query})
-
-
 def prepare_connection(driver: Any, _: Any, *, is_durable: bool = False) -> None:
     """Set up a new SQLite connection. With `is_durable`, a commit waits until the disk has it."""
     driver.isolation_level = None  # `begin_transaction` begins transactions
@@ -492,19 +461,6 @@ def disposed_on_error(engine: Engine) -> Generator[None]:
         raise
 
 
-def connect_to_read(file: Path, *, alone: bool) -> sqlite3.Connection:
-    """Connect to a file that cannot be written. `alone` is true if no other process has it open."""
-    options = "mode=ro&immutable=1" if alone else "mode=ro"
-    driver = sqlite3.connect(f"file:{quote(str(file))}?{options}", uri=True, check_same_thread=False)
-    driver.isolation_level, driver.text_factory = None, decode_text
-    return driver
-
-
-def decode_text(data: bytes) -> str:
-    """Decode text from SQLite. Damaged bytes become surrogate escapes, so that the rest stays readable."""
-    return data.decode("utf-8", "surrogateescape")
-
-
 def begin_transaction(connection: Connection) -> None:
     """Begin a transaction with the lock timeout and the mode that the connection's options ask for."""
     options, is_sqlite = connection.get_execution_options(), connection.dialect.name == "sqlite"
@@ -537,47 +493,3 @@ def create_tables(connection: Connection) -> None:
     search.create(connection)
     VERSION.create(connection)
     connection.execute(insert(VERSION).values(version_num=LATEST_REVISION, oldest_reader=OLDEST_READER))
-
-
-def back_up(source: sqlite3.Connection, to: Path) -> None:
-    """Copy a SQLite database, as last committed, to a file that only its owner can read. Others may write meanwhile.
-    Raises OSError, sqlite3.Error."""
-    with tempfile.TemporaryDirectory(dir=to.parent, prefix=to.name) as folder:
-        new = Path(folder, to.name)
-        new.touch(0o600)
-        with closing(sqlite3.connect(new)) as target:
-            source.backup(target)
-        system.replace_file(new, to)
-
-
-def wal_file(file: Path) -> Path:
-    """Return the path of SQLite's write-ahead log for a file."""
-    return file.with_name(f"{file.name}-wal")
-
-
-def shm_file(file: Path) -> Path:
-    """Return the path of the file that the processes which have a SQLite file open share."""
-    return file.with_name(f"{file.name}-shm")
-
-
-def has_content(file: Path) -> bool:
-    """Test whether there is a file, and it is not empty."""
-    return file.exists() and file.stat().st_size > 0
-
-
-def lock_file(file: Path) -> Path:
-    """Return the path of the file that the writers of a SQLite file lock."""
-    return file.with_name(f"{file.name}-lock")
-
-
-def may(mode: int, file: Path) -> bool:
-    """Test whether this process may use a file as `os.access` names it, with its effective user where there is one."""
-    return os.access(file, mode, effective_ids=os.access in os.supports_effective_ids)
-
-
-def file_identity(file: Path) -> tuple[int, int] | None:
-    """Return a file's device and inode; None when there is no file."""
-    with suppress(OSError):
-        found = file.stat()
-        return found.st_dev, found.st_ino
-    return None

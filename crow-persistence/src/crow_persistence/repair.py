@@ -15,8 +15,9 @@ from crow_core.errors import StoreError
 from sqlalchemy import Column, Connection, Table, and_, delete, exists, func, insert, select, update
 
 from crow_persistence import search
-from crow_persistence.database import Database, decode_text, lock_file, wal_file
+from crow_persistence.database import Database
 from crow_persistence.queue import QueueStuck, wait_in_queue
+from crow_persistence.sqlite_files import decode_text, lock_file, wal_file
 from crow_persistence.tables import messages, metadata, sessions
 
 MAX_FAILURES = 5_000

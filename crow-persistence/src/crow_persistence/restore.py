@@ -14,17 +14,9 @@ import crow_system as system
 from crow_core.errors import StoreError
 from crow_system.files import make_private_folder
 
-from crow_persistence.database import (
-    LATEST_REVISION,
-    Database,
-    back_up,
-    file_identity,
-    has_content,
-    lock_file,
-    shm_file,
-    wal_file,
-)
+from crow_persistence.database import LATEST_REVISION, Database
 from crow_persistence.queue import QueueStuck, wait_in_queue
+from crow_persistence.sqlite_files import back_up, file_identity, has_content, lock_file, shm_file, wal_file
 
 SHARED_BYTE = 0x40000002
 """The first of the bytes that each connection to a SQLite file locks: https://sqlite.org/src/file/src/os.h"""

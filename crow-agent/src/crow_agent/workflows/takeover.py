@@ -20,7 +20,7 @@ from typing import Any, Protocol, TypeVar
 import sqlalchemy as sa
 from crow_core.models.retries import attempt_again
 from crow_persistence import leases
-from crow_persistence.database import complete_url
+from crow_persistence.database_urls import complete_url
 from crow_persistence.tables import sessions
 from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
 

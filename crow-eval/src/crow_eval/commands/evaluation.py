@@ -2,33 +2,28 @@
 
 import os
 import sys
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import click
-from crow_cli.console import AS_JSON, escape_line, format_time, limit_option, print_json, print_note, print_table
-from crow_cli.process import fail, hide_memory, run_to_end
+from crow_cli.console import AS_JSON, format_time, limit_option, print_json, print_note, print_table
+from crow_cli.process import fail, hide_memory
 from crow_core import __version__
-from crow_core.errors import ConfigError, ModelError, PromptError, StoreError
+from crow_core.errors import ConfigError, StoreError
 from crow_core.text import escape_controls
-from crow_system.files import make_private_folder
+
+from crow_eval.commands.evaluation_output import print_comparisons, print_report, reporting
+from crow_eval.commands.inspect_command import import_logs
+from crow_eval.commands.task_runs import AT_ONCE, MODE, match_tasks, noting_stop, open_database, run_and_exit
 
 if TYPE_CHECKING:
     from crow_persistence.database import Database
 
-    from crow_eval.cells import Cell
-    from crow_eval.evaluation_report import Comparison, EvaluationReport
     from crow_eval.evaluation_store import Evaluation
     from crow_eval.runs import TaskFault
     from crow_eval.tasks import Task
 
-REPORT_INTERVAL = 10.0
-"""Seconds between two lines about the progress, if standard error is not a terminal."""
-MAX_GROUPS = 5
-"""Groups of failures that the terminal shows."""
 HTML = click.option(
     "--html", "page", type=click.Path(dir_okay=False, path_type=Path), help="Write the report to this file."
 )
@@ -62,14 +57,8 @@ def evaluate() -> None:
 )
 @click.option("-m", "--model", "models", multiple=True, help="A model, as for `crow run`; repeatable.")
 @click.option("--repeat", type=click.IntRange(min=1), default=1, show_default=True, help="Runs of each task.")
-@click.option("--at-once", type=click.IntRange(min=1), default=4, show_default=True, help="Runs at a time.")
-@click.option(
-    "--mode",
-    type=click.Choice(["accept-edits", "plan", "yolo"]),
-    default="accept-edits",
-    show_default=True,
-    help="Which tool calls may run. All others that need a permission are denied.",
-)
+@AT_ONCE
+@MODE
 @click.option("--judge", metavar="MODEL", default="", help="The model that judges; by default the first of -m.")
 @click.option("--max-cost", type=click.FloatRange(0, min_open=True), help="What all runs may cost.")
 @click.option("--resume", metavar="ID", default="", help="Go on with an evaluation: run what has no outcome yet.")
@@ -94,20 +83,6 @@ def run(dataset: str, resume: str, validate: bool, as_json: bool, page: Path | N
     run_and_exit(lambda: run_dataset(dataset, resume, validate, as_json=as_json, page=page, **options))
 
 
-def run_and_exit(function: Callable[[], Any]) -> None:
-    """Run a coroutine function to its end and exit with its code; print an error as a message."""
-    from crow_agent.errors import AgentError
-
-    from crow_eval.workspaces import WorkspaceError
-
-    try:
-        sys.exit(run_to_end(function()))
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except (AgentError, ConfigError, ModelError, PromptError, StoreError, WorkspaceError) as error:
-        fail(str(error))
-
-
 async def run_dataset(
     dataset: str,
     resume: str,
@@ -127,7 +102,7 @@ async def run_dataset(
     from crow_agent.errors import BudgetSpent
 
     from crow_eval import runs
-    from crow_eval.evaluation_store import EvaluationRunsError, load
+    from crow_eval.evaluation_store import load
     from crow_eval.tasks import load_dataset
 
     env = os.environ
@@ -145,18 +120,13 @@ async def run_dataset(
         evaluation = await begin(database, dataset, tasks, at_once, env, **options)
     budget.spend("money", sum(cell.cost or 0 for cell in evaluation.cells))
     reason = ""
-    try:
-        with reporting(evaluation) as report:
+    with reporting(evaluation) as report, noting_stop(f"crow eval --resume {evaluation.id[:8]}"):
+        try:
             await runs.run_evaluation(
                 evaluation, tasks, database, env=env, at_once=at_once, report=report, budget=budget
             )
-    except BudgetSpent as error:
-        reason = str(error)
-    except EvaluationRunsError:
-        raise
-    except BaseException:
-        print_note(f"Stopped. Go on with: crow eval --resume {evaluation.id[:8]}")
-        raise
+        except BudgetSpent as error:
+            reason = str(error)
     evaluation = load(database, evaluation.id)
     print_report(evaluation, as_json=as_json, page=page)
     left = evaluation.cells_wanted - len(evaluation.finished)
@@ -193,17 +163,6 @@ def print_untouched(faults: "Sequence[TaskFault]") -> None:
 def describe_fault(fault: Any) -> str:
     """Say in a line what is wrong with a check."""
     return ": ".join(filter(None, [fault.task, fault.check, fault.sentence]))
-
-
-def open_database(env: Mapping[str, str]) -> "Database":
-    """Open the database of the configuration, which is made if there is none. Raises ConfigError."""
-    from crow_agent.settings.config import get_database_url, load_config
-    from crow_agent.settings.home import Home
-    from crow_persistence.database import Database
-
-    home = Home.find(env)
-    make_private_folder(home.data)
-    return Database(get_database_url(load_config(home, env), home), home.data)
 
 
 async def begin(
@@ -266,139 +225,6 @@ def load_begun(database: "Database", id: str) -> "tuple[Evaluation, list[Task]]"
     return evaluation, match_tasks(evaluation, load_dataset(evaluation.dataset))
 
 
-def match_tasks(evaluation: "Evaluation", tasks: "Sequence[Task]") -> "list[Task]":
-    """Return the tasks of an evaluation, in its order. Raises ConfigError if one is gone or was changed since."""
-    by_id = {task.id: task for task in tasks}
-    for name in evaluation.settings.tasks:
-        if name.id not in by_id:
-            raise ConfigError(f"{evaluation.dataset} has no task {name.id} any more. Begin a new evaluation.")
-        if by_id[name.id].digest != name.digest:
-            raise ConfigError(
-                f"{by_id[name.id].source}: the task {name.id} was changed since the evaluation began. Begin a new one."
-            )
-    return [by_id[name.id] for name in evaluation.settings.tasks]
-
-
-@contextmanager
-def reporting(evaluation: "Evaluation") -> "Generator[Callable[[Cell], None]]":
-    """Yield a function that shows a cell that has ended, as a bar where there is a terminal."""
-    total, states = evaluation.cells_wanted, [cell.state for cell in evaluation.finished.values()]
-
-    def describe() -> str:
-        return ", ".join(
-            f"{states.count(state):,} {name}"
-            for state, name in (("passed", "passed"), ("failed", "failed"), ("error", "errors"))
-            if states.count(state)
-        )
-
-    if not sys.stderr.isatty():
-        last = monotonic()
-
-        def report(cell: "Cell") -> None:
-            nonlocal last
-            states.append(cell.state)
-            if monotonic() - last > REPORT_INTERVAL:
-                last = monotonic()
-                click.echo(f"{len(states):,} of {total:,} runs have ended: {describe()}", err=True)
-
-        yield report
-        return
-    from rich.console import Console  # imported here because few commands show a bar
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (MofNCompleteColumn(), BarColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        bar = progress.add_task(describe(), total=total, completed=len(states))
-
-        def advance(cell: "Cell") -> None:
-            states.append(cell.state)
-            progress.update(bar, completed=len(states), description=describe())
-
-        yield advance
-
-
-def print_report(evaluation: "Evaluation", *, as_json: bool, page: Path | None) -> None:
-    """Print the report of an evaluation, and write its page. Raises ConfigError for a file that cannot be written."""
-    from crow_eval.evaluation_report import make_report, to_json
-
-    report = make_report(evaluation)
-    if page is not None:
-        from crow_eval.page import to_page
-        from crow_eval.search_page import to_search
-
-        try:
-            page.write_text(to_page(report, to_search(evaluation)), "utf-8")
-        except OSError as error:
-            raise ConfigError(f"--html: {page} cannot be written: {error.strerror}.") from error
-    if evaluation.settings.search:
-        from crow_eval.commands.improvement_output import print_improvement
-
-        print_improvement(evaluation, as_json=as_json)
-    elif as_json:
-        print_json(to_json(report))
-    else:
-        print_tables(report)
-    if page is not None:
-        print_note(f"The report is in {page}.")
-
-
-def print_tables(report: "EvaluationReport") -> None:
-    """Print the tables of a report."""
-    from crow_eval.page import format_number, format_percent, format_seconds
-
-    evaluation = report.evaluation
-    click.secho(escape_line(f"{evaluation.dataset}  {evaluation.id[:8]}"), bold=True)
-    heads = ("PROMPT", "MODEL", "PASSED", "RATE", "95 %", "TOKENS", "FIRST", "IN ALL", "CACHED", "COST", "ERRORS")
-    rows = [
-        (
-            one.prompt,
-            one.model,
-            f"{one.passed}/{one.runs}",
-            format_percent(one.rate),
-            f"{format_percent(one.interval.low)}-{format_percent(one.interval.high)}".replace(" %-", "-"),
-            format_number(one.input + one.output),
-            format_seconds(one.first),
-            format_seconds(one.total),
-            format_percent(one.cached_share),
-            " ".join(filter(None, [format_number(one.cost), one.currency])),
-            str(one.errors),
-        )
-        for one in report.variants
-    ]
-    print_table(heads, rows)
-    later = [f"pass@{k} {format_percent(rate)}" for one in report.variants for k, rate in one.pass_at.items() if k > 1]
-    if later:
-        click.echo(f"{', '.join(later)}, in the order above")
-    print_comparisons(report.comparisons)
-    for title, groups in (
-        ("Failures by check", report.by_check),
-        ("Failures by last words", report.by_words),
-        ("Errors", report.errors),
-    ):
-        if groups:
-            click.secho(f"\n{title}", bold=True)
-        for group in groups[:MAX_GROUPS]:
-            click.echo(f"{group.count:>4}  {escape_line(group.what)}  ({escape_line(', '.join(group.tasks[:4]))})")
-        if len(groups) > MAX_GROUPS:
-            click.echo(f"      and {len(groups) - MAX_GROUPS} more")
-
-
-def print_comparisons(comparisons: "Sequence[Comparison]") -> None:
-    """Print a line for each comparison."""
-    from crow_eval.page import describe_comparison, describe_test, format_points
-
-    for one in comparisons:
-        pairs = one.pairs
-        click.echo(
-            escape_line(
-                f"{one.second} against {one.first}: {format_points(pairs.difference)} points "
-                f"({format_points(pairs.interval.low)} to {format_points(pairs.interval.high)}), "
-                f"McNemar's exact test p {describe_test(one)}, {pairs.pairs} pairs "
-                f"({pairs.only_b} better, {pairs.only_a} worse). {describe_comparison(one)}"
-            )
-        )
-
-
 @evaluate.command("list")
 @limit_option(20)
 @AS_JSON
@@ -429,67 +255,7 @@ def list_(limit: int, as_json: bool) -> None:
     print_table(("ID", "BEGUN", "PASSED", "FAILED", "ERRORS", "STATE", "DATASET", "VARIANTS"), lines)
 
 
-@evaluate.command("import")
-@click.argument("logs", metavar="LOG...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--scorer", metavar="NAME", default="", help="The only scorer that counts; by default all have to pass.")
-@click.option("--pass-at", "least", type=float, help="The least score that passes; by default 1.")
-@AS_JSON
-def import_(logs: tuple[Path, ...], scorer: str, least: float | None, as_json: bool) -> None:
-    """Import logs of Inspect (.eval, .json), each as an evaluation, with the messages of its samples as sessions.
-
-    Samples are tasks, epochs are repetitions. A sample passes if each of its scores is 1, as C, yes and true are; P is
-    0.5, and I and N are 0. A sample without a score, or with an error, is an error. A log that was imported before with
-    the same options is left as it is. If one of the logs cannot be read, none is imported.
-    """
-    try:
-        from crow_eval.inspect_logs import read_log, store_log
-    except ModuleNotFoundError as error:
-        fail(
-            f"Inspect reads its logs, and {error.name} is not installed: uv tool install ./crow --with inspect-ai "
-            "installs both, with the path of crow's repository."
-        )
-    from crow_agent.settings.config import get_database_url, load_config
-    from crow_agent.settings.home import Home
-    from crow_persistence.sql_store import BlockingStore
-
-    home = Home.find(os.environ)
-    try:
-        found = [read_log(path, scorer, least) for path in logs]
-        make_private_folder(home.data)
-        store = BlockingStore(get_database_url(load_config(home, os.environ), home), home.data)
-        try:
-            stored = [(log, store_log(store, log)) for log in found]
-        finally:
-            store.database.close()
-    except (ConfigError, StoreError) as error:
-        fail(escape_controls(str(error)))
-    if as_json:
-        print_json(
-            [
-                {
-                    "id": log.id,
-                    "known": log.is_known,
-                    **{
-                        state: sum(cell.state == state for cell in log.cells) for state in ("passed", "failed", "error")
-                    },
-                    "partial": log.partial,
-                    "sessions": imported.sessions,
-                    "left_out": dict(imported.left_out),
-                }
-                for log, imported in stored
-            ]
-        )
-        return
-    for log, imported in stored:
-        if log.is_known:
-            click.echo(f"{log.id[:8]} had been imported before: {escape_line(log.dataset)}")
-            continue
-        cells, sessions = len(log.cells), len(imported.sessions)
-        click.echo(f"{log.id[:8]} {escape_line(log.dataset)}: {cells:,} runs, {sessions:,} new sessions.")
-        if log.partial:
-            click.echo(f"Failed: {log.partial:,} scores above 0 that are too small to pass; --pass-at sets the least.")
-        for what, count in imported.left_out.most_common():
-            click.echo(escape_controls(f"Left out: {count:,} {what}."))
+evaluate.add_command(import_logs)
 
 
 @evaluate.command()

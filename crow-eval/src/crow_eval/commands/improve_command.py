@@ -12,9 +12,9 @@ from crow_cli.process import fail, hide_memory
 from crow_core import __version__
 from crow_core.errors import ConfigError
 
-from crow_eval.commands.evaluation import match_tasks, open_database, run_and_exit
 from crow_eval.commands.improvement_output import describe_best, print_improvement
 from crow_eval.commands.search_sources import find_runners, find_tasks, is_dataset, load_tasks
+from crow_eval.commands.task_runs import AT_ONCE, MODE, match_tasks, noting_stop, open_database, run_and_exit
 
 if TYPE_CHECKING:
     from crow_agent.budget import Budget
@@ -50,14 +50,8 @@ REPEAT = 2
 @click.option("--max-requests", type=click.IntRange(min=1), help="The model calls that they may make.")
 @click.option("--max-minutes", type=click.FloatRange(0, min_open=True), help="The minutes that the command may take.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Chooses the parts of the dataset.")
-@click.option("--at-once", type=click.IntRange(min=1), default=4, show_default=True, help="Runs at a time.")
-@click.option(
-    "--mode",
-    type=click.Choice(["accept-edits", "plan", "yolo"]),
-    default="accept-edits",
-    show_default=True,
-    help="Which tool calls may run. All others that need a permission are denied.",
-)
+@AT_ONCE
+@MODE
 @click.option("--resume", metavar="ID", default="", help="Go on with a search that was stopped or killed.")
 @AS_JSON
 def improve(name: str, on: tuple[str, ...], resume: str, as_json: bool, **options: Any) -> None:
@@ -128,20 +122,17 @@ async def improve_prompt(
         setattr(budget, what, limit)
     await runs.check_prices([*settings.models, *filter(None, [notes.proposer])], settings.judge, tasks, budget, env)
     runners = await find_runners(database, evaluation.dataset, settings, tasks, budget, env)
-    reason = ""
+    reason, go_on = "", f"crow prompts improve --resume {evaluation.id[:8]}"
     with locked(Home.find(env).data, evaluation.id):
         evaluation.cells[:] = load(database, evaluation.id).cells
         count_spent(budget, evaluation)
-        with reporting(evaluation) as report:
+        with reporting(evaluation) as report, noting_stop(go_on):
             work = Improvement(evaluation, tasks, database, runners, budget, env, at_once, report)
             try:
                 budget.start()
                 await work.run()
             except (AgentError, BudgetSpent) as error:
                 reason = str(error)
-            except BaseException:
-                print_note(f"Stopped. Go on with: crow prompts improve --resume {evaluation.id[:8]}")
-                raise
     print_improvement(load(database, evaluation.id), as_json=as_json)
     if quoted := find_quoted(tasks, settings.prompts[notes.winner or 0].template, settings.prompts[0].template):
         best = settings.prompts[notes.winner or 0].label
@@ -150,7 +141,7 @@ async def improve_prompt(
             f"others: {', '.join(quoted)}."
         )
     if reason:
-        print_note(f"{reason} Go on with: crow prompts improve --resume {evaluation.id[:8]}")
+        print_note(f"{reason} Go on with: {go_on}")
     return 1 if reason else 0
 
 
