@@ -9,8 +9,8 @@ the model run in other processes.
 With `--agent N`, prints the processor time of the agent (`crow serve`) for the same stream in N pairs of runs: to a
 client that drops all updates, and to `crow web --connect` with a page. Each pair has its own ratio.
 
-On a loaded machine with two cores, five pairs of 8 seconds: -4.7, -1.5, -1.3, +15.5 and +22.7 %, median -1.3 %. The agent
-used 6 % of a core. A page costs it nothing that this can tell from noise: it has one client either way.
+On a loaded machine with two cores, five pairs of 8 seconds gave -4.7, -1.5, -1.3, +15.5 and +22.7 %, median -1.3 %.
+The agent used 6 % of a core. A page costs it nothing that this can tell from noise: it has one client either way.
 """
 
 import argparse
