@@ -1,9 +1,16 @@
 """Measure a chat of `crow web`: a stream of 200 tokens a second to some tabs.
 
     uv run benchmarks/web_chat.py [--tabs 3] [--seconds 20]
+    uv run benchmarks/web_chat.py --agent 5
 
 Prints the share of a core that `crow web` takes, the kilobytes a second that a tab gets, and the memory. The agent and
 the model run in other processes.
+
+With `--agent N`, prints the processor time of the agent (`crow serve`) for the same stream in N pairs of runs: to a
+client that drops all updates, and to `crow web --connect` with a page. Each pair has its own ratio.
+
+On a loaded machine with two cores, five pairs of 8 seconds gave -4.7, -1.5, -1.3, +15.5 and +22.7 %, median -1.3 %.
+The agent used 6 % of a core. A page costs it nothing that this can tell from noise: it has one client either way.
 """
 
 import argparse
@@ -13,14 +20,19 @@ import os
 import sys
 import tempfile
 from asyncio.subprocess import PIPE
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
+from statistics import median
 from time import perf_counter
 from typing import Any
 
 import httpx2
 import psutil
 from crow_core.testing import Reply, ScriptedServer
+from crow_terminal.agent_connections import AgentAddress
+from crow_terminal.agent_connections import connect as connect_agent
+from crow_terminal.chat_client import ChatClient
 from websockets.asyncio.client import ClientConnection, connect
 
 PIECE = "Some words of an answer, **bold** ones and `code`, in a paragraph. "
@@ -45,8 +57,8 @@ class Tab:
         self.session, self.phase = batch.get("@session", self.session), batch.get("@phase", self.phase)
 
 
-async def stream(address: str, cookie: str, process: psutil.Process, tabs: int) -> None:
-    """Let an answer stream to some tabs, and print what it took."""
+async def stream(address: str, cookie: str, process: psutil.Process, tabs: int) -> float:
+    """Let an answer stream to some tabs, print what it took, and return the seconds of the processor."""
     options: Any = {"additional_headers": {"Cookie": cookie}, "origin": address, "proxy": None, "max_size": None}
     live = address.replace("http", "ws", 1) + "/live"
     async with connect(live, **options) as first:
@@ -64,15 +76,17 @@ async def stream(address: str, cookie: str, process: psutil.Process, tabs: int) 
         while tab.phase == "working":
             await tab.receive()
         seconds = perf_counter() - begun
-        share = (sum(process.cpu_times()[:2]) - used) / seconds
+        used = sum(process.cpu_times()[:2]) - used
         print(
-            f"{tabs} tabs: {share:6.1%} of a core, {(tab.bytes - before) / seconds / 1000:5.1f} kB/s of text a tab, "
-            f"{(tab.batches - batches) / seconds:4.1f} batches a second, {process.memory_info().rss / 2**20:5.0f} MiB"
+            f"{tabs} tabs: {used / seconds:6.1%} of a core, {process.memory_info().rss / 2**20:5.0f} MiB, "
+            f"{(tab.bytes - before) / seconds / 1000:5.1f} kB/s of text a tab, "
+            f"{(tab.batches - batches) / seconds:4.1f} batches a second"
         )
         for task in reading:
             task.cancel()
         for other in others:
             await other.socket.close()
+    return used
 
 
 async def read(tab: Tab) -> None:
@@ -80,34 +94,76 @@ async def read(tab: Tab) -> None:
         await tab.receive()
 
 
-async def measure(env: Mapping[str, str], most: int) -> None:
-    command = [sys.executable, "-m", "crow_cli", "web", "--no-open", "--cwd", env["HOME"]]
-    started = await asyncio.create_subprocess_exec(*command, env=env, stdout=PIPE)
+@asynccontextmanager
+async def run(env: Mapping[str, str], *words: str) -> AsyncGenerator[tuple[str, psutil.Process]]:
+    """Run a command of crow while the block runs; give its first line."""
+    started = await asyncio.create_subprocess_exec(sys.executable, "-m", "crow_cli", *words, env=env, stdout=PIPE)
     assert started.stdout
     try:
-        first = (await started.stdout.readline()).decode().strip()
-        address = first.partition("/?")[0]
-        async with httpx2.AsyncClient() as client:
-            cookie = (await client.get(first)).headers["set-cookie"].partition(";")[0]
-        process = psutil.Process(started.pid)
-        for tabs in range(1, most + 1):
-            await stream(address, cookie, process, tabs)
+        yield (await started.stdout.readline()).decode().strip(), psutil.Process(started.pid)
     finally:
         started.terminate()
         await started.wait()
+
+
+async def enter(first: str) -> tuple[str, str]:
+    """Return the address of `crow web` and the cookie for it."""
+    async with httpx2.AsyncClient() as client:
+        cookie = (await client.get(first)).headers["set-cookie"].partition(";")[0]
+    return first.partition("/?")[0], cookie
+
+
+async def measure(env: Mapping[str, str], most: int) -> None:
+    async with run(env, "web", "--no-open", "--cwd", env["HOME"]) as (first, process):
+        address, cookie = await enter(first)
+        for tabs in range(1, most + 1):
+            await stream(address, cookie, process, tabs)
+
+
+async def measure_agent(env: Mapping[str, str], pairs: int) -> None:
+    """Print what a page costs the agent."""
+    async with run(env, "serve", "--port", "0") as (line, agent):
+        url, token = line.split()[0], line.split()[-1]
+        ratios: list[float] = []
+        await talk(url, token, env["HOME"], agent)  # loads what the first turn needs
+        for number in range(pairs):
+            bare = with_page = 0.0
+            for has_page in (False, True) if number % 2 else (True, False):
+                if has_page:
+                    options = ("--no-open", "--cwd", env["HOME"], "--connect", url)
+                    async with run({**env, "CROW_TOKEN": token}, "web", *options) as (first, _):
+                        with_page = await stream(*await enter(first), agent, 1)
+                else:
+                    bare = await talk(url, token, env["HOME"], agent)
+            ratios.append(with_page / bare)
+            print(f"the agent: {bare:.2f} s without a page, {with_page:.2f} s with one, {ratios[-1] - 1:+.1%}")
+        print(f"median {median(ratios) - 1:+.1%}")
+
+
+async def talk(url: str, token: str, folder: str, agent: psutil.Process) -> float:
+    """Let the answer stream to a client that drops it, and return the seconds of the agent's processor."""
+    link = await connect_agent(AgentAddress(url, url=url, token=token), folder)
+    client = ChatClient(link.transport, lambda update: None, lambda id, request: None, lambda id: None, {})
+    async with client.serving():
+        await client.start()
+        session = (await client.new_session(folder)).session_id
+        before = sum(agent.cpu_times()[:2])
+        await client.prompt(session, "Go")
+        return sum(agent.cpu_times()[:2]) - before
 
 
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tabs", type=int, default=3)
     parser.add_argument("--seconds", type=int, default=20)
+    parser.add_argument("--agent", type=int, default=0, metavar="N")
     args = parser.parse_args()
     text = PARAGRAPH * (args.seconds * 200 * 4 // len(PARAGRAPH))
     with tempfile.TemporaryDirectory() as folder:
         async with ScriptedServer(lambda request: Reply(text, pace=0.005)) as server:
             env = {**os.environ, "CROW_HOME": str(Path(folder, "crow")), "HOME": folder}
             env |= {"OPENAI_BASE_URL": server.url, "OPENAI_API_KEY": "none", "CROW_MODEL": "scripted"}
-            await measure(env, args.tabs)
+            await (measure_agent(env, args.agent) if args.agent else measure(env, args.tabs))
 
 
 if __name__ == "__main__":
