@@ -15,6 +15,12 @@ fail() {
 clone=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
 [ -f "$clone/crow-cli/pyproject.toml" ] || fail "$clone is not a clone of crow; run the script where the clone has it."
 
+if [ "${1:-}" = --remove ]; then
+    command -v uv >/dev/null 2>&1 && exec uv tool uninstall crow-workspace
+    printf 'crow was not removed: there is no uv here, which would have installed it.\n' >&2
+    exit 1
+fi
+
 if ! command -v uv >/dev/null 2>&1; then
     if command -v pipx >/dev/null 2>&1; then
         pipx install uv || fail "pipx could not install uv."
@@ -26,10 +32,6 @@ if ! command -v uv >/dev/null 2>&1; then
     fi
     PATH="$HOME/.local/bin:$PATH"
     command -v uv >/dev/null 2>&1 || fail "uv is installed but not on the PATH; add ~/.local/bin to it."
-fi
-
-if [ "${1:-}" = --remove ]; then
-    exec uv tool uninstall crow-workspace
 fi
 
 uv tool install --reinstall "$clone" || fail "uv said why, above. Behind a proxy, set HTTPS_PROXY and start again."

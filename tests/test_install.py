@@ -110,6 +110,15 @@ def test_the_script_without_uv_and_python_says_what_to_install(clone: Path, tmp_
     assert done.stderr.startswith("crow was not installed: there is no uv, pipx or python3 here.")
 
 
+def test_the_script_installs_no_uv_to_remove_crow(clone: Path, tmp_path: Path):
+    for name in ("sh", "dirname"):
+        (tmp_path / name).symlink_to(str(shutil.which(name)))
+    command = ["sh", str(clone / "packaging" / "install.sh"), "--remove"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={"PATH": str(tmp_path)})
+    assert done.returncode == 1
+    assert done.stderr == "crow was not removed: there is no uv here, which would have installed it.\n"
+
+
 @more
 def test_the_command_of_the_formula_and_the_container_installs_the_locked_packages(
     clone: Path, env: dict[str, str], tmp_path: Path
