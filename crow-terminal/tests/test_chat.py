@@ -89,10 +89,10 @@ def test_ctrl_r_searches_the_earlier_prompts_and_brings_one_to_the_editor(start:
         screen.until(f"You said: {text}")
     screen.type("a draft\x12")
     screen.until("Earlier prompts")
-    shown = screen.text[screen.text.index("❯ Earlier prompts") :]
+    shown = screen.text[screen.text.index("? Earlier prompts") :]
     assert [line.strip("❯ ") for line in shown.split("\n")[1:4]] == ["wash the bowl", "bake a pie", "bake a cake"]
     screen.type("bake c")
-    screen.until(lambda: "“bake c”" in screen.text and "bake a pie" not in screen.text[screen.text.index("❯ Earl") :])
+    screen.until(lambda: "“bake c”" in screen.text and "bake a pie" not in screen.text[screen.text.index("? Earl") :])
     screen.type("\x7f\x1b")
     screen.until("❯ a draft")  # Esc leaves the prompt as it was
     screen.type("\x12")

@@ -16,4 +16,4 @@ from crow_agent.result import Result as Result
 from crow_agent.session import AgentSession as AgentSession
 from crow_agent.session import PromptStream as PromptStream
 from crow_agent.tools import tool as tool
-from crow_agent.work import Work as Work
+from crow_agent.work import BackgroundWork as BackgroundWork

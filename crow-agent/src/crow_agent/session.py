@@ -46,7 +46,7 @@ from crow_agent.errors import AgentClosed, AgentError, AgentLost, OutputError, P
 from crow_agent.notebook import LiveDisplay, find_display
 from crow_agent.result import Result, to_result
 from crow_agent.typed_results import CORRECTION, INSTRUCTION, OutputType
-from crow_agent.work import Work, to_work
+from crow_agent.work import BackgroundWork, to_work
 
 T = TypeVar("T")
 CANCEL_TIMEOUT = 30.0
@@ -267,10 +267,10 @@ class AgentSession:
         params = make_steering_params(self.id, self._to_blocks(prompt))
         return is_taken(await self._client.ask(STEERING_METHOD, params))
 
-    async def background(self) -> list[Work]:
+    async def background(self) -> list[BackgroundWork]:
         """List the commands and sub-agents in the background, and the last sub-agents that have ended.
 
-        A work has `stop()`, a sub-agent `tell(words)`. Raises AgentError for an agent that has no such list; crow does.
+        Each has `stop()`, a sub-agent `tell(words)`. Raises AgentError for an agent that has no such list; crow does.
         """
         return to_work(await self._ask_background("list"), self._ask_background)
 

@@ -9,7 +9,7 @@ Ask = Callable[[str, str, str], Awaitable[dict[str, Any]]]
 """Sends an action, with the name of work and a text, to the agent; see `_crow/background`."""
 
 
-class Work(Struct, rename="camel"):
+class BackgroundWork(Struct, rename="camel"):
     """A command or a sub-agent of a session, as it was when `AgentSession.background` was called."""
 
     name: str
@@ -39,9 +39,9 @@ class Work(Struct, rename="camel"):
         await self._ask(action, self.name, text)
 
 
-def to_work(answer: dict[str, Any], ask: Ask) -> list[Work]:
+def to_work(answer: dict[str, Any], ask: Ask) -> list[BackgroundWork]:
     """Convert the answer of the agent."""
-    works = convert(answer["work"], list[Work])
+    works = convert(answer["work"], list[BackgroundWork])
     for work in works:
         work._ask = ask  # pyright: ignore[reportPrivateUsage]
     return works

@@ -101,11 +101,15 @@ class UserQuestion(Struct):
 def ask_user(crow: Crow) -> None:
     """Let the model ask the user. Through a client that shows no forms, it can only offer choices."""
 
+    def make_server(schema: dict[str, Any]) -> Server:
+        definition = {"name": NAME, "description": DESCRIPTION, "inputSchema": schema, "_meta": META}
+        return Server("ask", definitions=[definition], handlers={NAME: answer}, built_in=True, shared=True)
+
+    with_forms, with_choices = make_server(FORM_SCHEMA), make_server(CHOICE_SCHEMA)
+
     @crow.mcp_servers
     def offer(session: Session) -> Sequence[Server]:
-        schema = FORM_SCHEMA if can_ask(session.client.capabilities, "form") else CHOICE_SCHEMA
-        definition = {"name": NAME, "description": DESCRIPTION, "inputSchema": schema, "_meta": META}
-        return [Server("ask", definitions=[definition], handlers={NAME: answer}, built_in=True)]
+        return [with_forms if can_ask(session.client.capabilities, "form") else with_choices]
 
 
 async def answer(session: Session, tool_call: ToolCall) -> ToolResult:

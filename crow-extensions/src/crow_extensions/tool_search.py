@@ -12,11 +12,9 @@ from crow_core.mcp.result import ToolResult
 from crow_core.mcp.server import Handler, Server
 from crow_core.mcp.tool import PROXY_TOOL, Tool, ToolCall
 from crow_core.session.session import Session
-from crow_core.session_state import StateKey
 from msgspec import Struct, ValidationError
 
 NAME = "tool_search"
-SERVER = StateKey[Server](NAME)
 RESULTS_LIMIT = 20
 """Tools that one search returns at most."""
 
@@ -64,18 +62,19 @@ def tool_search(crow: Crow, *, above: int = 60, share: float = 0.1) -> None:
     model's window (0.1 is a tenth).
     """
 
+    handlers: dict[str, Handler] = {NAME: search, PROXY_TOOL: refuse_proxy_call}
+    server = Server(NAME, definitions=DEFINITIONS, handlers=handlers, built_in=True, shared=True)
+
     @crow.mcp_servers
     def offer(session: Session) -> Sequence[Server]:
-        handlers: dict[str, Handler] = {NAME: search, PROXY_TOOL: refuse_proxy_call}
-        session.state[SERVER] = Server(NAME, definitions=DEFINITIONS, handlers=handlers, built_in=True)
-        return [session.state[SERVER]]
+        return [server]
 
     @crow.tools
     def defer(schemas: list[dict[str, Any]], session: Session) -> list[dict[str, Any]]:
         tools = session.toolbox.tools
         sent = {schema["function"]["name"] for schema in session.toolbox.sent or ()}
         by_name = {schema["function"]["name"]: schema for schema in schemas}
-        ours = {name: by_name.pop(name) for name in [*by_name] if tools[name].server is session.state[SERVER]}
+        ours = {name: by_name.pop(name) for name in [*by_name] if tools[name].server is server}
         searched = {name: schema for name, schema in by_name.items() if is_foreign(tools[name])}
         if NAME not in sent and len(searched) <= above and not is_large([*searched.values()], session, share):
             return [*by_name.values()]

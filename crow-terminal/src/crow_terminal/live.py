@@ -155,7 +155,7 @@ def is_command(running: OpenCall) -> bool:
 
 def compose_choice(dialog: ListDialog, width: int, rows: int, theme: Theme) -> list[str]:
     """Compose a list to choose from."""
-    lines = [theme.style("accent", "❯ ") + theme.style("prompt", clip(dialog.title, width - 2))]
+    lines = [theme.style("accent", "? ") + theme.style("prompt", clip(dialog.title, width - 2))]
     about = [line for text in dialog.about for line in escape_output(text).split("\n")]
     hidden = len(about) - ABOUT_ROWS
     for line in about[: ABOUT_ROWS if hidden > 0 else None]:

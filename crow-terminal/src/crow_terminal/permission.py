@@ -17,6 +17,8 @@ YES = ("allow", "allow once", "yes", "accept", "approve", "ok")
 """Names that agents give to allowing once, in lower case."""
 NO = ("reject", "reject once", "no", "deny", "decline")
 """The same for rejecting once."""
+LASTING = "and do not ask again for"
+"""The words between an answer that lasts and its rule; where these do not fit, `always for`."""
 RULE = 48
 """Columns of a rule in the first step; the second shows it whole."""
 PLACES = {"session": "for this session", "folder": "in this folder", "always": "in all folders"}
@@ -120,7 +122,7 @@ def describe_lasting(lasting: Sequence[Row], yes: str, no: str) -> str:
     first: Answer = lasting[0].value
     if len(lasting) == 1 and not first.rule:
         return first.name
-    return f"{yes if first.allows else no}, and do not ask again for {clip(first.rule, RULE) or '…'}"
+    return f"{yes if first.allows else no}, {LASTING} {clip(first.rule, RULE) or '…'}"
 
 
 def make_answer(answer: Answer, text: str) -> RequestPermissionResponse:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from crow_terminal.blocks import StyledLine
 from crow_terminal.dialogs import Row
 from crow_terminal.paint import wrap
-from crow_terminal.permission import Answer
+from crow_terminal.permission import LASTING, Answer
 from crow_terminal.printable_text import clip, fold, hang_label, measure
 from crow_terminal.question import Question
 from crow_terminal.theme import Theme
@@ -115,7 +115,8 @@ def list_answer_rows(question: Question, width: int, theme: Theme, letter: str) 
 
 
 def compose_answer(row: Row, width: int, theme: Theme, *, chosen: bool, danger: str) -> str:
-    text = clip(f"{'❯' if chosen else ' '} {row.letter or ' '}  {row.label}", width)
+    label = row.label if measure(row.label) <= width - 5 else row.label.replace(LASTING, "always for", 1)
+    text = clip(f"{'❯' if chosen else ' '} {row.letter or ' '}  {label}", width)
     allows = row.value is None or (row.value.allows and not row.value.wants)
     lasts = row.value is None or row.value.rule
     style = "bad" if danger and allows else "warning" if lasts and allows else ""
