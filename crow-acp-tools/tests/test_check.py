@@ -4,6 +4,7 @@ import asyncio
 import copy
 import json
 import re
+import shlex
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterator
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from crow_acp_tools.check import validation
 from crow_acp_tools.check.check_report import to_json, to_text
-from crow_acp_tools.check.conversation import CheckOptions
+from crow_acp_tools.check.conversation import CannotContinue, CheckOptions, Conversation
 from crow_acp_tools.check.requirements import FIRST, REQUIREMENTS
 from crow_acp_tools.check.runner import CheckReport, check_agent
 from crow_core.acp.schema import AGENT_METHODS, CLIENT_METHODS
@@ -276,6 +277,17 @@ async def test_conversation_that_takes_too_long_gives_a_reason_for_each_verdict(
 
     assert any("the conversation took longer than 1.5 s" in result.why for result in report.results)
     assert all(result.why for result in report.results if result.verdict in ("fail", "not tested"))
+
+
+@pytest.mark.posix("the agent is a shell script")
+async def test_conversation_ends_once_with_an_agent_that_cannot_be_started_again(tmp_path: Path) -> None:
+    agent = tmp_path / "agent"
+    agent.write_text(f'#!/bin/sh\nrm "$0"\nexec {shlex.join(SUBJECT)}\n')
+    agent.chmod(0o755)
+    async with Conversation(CheckOptions((str(agent),), grace=60), tmp_path) as conversation:
+        await conversation.initialize()
+        with pytest.raises(CannotContinue, match="could not be started again"):
+            await conversation.restart()
 
 
 @pytest.mark.sampled(3)

@@ -52,8 +52,12 @@ class Relay:
         with suppress(OSError):
             while True:
                 near = listener.accept()[0]
-                far = socket.create_connection(self._server)
-                self._open |= {near, far}
+                self._open.add(near)
+                self._open.add(far := socket.create_connection(self._server))
+                if listener.fileno() < 0:  # `cut` came in between
+                    self._end(near)
+                    self._end(far)
+                    return
                 for ends in ((near, far), (far, near)):
                     Thread(target=self._pass_on, args=ends, daemon=True).start()
 

@@ -207,6 +207,7 @@ async def start(database: Database, tmp_path: Path) -> AsyncIterator[Callable[..
                 agents.append(agent)
 
                 async def describe_end() -> str:
+                    await asyncio.wait([agent])  # as of a process; until then it holds its sessions
                     return "crow has ended."
 
                 links.append(AgentLink(ours, describe_end))

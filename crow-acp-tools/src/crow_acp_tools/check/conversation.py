@@ -161,6 +161,8 @@ class Conversation:
         """The requests that were not answered within the timeout."""
         self._changed = asyncio.Condition()
         self._tasks: list[asyncio.Task[None]] = []
+        self._ending: asyncio.Task[None] | None = None
+        """The end of the process, once it has begun."""
 
     async def __aenter__(self) -> Self:
         self._began = time.monotonic()
@@ -180,6 +182,7 @@ class Conversation:
             start_new_session=True,
             creationflags=system.NEW_GROUP,
         )
+        self._ending = None
         self._watchdog = ProcessWatchdog(self._mark)
         source, self._sink = await open_streams(cast("FileIO", process.stdout), cast("FileIO", process.stdin))
         stderr = await open_source(cast("FileIO", process.stderr))
@@ -201,14 +204,19 @@ class Conversation:
 
     async def __aexit__(self, *_: object) -> None:
         """Close the agent's input, wait, send SIGTERM, wait, and kill all processes that it started."""
-        ending = asyncio.ensure_future(self._end())
-        try:
-            await asyncio.shield(ending)
-        except asyncio.CancelledError:
-            await ending  # this takes a limited time
-            raise
+        await self._end()
 
     async def _end(self) -> None:
+        """End the process, once, also if this is cancelled."""
+        if self._ending is None:
+            self._ending = asyncio.ensure_future(self._end_process())
+        try:
+            await asyncio.shield(self._ending)
+        except asyncio.CancelledError:
+            await self._ending  # this takes a limited time
+            raise
+
+    async def _end_process(self) -> None:
         ended = asyncio.create_task(asyncio.to_thread(self._process.wait))
         try:
             await self._sink.close()
