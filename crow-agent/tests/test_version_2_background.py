@@ -140,3 +140,22 @@ async def test_a_resumed_session_tells_its_background(tmp_path: Path):
         await client.ask("session/close", {"sessionId": session})
         await client.ask("session/resume", {"sessionId": session, "cwd": str(tmp_path)})
         assert backgrounds(client)[-1] == []
+
+
+async def test_a_client_that_joins_sees_the_running_command_in_its_terminal(tmp_path: Path):
+    os.mkfifo(tmp_path / "go")
+    async with talk(tmp_path, use("terminal", command="touch begun; read x < go; exit 3"), Reply("Later.")) as client:
+        session = await client.open(str(tmp_path))
+        await client.ask("session/prompt", make_prompt(session, "go"))
+        while not os.path.exists(tmp_path / "begun"):  # noqa: ASYNC240 - it takes no time
+            await asyncio.sleep(0)
+        async with join_2(client.crow) as second:
+            await second.ask("session/resume", {"sessionId": session, "cwd": str(tmp_path), "replayFrom": START})
+            (call,) = second.calls().values()
+            assert (call["status"], call["capabilities"]) == ("in_progress", {"cancel": {}})
+            ((id, terminal),) = second.terminals().items()
+            assert terminal["capabilities"] == {"cancel": {}}
+            await asyncio.to_thread((tmp_path / "go").write_text, "\n")
+            await second.until(ClientV2.ends)
+            assert second.terminals()[id]["exitStatus"] == {"exitCode": 3}
+            assert [part["type"] for part in next(iter(second.calls().values()))["content"]] == ["terminal"]

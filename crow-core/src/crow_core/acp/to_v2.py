@@ -254,7 +254,9 @@ def to_whole_updates(
                 if command := find_command(first):
                     yield from filter(None, [split_off_terminal(fields, cwd, command, goes_on=goes_on)])
                 elif goes_on:
-                    fields |= {"status": "in_progress", "capabilities": CANCELLABLE["tool_call"]}
+                    fields["status"] = "in_progress"
+                if fields.get("status") == "in_progress":
+                    fields["capabilities"] = CANCELLABLE["tool_call"]
                 yield schema_v2.ToolCallUpdate(**fields)
             case _:
                 yield from filter(None, map(to_update, (first, *rest)))

@@ -327,7 +327,7 @@ class AcpAgent:
                 await client.close_if_silent()
             before = crow.sessions.get(id)
         if before and self.list_others(before):
-            await self.join_session(before, start)
+            await self.join_session(crow, before, start)
             return before
         if before:
             self.sessions.pop(id, None)
@@ -342,15 +342,20 @@ class AcpAgent:
                 raise
         return session
 
-    async def join_session(self, session: Session, start: str | None) -> None:
+    async def join_session(self, crow: Crow, session: Session, start: str | None) -> None:
         """Become one more client of an open session."""
         from crow_core.agent.several_clients import SharedSession  # imported here because few sessions are shared
 
         if (shared := session.state[SHARED]) is None:
             shared = session.state[SHARED] = SharedSession(session)
         shared.leave(self)  # it may have the session open already
-        await shared.join(self, start)
-        self.sessions[session.id] = session
+        try:
+            self.sessions[session.id] = session
+            await shared.join(self, start)
+        except BaseException:
+            self.sessions.pop(session.id, None)
+            await self.leave_session(crow, session)
+            raise
         asyncio.get_running_loop().call_soon(start_announcing, session, self._tasks)
 
     async def show(self, session: Session, updates: Iterable[SessionUpdate]) -> None:
@@ -382,9 +387,8 @@ class AcpAgent:
 
     async def leave_session(self, crow: Crow, session: Session) -> None:
         """Close a session, unless another client has it open, too."""
-        if (shared := session.state[SHARED]) and shared.leave(self):
-            return
-        await crow.close(session)
+        if not ((shared := session.state[SHARED]) and shared.leave(self)):
+            await crow.close(session)
 
     async def fork_session(self, params: ForkSessionRequest) -> ForkSessionResponse:
         crow, id = await self.crow(), params.session_id

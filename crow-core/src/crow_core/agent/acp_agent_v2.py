@@ -95,6 +95,13 @@ class SessionView:
         """The state of the foreground work."""
         return "idle" if not self.is_busy else "requires_action" if self.questions else "running"
 
+    def note_command(self, update: schema.ToolCall | schema.ToolCallUpdate) -> None:
+        """Note whether a tool call runs that a terminal shows."""
+        if update.status in FINAL:
+            self.commands.discard(update.tool_call_id)
+        elif find_command(update):
+            self.commands.add(update.tool_call_id)
+
     def make_update(self, **more: Any) -> schema_v2.StateUpdate:
         """Make the update that tells the state of the foreground work, and the background."""
         background = [*map(to_background, self.background, self.background.values())]
@@ -206,7 +213,11 @@ class AcpAgentV2:
 
     def to_whole(self, session: Session, updates: Iterable[schema.SessionUpdate]) -> "Iterator[Any]":
         """Convert the updates of a replay."""
-        return to_whole_updates(updates, session.cwd, [work.call for work in session.state[BACKGROUND].list_open()])
+        view, found = self.view(session), [*updates]
+        for update in found:
+            if isinstance(update, schema.ToolCall | schema.ToolCallUpdate):
+                view.note_command(update)
+        return to_whole_updates(found, session.cwd, [work.call for work in session.state[BACKGROUND].list_open()])
 
     def describe(self, id: str) -> dict[str, Any]:
         """Make the part of an answer that tells the options and the slash commands of a session."""
@@ -368,15 +379,12 @@ class AcpAgentV2:
             fields["capabilities"] = CANCELLABLE["tool_call"]
         if view:
             command = find_command(update)
-            if command:
-                view.commands.add(update.tool_call_id)
-            if update.tool_call_id in view.commands:
+            if command or update.tool_call_id in view.commands:
                 folder = view.session.cwd if command else ""
                 terminal = split_off_terminal(fields, folder, command, goes_on=work is not None)
                 if terminal:
                     await self.send(id, terminal)
-            if update.status in FINAL:
-                view.commands.discard(update.tool_call_id)
+            view.note_command(update)
         await self.send(id, schema_v2.ToolCallUpdate(**fields))
 
     async def _show_background(self, id: str) -> None:

@@ -25,11 +25,12 @@ from crow_core.acp.schema import (
     SessionUpdate,
     StopReason,
     TextBlock,
+    ToolCall,
     ToolCallUpdate,
     UserMessageChunk,
 )
 from crow_core.agent.client_questions import QUESTIONS, TO_ONE, AskedClient, ask_clients
-from crow_core.content import to_blocks, to_early_announcement
+from crow_core.content import to_announcement, to_blocks, to_early_announcement
 from crow_core.messages.message import Message, find_unanswered, get_id
 from crow_core.session.log import new_id
 from crow_core.session.session import Session
@@ -181,12 +182,16 @@ class SharedSession:
         """Make the updates for the log; tool calls that run are shown as running."""
         toolbox = self.session.toolbox
         runs = bool(self.session.turns.tasks)
-        open_calls = {use["id"] for use in find_unanswered(log)} if runs else set[str]()
+        open_calls = {use["id"]: use for use in find_unanswered(log)} if runs else {}
         for update in client.make_replay(self.session, log, start):
-            if isinstance(update, ToolCallUpdate) and (id := update.tool_call_id) in open_calls:
-                yield ToolCallUpdate(tool_call_id=id, status="in_progress" if toolbox.is_running(id) else "pending")
-            else:
-                yield update
+            match update:
+                case ToolCall(tool_call_id=id) if id in open_calls:
+                    yield to_announcement(toolbox.parse(open_calls[id]), self.session.cwd)
+                case ToolCallUpdate(tool_call_id=id) if id in open_calls:
+                    status = "in_progress" if toolbox.is_running(id) else "pending"
+                    yield ToolCallUpdate(tool_call_id=id, status=status)
+                case _:
+                    yield update
 
     def _make_open(self) -> Iterator[SessionUpdate]:
         """Make the updates for what the log of the running turn has not: its prompt, and the reply so far."""
