@@ -5,8 +5,8 @@ import socket
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
+from urllib.parse import urlsplit
 
-import httpx2
 from crow_core.acp.access_token import AccessPolicy
 from crow_core.acp.websocket import WebSocketServer
 from crow_core.agent.acp_agent import AcpAgent
@@ -34,7 +34,7 @@ async def serving(crow: Crow, max_connections: int = 8) -> AsyncGenerator[str]:
 @asynccontextmanager
 async def proxying(url: str, pump: Callable[..., Any]) -> AsyncGenerator[str]:
     """Run a TCP proxy before a server. `pump(reader, writer, is_answer)` passes on the bytes of one direction."""
-    host, port = httpx2.URL(url).host, httpx2.URL(url).port or 0
+    host, port = urlsplit(url).hostname or "", urlsplit(url).port or 0
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         async with connect_to(host, port) as (there, back):

@@ -41,7 +41,7 @@ def to_server(
     """Make a server from its settings, for a session whose folder is `cwd`.
 
     `tokens` is the folder for OAuth tokens; `visit` opens a URL for the user; `limit` starts a command in
-    its sandbox; `document` is the address of a document that describes crow to authorization servers. A server that
+    its sandbox. `document` is the address of a document that describes crow to authorization servers. A server that
     cannot be used reports why when it starts.
     """
 

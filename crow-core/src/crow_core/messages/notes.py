@@ -261,11 +261,9 @@ class TaskNotes(StartedNotes, total=False):
     """The server's id of the task."""
 
 
-class InnerNotes(TypedDict, total=False):
-    """A program of the model, or the page of an MCP server, has called a tool."""
+class InnerNotes(StartedNotes, total=False):
+    """The program that a tool call runs, or the page of a tool call, has called a tool."""
 
-    call: str
-    """The id of the tool call that runs the program, or whose page it is."""
     use: dict[str, Any]
     """The call, as in a reply."""
     answer: dict[str, Any]
@@ -453,7 +451,6 @@ class Notes(
     RewindNotes,
     ShrinkNotes,
     SourceNotes,
-    StartedNotes,
     StaysNotes,
     TaskNotes,
     TitleNotes,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from crow_eval.evaluation_store import Evaluation
 
 REPORT_INTERVAL = 10.0
-"""Seconds between two lines about the progress, where standard error is no terminal."""
+"""Seconds between two lines about the progress, if standard error is not a terminal."""
 MAX_GROUPS = 5
 """Groups of failures that the terminal shows."""
 
