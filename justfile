@@ -106,6 +106,7 @@ generate:
     uv run scripts/generate_cli_help.py
     uv run scripts/generate_hook_table.py
     uv run scripts/generate_acp_table.py
+    uv run scripts/generate_mcp_table.py
     uv run scripts/generate_settings.py
     uv run --group types scripts/generate_notices.py
     uv run scripts/generate_exit_codes.py

@@ -100,11 +100,11 @@ def test_the_example_in_the_page_on_settings_has_every_table(tmp_path: Path):
     assert tomllib.loads(example).keys() == {*Config.__struct_fields__}
 
 
-def test_the_table_of_acp_is_that_of_the_schemas_and_the_code() -> None:
-    script = load_script("generate_acp_table")
-    assert script.TARGET.read_text("utf-8") == script.render(), (
-        "docs/acp.md is stale: run scripts/generate_acp_table.py"
-    )
+@pytest.mark.parametrize("name", ["generate_acp_table", "generate_mcp_table"])
+def test_the_tables_of_the_protocols_are_those_of_the_schemas_and_the_code(name: str) -> None:
+    script = load_script(name)
+    page = script.TARGET.read_text("utf-8")
+    assert page == script.render(), f"{script.TARGET.name} is stale: run scripts/{name}.py"
 
 
 def test_the_page_on_settings_lists_every_key():
