@@ -37,9 +37,11 @@ def read_changelog() -> str:
 
 
 def read_notes(version: str) -> str:
-    """Return the text under the heading of a version."""
+    """Return the text under the heading of a version; only its part "In short" if there is one."""
     found = re.search(rf"^## {re.escape(version)}\b[^\n]*\n(.*?)(?=^## |\Z)", read_changelog(), re.M | re.S)
-    return found[1].strip() if found else ""
+    text = found[1].strip() if found else ""
+    short = re.match(r"### In short\n(.*?)(?=^### |\Z)", text, re.M | re.S)
+    return short[1].strip() if short else text
 
 
 def main() -> None:

@@ -85,6 +85,9 @@ def test_version_is_released_only_with_a_dated_heading(notes: ModuleType, monkey
     monkeypatch.setattr(notes, "read_changelog", lambda: dated)
     assert notes.find_faults(version) == []
     assert notes.read_notes(version) == "### Added\n- A thing."
+    summary = dated.replace("### Added", "### In short\nOne thing.\n\n### Added", 1)
+    monkeypatch.setattr(notes, "read_changelog", lambda: summary)
+    assert notes.read_notes(version) == "One thing."
 
 
 @pytest.mark.parametrize(
