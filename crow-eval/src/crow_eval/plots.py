@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from html import escape
 from math import ceil, floor, log10
 
@@ -154,11 +155,11 @@ def plot_strip(spans: Sequence[tuple[str, float, float]], length: float) -> str:
 
 
 def shorten_number(value: float) -> str:
-    """Return a number in few characters: 12k, 1.5M."""
+    """Return a number in few characters: 12k, 1.5M, 0.00005."""
     for least, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= least:
             return f"{value / least:.3g}{name}"
-    return f"{value:.3g}"
+    return f"{Decimal(f'{value:.3g}'):f}"
 
 
 def find_ticks(low: float, high: float, count: int) -> list[float]:
