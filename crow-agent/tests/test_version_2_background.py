@@ -84,12 +84,13 @@ def read_output(client: ClientV2) -> str:
 
 async def test_the_output_of_a_command_in_the_background_is_sent_while_it_runs(tmp_path: Path):
     os.mkfifo(tmp_path / "go")
+    go = os.open(tmp_path / "go", os.O_RDWR)  # open all the time, so that the command never reads an end
     line = "echo early; touch begun; while read x < go; do echo $x; test $x = 3 && exit 7; done"
     async with talk(tmp_path, use("terminal", command=line), Reply("Later.")) as client:
         session = await client.open(str(tmp_path))
         await send_away(client, session, tmp_path / "begun")
         for number in range(3):
-            await asyncio.to_thread((tmp_path / "go").write_text, f"{number}\n")
+            os.write(go, b"%d\n" % number)
             await client.until(lambda client, number=number: read_output(client).endswith(f"{number}\n"))
             assert "exitStatus" not in next(iter(client.terminals().values()))
         async with join_2(client.crow) as second:
@@ -98,12 +99,13 @@ async def test_the_output_of_a_command_in_the_background_is_sent_while_it_runs(t
             ((id, terminal),) = second.terminals().items()
             assert "exitStatus" not in terminal
             assert backgrounds(second)[-1] == [{"type": "terminal", "terminalId": id}]
-            await asyncio.to_thread((tmp_path / "go").write_text, "3\n")
+            os.write(go, b"3\n")
             for each in (client, second):
                 await each.until(lambda client: backgrounds(client)[-1] == [])
                 lines = [line for line in read_output(each).splitlines() if not line.startswith("[still running")]
                 assert lines == ["early", "0", "1", "2", "3"]
                 assert each.terminals()[id]["exitStatus"] == {"exitCode": 7}
+    os.close(go)
 
 
 async def test_a_terminal_in_the_background_is_cancelled_and_the_end_of_the_turn_leaves_it_alone(tmp_path: Path):
