@@ -440,12 +440,12 @@ async def test_unknown_id_is_one_sentence(machine: "Machine"):
         (("sessions", "delete", "nothing", "-y"), "There is no session 'nothing'."),
         (
             ("prompts", "show", "nothing"),
-            "Known prompts: agents, command, compaction, goal, nested, skill, skills, system.",
+            "Known prompts: agents, command, compaction, goal, nested, skill, skills, small, system.",
         ),
         (("prompts", "diff", "system", "system@7"), "has no version 7"),
         (
             ("prompts", "history", "nothing"),
-            "Known prompts: agents, command, compaction, goal, nested, skill, skills, system.",
+            "Known prompts: agents, command, compaction, goal, nested, skill, skills, small, system.",
         ),
         (("calls", "show", "nothing"), "There is no model call 'nothing'."),
         (("calls", "list", "nothing"), "There is no session 'nothing'."),

@@ -279,7 +279,7 @@ async def test_the_background_of_another_agent_of_the_second_version_is_listed_a
         "terminal/cancel": cancel_terminal,
         "tool_call/cancel": cancel_call,
     }
-    methods = {**schema_v2.AGENT_METHODS, "initialize": Method(dict, None)}
+    methods = {**schema_v2.AGENT_METHODS, "initialize": Method(dict, schema_v2.InitializeResponse)}
     agent = Connection(theirs, methods, schema_v2.CLIENT_METHODS, handlers)
     serving = asyncio.ensure_future(agent.serve())
     client = AcpClient(ours, {"session/update": note})
