@@ -46,6 +46,9 @@ class Guard:
         """The file with what the process writes if crow is killed now."""
         self._text = b""
         self._watch: asyncio.Task[None] | None = None
+        self._terminal = -1
+        self._launcher = 0
+        """The id of the process that started crow, until it was killed; 0 where nothing tells."""
 
     def start(self, terminal: int) -> None:
         """Start the process. `terminal` is the descriptor that it writes to."""
@@ -61,6 +64,7 @@ class Guard:
             finally:
                 os.close(reading)
             self._store()
+            self._terminal, self._launcher = terminal, os.getppid() if sys.platform == "linux" else 0
             self._watch = asyncio.ensure_future(end_with_launcher(terminal))
 
     def prepare(self, rows: Sequence[str]) -> None:
@@ -69,6 +73,12 @@ class Guard:
         if text != self._text:
             self._text = text
             self._store()
+
+    def check_launcher(self) -> None:
+        """End crow if its launcher was killed. Call it before each write, which would erase the prompt of the shell."""
+        if self._launcher and os.getppid() != self._launcher:
+            self._launcher = 0
+            end_without_launcher(self._terminal)
 
     def end(self) -> None:
         """End the process without an effect."""
@@ -95,7 +105,7 @@ class Guard:
 async def end_with_launcher(terminal: int) -> None:
     """End crow when the program that started it, such as `uv run`, was killed, and a shell has the terminal again.
 
-    Two programs would read its keys otherwise. This process ends as by `kill -9`, so that the guard does its work.
+    Two programs would read its keys otherwise.
     """
     if sys.platform != "linux":
         return  # elsewhere, nothing tells a process that its parent has ended
@@ -110,11 +120,16 @@ async def end_with_launcher(terminal: int) -> None:
     finally:
         loop.remove_reader(launcher)
         os.close(launcher)
+    end_without_launcher(terminal)
+
+
+def end_without_launcher(terminal: int) -> None:
+    """End this process as by `kill -9`, so that the guard does its work, once a shell has the terminal again."""
     end = time.monotonic() + TAKEN_BACK
     while time.monotonic() < end:
         if os.tcgetpgrp(terminal) != os.getpgrp():
             os._exit(1)
-        time.sleep(0.002)  # noqa: ASYNC251 # another frame would erase the prompt of the shell
+        time.sleep(0.002)  # nothing else runs meanwhile: another frame would erase the prompt of the shell
 
 
 def compose_end(rows: Sequence[str]) -> str:

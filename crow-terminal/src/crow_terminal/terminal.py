@@ -72,6 +72,7 @@ class FrameOutput(Vt100_Output):
     """True if the output belongs to a frame that has not ended."""
     hides_cursor = False
     """True if the cursor of the terminal is hidden, as it is elsewhere."""
+    before_write: Callable[[], None] = staticmethod(lambda: None)
 
     @contextmanager
     def hold(self) -> Generator[None]:
@@ -95,6 +96,7 @@ class FrameOutput(Vt100_Output):
     def flush(self) -> None:
         if self._buffer and not self.holding:
             self._buffer = ["\x1b[?2026h", *self._buffer, "\x1b[?2026l"]
+            self.before_write()
             try:
                 super().flush()
             except OSError:  # the terminal is gone; then its input ends, too, and with it the application
@@ -277,6 +279,7 @@ class Terminal:
         self.application.key_processor.after_key_press.add_handler(lambda _: end_key())
         self.application.compose, self.application.is_moving = compose, is_moving
         self.application.guard = self._guard = Guard()
+        self.output.before_write = self._guard.check_launcher
         self.application.key_processor.before_key_press.add_handler(self._note_key)
         self.application.ttimeoutlen = 0.05
         self.application.timeoutlen = 0.15
