@@ -44,6 +44,7 @@ soak:
     CROW_SOAK=200 CROW_TEST_ALL=1 uv run pytest crow-persistence/tests/test_kill.py
     CROW_SOAK=200 CROW_TEST_ALL=1 uv run pytest -rP crow-cli/tests/test_worker.py # an hour
     CROW_SOAK=200 uv run pytest -rP crow-eval/tests/test_evaluation_statistics.py # 2,000 experiments for each rate
+    CROW_SOAK=20 CROW_TEST_ALL=1 uv run pytest crow-eval/tests/test_planted_search.py # 20 searches with an optimum, 20 without
     CROW_SOAK=1 CROW_TEST_ALL=1 uv run pytest -k killed crow-cli/tests/sessions
 
 # 300 varied turns in each version of ACP, each message validated by the official schema

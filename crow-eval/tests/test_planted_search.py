@@ -6,6 +6,7 @@ half of the cases, else any.
 """
 
 import json
+import os
 import re
 from collections import Counter
 from dataclasses import dataclass, field
@@ -21,7 +22,8 @@ pytestmark = pytest.mark.anyio
 START = "You work in {{ cwd }}."
 SENTENCES = ("Look before you write.", "Check the result twice.", "Be quick.")
 LOOK, CHECK, HURRY = SENTENCES
-SEEDS = 20
+SEEDS = 20 if os.environ.get("CROW_SOAK") else 5
+MISSES = max(1, SEEDS // 10)
 TASKS = 24
 
 
@@ -123,12 +125,12 @@ async def test_without_an_optimum_nothing_is_shown_to_be_better(tmp_path: Path, 
 
 
 @pytest.mark.slow
-async def test_planted_optimum_is_found_in_18_of_20_searches(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+async def test_planted_optimum_is_found_in_nearly_all_searches(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     found = await search_all(range(SEEDS), tmp_path, capsys, has_optimum=True)
-    assert found["optimum"] >= 18
-    assert found["interval"] >= 19
+    assert found["optimum"] >= SEEDS - MISSES
+    assert found["interval"] >= SEEDS - 1
 
 
 @pytest.mark.slow
-async def test_without_an_optimum_19_of_20_searches_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+async def test_without_an_optimum_nearly_all_searches_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert (await search_all(range(SEEDS), tmp_path, capsys, has_optimum=False))["better"] <= 1
