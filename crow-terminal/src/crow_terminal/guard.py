@@ -125,6 +125,8 @@ async def end_with_launcher(terminal: int) -> None:
 
 def end_without_launcher(terminal: int) -> None:
     """End this process as by `kill -9`, so that the guard does its work, once a shell has the terminal again."""
+    if sys.platform != "linux":
+        return
     end = time.monotonic() + TAKEN_BACK
     while time.monotonic() < end:
         if os.tcgetpgrp(terminal) != os.getpgrp():
