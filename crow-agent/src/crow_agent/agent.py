@@ -87,13 +87,15 @@ class Agent:
         `extensions`: functions that take the app, in the order of their hooks, after the configured ones.
         `permissions` answers each question about a tool call. "allow" and "deny" always answer so; a function returns
         True, False, the id of an option, or any other text. Such a text rejects the call and tells the model why. The
-        rules of the configuration hold in any case. `mode`: which tool calls need a permission, by default that of the
-        configuration. `elicit`: answers forms of tools and MCP servers: a function that returns the values, or None to
-        decline. `system`: a Jinja2 template in place of crow's system prompt. `store`: whether sessions are stored in
-        the configured database, or the URL of another one. `max_requests`: the most model calls of one turn. `env`: the
-        environment in place of `os.environ`; its CROW_HOME names the folder of the configuration. Raises TypeError for
-        a function that cannot be a tool. Raises ValueError for an unknown group of tools, for two tools of one name,
-        and for an MCP server that cannot be used.
+        rules of the configuration hold in any case.
+        `mode`: which tool calls need a permission, by default that of the configuration.
+        `elicit`: answers forms of tools and MCP servers: a function that returns the values, or None to decline.
+        `system`: a Jinja2 template in place of crow's system prompt.
+        `store`: whether sessions are stored in the configured database, or the URL of another one.
+        `max_requests`: the most model calls of one turn.
+        `env`: the environment in place of `os.environ`; its CROW_HOME names the folder of the configuration.
+        Raises TypeError for a function that cannot be a tool. Raises ValueError for an unknown group of tools, for two
+        tools of one name, and for an MCP server that cannot be used.
         """
         self._choose_tools(tools)
         self._given_servers = to_given_servers(mcp_servers) if mcp_servers else {}
@@ -126,8 +128,9 @@ class Agent:
         `env` is added to the environment of the command.
         `workspace`: True if the agent may read and write files below `cwd` and run commands through this program, as
         through an editor. `permissions` decides each write and command that the agent has not asked about; "deny"
-        offers reading alone. By default yes for a command, no for an address. `version`: with 2, version 2 of ACP is
-        spoken with an agent that offers it. It is a draft; its agents use no files and commands of the client.
+        offers reading alone. By default yes for a command, no for an address.
+        `version`: with 2, version 2 of ACP is spoken with an agent that offers it. It is a draft; its agents use no
+        files and commands of the client.
         """
         agent = cls.__new__(cls)
         is_address = isinstance(target, str) and target.startswith(("ws://", "wss://", "http://", "https://"))

@@ -32,7 +32,7 @@ class AskedAgain:
     session: str
     """The id of the session that holds it."""
     changes: str
-    """The differences of the question."""
+    """The changes to the request, in words."""
     reply: Message
     call: Row[Any] | None
     """Its model call."""
@@ -72,7 +72,7 @@ def list_asked_again(connection: Connection, call: Row[Any]) -> list[AskedAgain]
 
 
 def describe_changes(notes: Mapping[str, Any]) -> str:
-    """Return the differences of the question in words."""
+    """Return the changes to a request in words."""
     prompt, _, version = str(notes.get("prompt") or "").partition(" ")
     named = [f"the prompt {prompt} {version[:8]}"] if prompt else []
     named += [f"the model {notes['model']}"] if notes.get("model") else []

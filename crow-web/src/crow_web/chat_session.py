@@ -255,7 +255,7 @@ class ChatSession:
         self._put_frame()
 
     async def _find_version(self) -> tuple[Any, ...]:
-        """Return what changes whenever the stored session does; nothing for a session of another machine."""
+        """Return a value that changes with the stored session; () for a session of another machine."""
         if self._database is None:
             return ()
         return (await asyncio.to_thread(read_history, self._database, self._renderer, self.id)).version
