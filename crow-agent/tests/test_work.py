@@ -1,4 +1,4 @@
-"""What a program can do with commands and sub-agents that go on in the background, and with goals."""
+"""Programs with commands and sub-agents in the background, and with goals."""
 
 import asyncio
 from collections.abc import Callable

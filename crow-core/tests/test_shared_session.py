@@ -18,7 +18,7 @@ from crow_core.testing.wire import RawClient, connect_raw
 from crow_extensions.steering import steering
 from crow_permissions.extension import permissions
 from crow_testing.version_2 import ClientV2, join_2, make_prompt
-from fastmcp import FastMCP
+from crow_testing.waiting_tool import WaitingTool
 
 pytestmark = pytest.mark.anyio
 
@@ -26,22 +26,6 @@ BUILT_IN = Server(
     "crow", crow_mcp_server.create_server, definitions=crow_mcp_server.tools(), built_in=True, shared=True
 )
 START: dict[str, Any] = {"type": "start"}
-
-
-class Work:
-    """A tool that waits until it may go on."""
-
-    def __init__(self) -> None:
-        self.started, self.go_on = asyncio.Event(), asyncio.Event()
-        server = FastMCP("demo")
-
-        @server.tool
-        async def work() -> str:
-            self.started.set()
-            await self.go_on.wait()
-            return "worked"
-
-        self.server = Server("demo", lambda: server, shared=True)
 
 
 class SlowModel:
@@ -175,7 +159,7 @@ async def test_a_client_that_joins_is_asked_the_open_question():
 
 
 async def test_a_turn_goes_on_without_the_client_that_began_it_and_that_comes_back_to_the_rest():
-    work, model = Work(), ScriptedModel([WORKING, Reply("Done.")])
+    work, model = WaitingTool(), ScriptedModel([WORKING, Reply("Done.")])
     crow = Crow(model, servers=[work.server])
     async with join_2(crow) as second:
         async with join_2(crow) as first:
@@ -211,7 +195,7 @@ async def test_the_session_is_closed_when_its_last_client_has_left():
 
 
 async def test_a_prompt_of_the_second_client_joins_the_turn_of_the_first():
-    work, model = Work(), ScriptedModel([WORKING, Reply("Done.")])
+    work, model = WaitingTool(), ScriptedModel([WORKING, Reply("Done.")])
     crow = Crow(model, servers=[work.server]).use(steering)
     async with join_2(crow) as first, join_2(crow) as second:
         session = await first.open()
@@ -229,7 +213,7 @@ async def test_a_prompt_of_the_second_client_joins_the_turn_of_the_first():
 
 
 async def test_either_client_cancels_the_turn_and_both_see_the_call_cancelled():
-    work, model = Work(), ScriptedModel([WORKING])
+    work, model = WaitingTool(), ScriptedModel([WORKING])
     crow = Crow(model, servers=[work.server])
     async with join_2(crow) as first, join_2(crow) as second:
         session = await first.open()
@@ -304,7 +288,7 @@ async def test_clients_of_both_versions_share_a_session():
 
 
 async def test_prompts_of_two_clients_of_the_first_version_have_their_turns_one_after_the_other():
-    work = Work()
+    work = WaitingTool()
     crow = make_app([WORKING, Reply("Done."), Reply("Next.")], servers=[work.server])
     async with connect_raw(crow) as one, connect_raw(crow) as two, join_2(crow) as watcher:
         session = await watcher.open()
@@ -325,7 +309,7 @@ async def test_prompts_of_two_clients_of_the_first_version_have_their_turns_one_
 
 
 async def test_a_turn_of_the_first_version_goes_on_when_its_client_has_left():
-    work = Work()
+    work = WaitingTool()
     crow = make_app([WORKING, Reply("Done.")], servers=[work.server])
     async with join_2(crow) as second:
         ours, theirs = memory_pair()
@@ -346,7 +330,7 @@ async def test_a_turn_of_the_first_version_goes_on_when_its_client_has_left():
 
 
 async def test_a_waiting_prompt_is_cancelled_by_the_other_client_too():
-    work = Work()
+    work = WaitingTool()
     crow = make_app([WORKING], servers=[work.server])
     async with connect_raw(crow) as one, join_2(crow) as second:
         session = await second.open()

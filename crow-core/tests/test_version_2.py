@@ -1,6 +1,5 @@
 """ACP version 2, a draft, over the same sessions as version 1."""
 
-import asyncio
 import subprocess
 import sys
 from base64 import b64decode
@@ -24,29 +23,13 @@ from crow_extensions.steering import steering
 from crow_extensions.undo import undo
 from crow_permissions.extension import permissions
 from crow_testing.version_2 import INITIALIZE, ClientV2, connect_2, make_prompt
-from fastmcp import FastMCP
+from crow_testing.waiting_tool import WaitingTool
 
 pytestmark = pytest.mark.anyio
 
 BUILT_IN = Server(
     "crow", crow_mcp_server.create_server, definitions=crow_mcp_server.tools(), built_in=True, shared=True
 )
-
-
-class Work:
-    """A tool that waits until it may go on."""
-
-    def __init__(self) -> None:
-        self.started, self.go_on = asyncio.Event(), asyncio.Event()
-        server = FastMCP("demo")
-
-        @server.tool
-        async def work() -> str:
-            self.started.set()
-            await self.go_on.wait()
-            return "worked"
-
-        self.server = Server("demo", lambda: server, shared=True)
 
 
 WORKING = Reply("Calling.", tool_calls=[Use(name="demo_work", arguments={})])
@@ -136,7 +119,7 @@ async def test_initialize_tells_capabilities_as_markers_and_that_it_is_experimen
 
 
 async def test_a_prompt_during_a_turn_joins_it_and_is_acknowledged_when_it_has():
-    work, model = Work(), ScriptedModel([WORKING, Reply("Done.")])
+    work, model = WaitingTool(), ScriptedModel([WORKING, Reply("Done.")])
     async with connect_2(Crow(model, servers=[work.server]).use(steering)) as client:
         session = await client.open()
         await client.ask("session/prompt", make_prompt(session, "go"))
@@ -153,7 +136,7 @@ async def test_a_prompt_during_a_turn_joins_it_and_is_acknowledged_when_it_has()
 
 
 async def test_without_steering_a_prompt_waits_for_the_turn_before_it():
-    work, model = Work(), ScriptedModel([WORKING, Reply("Done."), Reply("Second.")])
+    work, model = WaitingTool(), ScriptedModel([WORKING, Reply("Done."), Reply("Second.")])
     async with connect_2(Crow(model, servers=[work.server])) as client:
         session = await client.open()
         first = (await client.ask("session/prompt", make_prompt(session, "one")))["messageId"]
@@ -169,7 +152,7 @@ async def test_without_steering_a_prompt_waits_for_the_turn_before_it():
 
 
 async def test_cancel_ends_the_turn_and_refuses_the_prompts_that_wait():
-    work = Work()
+    work = WaitingTool()
     async with connect_2(Crow(ScriptedModel([WORKING]), servers=[work.server])) as client:
         session = await client.open()
         await client.ask("session/prompt", make_prompt(session, "one"))
@@ -186,7 +169,7 @@ async def test_cancel_ends_the_turn_and_refuses_the_prompts_that_wait():
 
 
 async def test_one_tool_call_is_cancelled_and_the_turn_goes_on():
-    work, model = Work(), ScriptedModel([WORKING, Reply("Without it.")])
+    work, model = WaitingTool(), ScriptedModel([WORKING, Reply("Without it.")])
     async with connect_2(Crow(model, servers=[work.server])) as client:
         session = await client.open()
         await client.ask("session/prompt", make_prompt(session, "go"))
@@ -411,7 +394,7 @@ async def test_servers_of_the_client_connect_and_unknown_kinds_are_left_out(tmp_
 
 
 async def test_the_client_leaves_while_a_turn_runs():
-    work = Work()
+    work = WaitingTool()
     crow = Crow(ScriptedModel([WORKING]), servers=[work.server])
     async with connect_2(crow) as client:
         await client.ask("session/prompt", make_prompt(await client.open(), "go"))

@@ -16,7 +16,6 @@ from crow_core.acp.schema import (
 from crow_core.acp.shared_methods import STEERING_METHOD, make_steering_params
 from crow_core.app import Crow
 from crow_core.errors import EndTurn, ModelError, StoreError
-from crow_core.mcp.server import Server
 from crow_core.messages.message import Message
 from crow_core.session.session import Session
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
@@ -27,25 +26,9 @@ from crow_extensions.mask_secrets import mask_secrets
 from crow_extensions.steering import STEERING, steering
 from crow_extensions.undo import undo
 from crow_permissions.extension import permissions
-from fastmcp import FastMCP
+from crow_testing.waiting_tool import WaitingTool
 
 pytestmark = pytest.mark.anyio
-
-
-class Work:
-    """A tool that waits until it may go on."""
-
-    def __init__(self) -> None:
-        self.started, self.go_on = asyncio.Event(), asyncio.Event()
-        server = FastMCP("demo")
-
-        @server.tool
-        async def work() -> str:
-            self.started.set()
-            await self.go_on.wait()
-            return "worked"
-
-        self.server = Server("demo", lambda: server, shared=True)
 
 
 CALLING = Reply("Calling.", tool_calls=[Use(name="demo_work", arguments={}), Use(name="demo_work", arguments={})])
@@ -89,7 +72,7 @@ def shown(editor: Editor) -> list[str]:
 
 
 async def test_words_between_two_rounds_follow_the_results_of_all_tool_calls():
-    work, model = Work(), ScriptedModel([CALLING, Reply("Done.")])
+    work, model = WaitingTool(), ScriptedModel([CALLING, Reply("Done.")])
     crow = Crow(model, servers=[work.server]).use(steering)
     async with connect(crow) as editor:
         id = await open_session(editor)
@@ -169,7 +152,7 @@ async def test_words_that_arrive_before_the_first_model_call_are_in_it():
 
 
 async def test_words_that_wait_when_the_turn_is_cancelled_are_not_taken_and_in_no_log():
-    work, model = Work(), ScriptedModel([CALLING, Reply("Again.")])
+    work, model = WaitingTool(), ScriptedModel([CALLING, Reply("Again.")])
     crow = Crow(model, servers=[work.server]).use(steering)
     async with connect(crow) as editor:
         id = await open_session(editor)
@@ -187,7 +170,7 @@ async def test_words_that_wait_when_the_turn_is_cancelled_are_not_taken_and_in_n
 
 
 async def test_a_turn_that_has_made_all_its_model_calls_does_not_take_words():
-    work, model = Work(), ScriptedModel([CALLING])
+    work, model = WaitingTool(), ScriptedModel([CALLING])
     crow = Crow(model, servers=[work.server], max_requests=1).use(steering)
     async with connect(crow) as editor:
         id = await open_session(editor)
@@ -224,7 +207,7 @@ async def test_words_that_end_the_last_allowed_round_are_shown_and_stay_in_the_l
 
 
 async def test_a_client_takes_waiting_words_back_by_cancelling_its_request():
-    work, model = Work(), ScriptedModel([CALLING, Reply("Done.")])
+    work, model = WaitingTool(), ScriptedModel([CALLING, Reply("Done.")])
     crow = Crow(model, servers=[work.server]).use(steering)
     async with connect(crow) as editor:
         id = await open_session(editor)
@@ -271,7 +254,7 @@ async def test_a_new_turn_that_fails_is_told():
 
 
 async def test_words_for_a_turn_that_is_cancelled_begin_no_other():
-    work, model = Work(), ScriptedModel([CALLING])
+    work, model = WaitingTool(), ScriptedModel([CALLING])
     crow = Crow(model, servers=[work.server]).use(steering)
     async with connect(crow) as editor:
         id = await open_session(editor)
@@ -324,7 +307,7 @@ async def test_an_unknown_wish_for_idle_sessions_is_an_error(wish: Any):
 
 
 async def test_slash_commands_and_words_that_a_hook_refuses_are_left_to_a_prompt():
-    work, crow = Work(), Crow(ScriptedModel([CALLING, Reply("Done.")]))
+    work, crow = WaitingTool(), Crow(ScriptedModel([CALLING, Reply("Done.")]))
     crow.servers.append(work.server)
     crow.use(steering).use(mask_secrets, known=["hunter2000"])
 
@@ -352,7 +335,7 @@ async def test_slash_commands_and_words_that_a_hook_refuses_are_left_to_a_prompt
 @pytest.mark.parametrize("last_round", [False, True])
 async def test_words_that_cannot_be_stored_are_not_taken(last_round: bool):
     """In the last allowed round, they enter the log at the end of the turn, and not before a model call."""
-    work, model = Work(), ScriptedModel([CALLING, Reply("Done.")])
+    work, model = WaitingTool(), ScriptedModel([CALLING, Reply("Done.")])
     streaming, finish = asyncio.Event(), asyncio.Event()
 
     async def answer(request: dict[str, Any]) -> Reply:
@@ -383,7 +366,7 @@ async def test_words_that_cannot_be_stored_are_not_taken(last_round: bool):
 
 
 async def test_words_that_joined_a_turn_are_taken_back_with_it():
-    work, model = Work(), ScriptedModel([CALLING, Reply("Done."), Reply("Again.")])
+    work, model = WaitingTool(), ScriptedModel([CALLING, Reply("Done."), Reply("Again.")])
     crow = Crow(model, servers=[work.server]).use(commands).use(steering).use(undo)
     async with connect(crow) as editor:
         id = await open_session(editor)
@@ -405,7 +388,7 @@ async def test_words_that_joined_a_turn_are_taken_back_with_it():
 
 
 async def test_waiting_words_are_withdrawn_and_those_that_the_model_has_are_not():
-    first, second = Work(), asyncio.Event()
+    first, second = WaitingTool(), asyncio.Event()
     streaming = asyncio.Event()
 
     async def answer(request: dict[str, Any]) -> Reply:
@@ -441,7 +424,7 @@ async def test_waiting_words_are_withdrawn_and_those_that_the_model_has_are_not(
 
 
 async def test_words_that_a_hook_still_reads_are_withdrawn():
-    work, model = Work(), ScriptedModel([CALLING, Reply("Done.")])
+    work, model = WaitingTool(), ScriptedModel([CALLING, Reply("Done.")])
     crow = Crow(model, servers=[work.server]).use(steering)
     reading, finish = asyncio.Event(), asyncio.Event()
 
@@ -468,7 +451,7 @@ async def test_words_that_a_hook_still_reads_are_withdrawn():
 
 
 async def test_words_with_an_image_join_the_turn():
-    work, model = Work(), ScriptedModel([CALLING, Reply("Done.")])
+    work, model = WaitingTool(), ScriptedModel([CALLING, Reply("Done.")])
     crow = Crow(model, servers=[work.server]).use(steering)
     async with connect(crow) as editor:
         id = await open_session(editor)
@@ -489,7 +472,7 @@ async def test_words_with_an_image_join_the_turn():
 
 
 async def test_words_during_a_question_for_permission_wait_for_the_answer():
-    work, model = Work(), ScriptedModel([CALLING, Reply("Done.")])
+    work, model = WaitingTool(), ScriptedModel([CALLING, Reply("Done.")])
     work.go_on.set()
     crow = Crow(model, servers=[work.server]).use(permissions).use(steering)
     async with connect(crow) as editor:

@@ -105,7 +105,7 @@ class Plugin:
 
     @property
     def skill_folder(self) -> SkillFolder:
-        """The same with the rules for its use."""
+        """The folder of its skills, with the rules for its use."""
         return SkillFolder(self.skills, f"plugin {self.name}", self.root, is_strict=True)
 
 

@@ -27,7 +27,7 @@ T = TypeVar("T")
 CALL_LIMIT = 7200.0
 """Seconds a tool call may take in all, without those in which a question waits for the user."""
 TASK_LIMIT = 86_400.0
-"""The same for a call that its server runs as a task."""
+"""Seconds a tool call may take that its server runs as a task, without those in which a question waits."""
 
 
 class AskingServer(Protocol):
