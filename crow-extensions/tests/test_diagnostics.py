@@ -20,6 +20,7 @@ from crow_extensions.diagnostic_settings import Diagnostics
 from crow_extensions.diagnostics import diagnostics
 from crow_extensions.mask_secrets import mask_secrets
 from crow_extensions.problems import READY, list_new, read_problems
+from crow_extensions.shell import start_command
 from crow_extensions.undo import undo
 from crow_mcp_server import create_server
 from crow_mcp_server import tools as list_tools
@@ -120,6 +121,24 @@ async def test_a_command_that_fails_is_told_once_and_the_edit_stands(project: Pa
     assert "found one = 'TODO'" in second
     assert says not in first + second
     assert (project / "a.py").read_text("utf-8").count("TODO") == 3
+
+
+async def test_a_command_whose_output_nobody_reads_ends_with_its_block(tmp_path: Path):
+    os.mkfifo(full := tmp_path / "full")
+    printing = f"""
+import os, select
+os.set_blocking(1, False)
+while select.select([], [1], [], 0.5)[1]:
+    os.write(1, bytes(65536))
+open({str(full)!r}, "w").close()
+os.set_blocking(1, True)
+os.write(1, bytes(65536))
+"""
+    async with (
+        asyncio.timeout(30),
+        start_command([sys.executable, "-c", printing], str(tmp_path), asyncio.subprocess.PIPE),
+    ):
+        await asyncio.to_thread(full.read_text)  # crow holds as much as it wants, and the pipe is full
 
 
 async def test_an_edit_whose_diagnostics_are_cancelled_can_be_undone(project: Path):

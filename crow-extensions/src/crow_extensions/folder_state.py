@@ -114,19 +114,14 @@ async def ask(command: list[str], folder: str, environment: Mapping[str, str]) -
     """Return what git prints. Raises OSError."""
     hidden = os.environ.keys() - environment.keys()
     async with start_command(command, folder, PIPE, PIPE, hidden=hidden, more=environment) as process:
-        try:
-            assert process.stdout
-            assert process.stderr
-            printed, said = await asyncio.gather(read_start(process.stdout), read_start(process.stderr))
-            if len(printed) > OUTPUT_LIMIT:
-                raise OSError("git lists too many changes")
-            if await process.wait():
-                raise OSError(os.fsdecode(said[:500].strip()))
-            return os.fsdecode(printed)
-        finally:
-            if process.returncode is None:
-                system.kill_group(process.pid)
-                await process.communicate()  # without reading to the end, its end would not be noticed
+        assert process.stdout
+        assert process.stderr
+        printed, said = await asyncio.gather(read_start(process.stdout), read_start(process.stderr))
+        if len(printed) > OUTPUT_LIMIT:
+            raise OSError("git lists too many changes")
+        if await process.wait():
+            raise OSError(os.fsdecode(said[:500].strip()))
+        return os.fsdecode(printed)
 
 
 async def read_start(stream: asyncio.StreamReader) -> bytes:

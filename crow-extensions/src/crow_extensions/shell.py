@@ -52,7 +52,7 @@ async def start_command(
         finally:
             if process.returncode is None:
                 system.kill_group(process.pid)
-                await process.wait()
+                await process.communicate()  # asyncio notices the end only when the output has been read to its end
 
 
 async def run_command(
