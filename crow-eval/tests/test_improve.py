@@ -227,6 +227,26 @@ async def test_faulty_candidate_is_named_and_not_run(machine: "Machine", case: s
     assert len(systems) == 6, "the first prompt alone, in the folder of each run"
 
 
+@pytest.mark.parametrize("case", ["nothing", "the prompt"])
+async def test_search_goes_on_after_a_reply_without_a_proposal(machine: "Machine", case: str) -> None:
+    write_tasks(machine, 12)
+    write_prompt(machine)
+    proposals = count()
+
+    def answer(request: dict[str, Any]) -> Reply:
+        if is_proposal(request) and next(proposals) < 2:  # crow asks once more after the first
+            return Reply("" if case == "nothing" else asked(request), usage=USAGE)
+        return improve(request)
+
+    async with ScriptedServer(answer) as server:
+        machine.ask(server.url)
+        done = await machine.crow("prompts", "improve", "system", "--on", "tasks.jsonl", "--json")
+    assert done.code == 0, done.err
+    report = json.loads(done.out)
+    assert report["better"] is True
+    assert [candidate["fault"] for candidate in report["candidates"]] == [None, "The text is empty.", None]
+
+
 async def test_proposals_without_sense_end_the_search(machine: "Machine") -> None:
     write_tasks(machine, 12)
     write_prompt(machine)

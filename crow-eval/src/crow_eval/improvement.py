@@ -15,11 +15,13 @@ from typing import Any, TypeVar
 
 from crow_agent.agent import Agent
 from crow_agent.budget import Budget
-from crow_agent.errors import AgentError
+from crow_agent.errors import AgentError, PromptFailed
 from crow_core.app import Crow
 from crow_core.errors import ConfigError
 from crow_core.mcp.tool import DESCRIPTION_LIMIT
+from crow_core.models.model_call import ModelCall
 from crow_core.session.prompts import Prompt
+from crow_core.session.session import Session
 from crow_core.text import to_line
 from crow_extensions.tool_descriptions import TOOL
 from crow_persistence.database import Database
@@ -273,25 +275,33 @@ class Improvement:
         return proposals[-1].text
 
     async def ask(self, key: str, question: str) -> Proposal:
-        """Ask the model that proposes. Raises AgentError."""
-        system, meter = Prompt.from_package("improve", "crow_eval"), Meter()
+        """Ask the model that proposes; a useless reply, such as an echo, proposes an empty text. Raises AgentError."""
+        system, meter, replies = Prompt.from_package("improve", "crow_eval"), Meter(), list[ModelCall]()
 
         def use(crow: Crow) -> None:
             crow.use(replace_prompts, prompts={"system": system})
             crow.use(measure, meter=meter)
+
+            @crow.after_model
+            def keep(session: Session, model_call: ModelCall) -> None:
+                replies.append(model_call)
 
         model = self.notes.proposer or self.evaluation.settings.models[0]
         async with Agent(model, tools=[], extensions=[use], budget=self.budget, env=self.env) as agent:
             session = await agent.session()
             began = monotonic()
             try:
-                result = await session.prompt(question)
+                text = (await session.prompt(question)).text
+            except PromptFailed:
+                if not replies or replies[-1].interruption:
+                    raise
+                text = ""
             finally:
                 await session.close()
         counts = meter.counts[session.id]
         return Proposal(
             key=key,
-            text=result.text,
+            text=text,
             session=session.id,
             requests=counts.requests,
             tokens=counts.input + counts.output,
