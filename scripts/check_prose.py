@@ -93,7 +93,7 @@ def measure(file: Path) -> str:
 
 
 def main(names: list[str]) -> None:
-    patterns = ("*.md", "docs/*.md", "crow-*/README.md")
+    patterns = ("*.md", "docs/**/*.md", "crow-*/README.md")
     files = [Path(name) for name in names] or [file for each in patterns for file in sorted(ROOT.glob(each))]
     for file in files:
         print(f"{measure(file)}  {file}")
