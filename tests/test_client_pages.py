@@ -19,6 +19,7 @@ FILES = [
     *(ROOT / "crow-core/src/crow_core" / name for name in ("content.py", "session/user.py")),
     *(
         ROOT / "crow-cli/src/crow_cli/run.py",
+        ROOT / "crow-permissions/src/crow_permissions/change_decisions.py",
         ROOT / "crow-permissions/src/crow_permissions/review.py",
         ROOT / "crow-terminal/src/crow_terminal/question.py",
     ),

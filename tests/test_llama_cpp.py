@@ -19,7 +19,8 @@ from typing import Annotated, Any, Literal
 
 import pytest
 from crow_agent import Agent
-from crow_cli.probes import ExaminedModel, probe_structured_output
+from crow_cli.examined_model import ExaminedModel
+from crow_cli.probes import probe_structured_output
 from crow_compact.compaction import LEFT_OUT
 from crow_core.acp.schema import ClientCapabilities
 from crow_core.acp.transports import spawn

@@ -14,7 +14,8 @@ import stamina
 from crow_agent.settings.discovery import to_chat_model
 from crow_agent.settings.structs import ModelSettings
 from crow_cli.doctor import DoctorReport, append_table, run_probes, to_toml
-from crow_cli.probes import PROBES, RED_IMAGE, ExaminedModel, ProbeResult
+from crow_cli.examined_model import ExaminedModel
+from crow_cli.probes import PROBES, RED_IMAGE, ProbeResult
 from crow_core.errors import ConfigError
 from crow_core.models.quirks import Quirks
 from crow_core.testing import Failure, Reply, ScriptedServer

@@ -17,10 +17,10 @@ import pytest
 from crow_mcp_server import create_server
 from crow_mcp_server.terminal import interactive_shell as shell
 from crow_mcp_server.terminal import processes, shell_state
+from crow_mcp_server.terminal.command_environment import find_editor
 from crow_mcp_server.terminal.command_output import OutputCapture
 from crow_mcp_server.terminal.key_names import to_keystrokes
 from crow_mcp_server.terminal.screen import TerminalScreen
-from crow_mcp_server.terminal.sessions import find_editor
 from crow_mcp_server.workspace import Workspace
 from fastmcp import Client
 from hypothesis import given, settings

@@ -12,8 +12,8 @@ from errno import ENOSPC
 from pathlib import Path
 
 import pytest
-from crow_sandbox.applying import apply_changes, finish_applying, read_before_after
-from crow_sandbox.changes import LayerChange, list_files, read_changes, read_contents
+from crow_sandbox.applying import apply_changes, finish_applying
+from crow_sandbox.changes import LayerChange, list_files, read_changes
 from crow_sandbox.layers import Layer
 from crow_sandbox.policy import SandboxError
 from crow_testing.views import enter_view, snapshot
@@ -364,11 +364,8 @@ def test_conflict_that_is_among_the_changes_is_applied_and_the_earlier_file_kept
     (view.root / "a").write_text("3\n")
     applied = apply_changes(view.changes(), view.run)
     assert (view.root / "a").read_text() == "2\n"
-    assert [item for each in applied for item in read_before_after(each, 100)] == [
-        ("a", b"3\n", b"2\n"),
-        ("link", None, b"a"),
-        ("new/file", None, b"n\n"),
-    ]
+    kept = {each.change.path: each.before and each.before.read_bytes() for each in applied}
+    assert kept == {"a": b"3\n", "link": None, "new": None}
 
 
 def test_changes_that_are_not_chosen_are_left_out(tmp_path: Path) -> None:
@@ -412,7 +409,6 @@ def test_links_of_a_command_are_never_followed(tmp_path: Path) -> None:
         ("file", ["file"]),
         ("new", ["new/link"]),
     ]
-    assert read_contents(view.changes()[1], 100) == (None, b"/etc/passwd")
     view.apply()
     assert os.readlink(view.root / "d") == "../outside"
     assert os.listdir(tmp_path / "outside") == []

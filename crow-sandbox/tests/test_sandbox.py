@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from crow_sandbox import bubblewrap, layers
 from crow_sandbox.applying import apply_changes, finish_applying
-from crow_sandbox.layers import is_in_use, remove_run, remove_tree
+from crow_sandbox.layers import remove_run, remove_tree, try_lock
 from crow_sandbox.policy import Policy, SandboxError
 from crow_sandbox.sandbox import Sandbox
 
@@ -407,9 +407,11 @@ sys.stdin.read()
     with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout
         folder = Path(os.fsdecode(process.stdout.readline().strip()))
-        assert is_in_use(folder)
+        assert try_lock(folder) is None
         process.kill()
-    assert not is_in_use(folder)
+    lock = try_lock(folder)
+    assert lock is not None
+    os.close(lock)
     remove_run(folder)
     assert not folder.exists()
 

@@ -24,8 +24,9 @@ from crow_core.text import escape_controls
 from msgspec import structs
 
 from crow_cli.chat_templates import write_fitting_template
+from crow_cli.examined_model import ExaminedModel
 from crow_cli.machine import Finding, Verdict, examine_in_thread, to_findings
-from crow_cli.probes import PROBES, REQUIRED_PROBES, ExaminedModel, Probe, ProbeResult
+from crow_cli.probes import PROBES, REQUIRED_PROBES, Probe, ProbeResult
 
 COLOURS: dict[Verdict, str] = {"ok": "green", "partly": "yellow", "no": "red"}
 

@@ -21,7 +21,7 @@ from crow_core.messages.message import RawToolCall
 from crow_core.session.folders import Folders
 from crow_core.session.session import Hooks, Session
 from crow_permissions.exits import find_exit
-from crow_permissions.extension import judge_git
+from crow_permissions.git_judgement import judge_git
 from crow_permissions.judgement import Mode, SessionPermissions, judge
 from crow_permissions.kept_answers import KeptAnswers
 from crow_permissions.review import can_review

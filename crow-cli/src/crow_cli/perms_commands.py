@@ -228,7 +228,6 @@ def read_expectations(file: Path) -> Iterator[tuple[str, Verdict, str]]:
 
 
 def to_verdict(name: str) -> Verdict | None:
-    """Return the verdict of this name."""
     return name if name in VERDICTS else None
 
 

@@ -184,7 +184,6 @@ def join_keys(keys: Sequence[str]) -> str:
 
 
 def to_toml(value: Any) -> str:
-    """Format a value as TOML."""
     import tomlkit  # see `set_values`
 
     if not isinstance(value, dict):

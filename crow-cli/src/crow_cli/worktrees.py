@@ -279,7 +279,6 @@ def choose_name(repository: Repository, words: str) -> str:
 
 
 def has_branch(folder: str, name: str) -> bool:
-    """Test whether a repository has a branch."""
     with suppress(NoWorktree):
         ask_git(["show-ref", "--verify", "--quiet", f"refs/heads/{name}"], folder)
         return True

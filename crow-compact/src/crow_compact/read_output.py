@@ -32,7 +32,6 @@ DEFINITION: dict[str, Any] = {
 
 
 def make_server() -> Server:
-    """Return the server of the tool."""
     return Server("outputs", definitions=[DEFINITION], handlers={TOOL: read_output}, built_in=True, shared=True)
 
 

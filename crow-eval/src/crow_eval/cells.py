@@ -166,7 +166,6 @@ class Cell(Struct, kw_only=True):
 
     @property
     def failed_checks(self) -> list[CheckResult]:
-        """The checks that have failed."""
         return [check for check in self.outcome.checks if not check.passed]
 
 

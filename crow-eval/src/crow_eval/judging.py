@@ -56,7 +56,6 @@ class Judges:
                     await self.find_agent(task, check).open()
 
     async def close(self) -> None:
-        """Close the agents."""
         for agent in self._agents.values():
             await agent.close()
 

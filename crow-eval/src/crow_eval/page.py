@@ -45,7 +45,6 @@ def to_body(report: EvaluationReport, link: str = "", search: str = "") -> str:
 
 @cache
 def load_templates() -> Environment:
-    """Load the templates of the page."""
     loader = PackageLoader("crow_eval", "templates")
     made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     made.filters |= {

@@ -181,5 +181,4 @@ def draw(height: float, title: str, parts: Sequence[str], *, role: str = "img") 
 
 
 def text(x: float, y: float, words: str, style: str, anchor: str = "start") -> str:
-    """Make a text of a plot."""
     return f'<text class="{style}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(words)}</text>'

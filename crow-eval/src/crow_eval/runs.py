@@ -339,7 +339,6 @@ def make_agent(
     budget: Budget | None,
     model: Any,
 ) -> Agent:
-    """Make the agent of a variant."""
     prompt = Prompt(variant.prompt.name, variant.prompt.template)
 
     def use(crow: Crow) -> None:

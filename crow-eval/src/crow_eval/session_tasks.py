@@ -60,7 +60,6 @@ def load_sessions(connection: Connection, ids: Collection[str], first: PromptVer
 
 
 def to_task(stored: StoredSession) -> Task:
-    """Make the task of a stored session."""
     asked = next((entry for entry in stored.log if entry.get("role") == "user"), None)
     return Task(
         id=stored.id,

@@ -140,7 +140,6 @@ async def ask_by_form(session: Session, tool_call: ToolCall, question: UserQuest
 
 
 def to_form(question: UserQuestion) -> ElicitationSchema:
-    """Convert a question to a form."""
     if question.fields:
         properties = {field.name: to_property(field) for field in question.fields}
         return ElicitationSchema(
@@ -154,7 +153,6 @@ def to_form(question: UserQuestion) -> ElicitationSchema:
 
 
 def to_property(field: QuestionField) -> ElicitationPropertySchema:
-    """Convert a field to its ACP schema."""
     if kind := FIELD_TYPES.get(field.type):
         return kind(description=field.description or UNSET)
     return StringPropertySchema(description=field.description or UNSET, enum=remove_duplicates(field.choices) or UNSET)

@@ -328,5 +328,4 @@ def read_bytes(change: ChangedPath) -> bytes | None:
 
 
 def list_removed(changes: Sequence[ChangedPath]) -> list[str]:
-    """List the paths that were removed."""
     return [change.path for change in changes if not change.digest and change.link is None]

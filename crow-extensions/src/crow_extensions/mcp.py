@@ -150,7 +150,6 @@ PROMPTS = StateKey("prompts", list[PromptCommands])
 
 
 def to_command(name: str, prompt: "Prompt", server: Server) -> Command:
-    """Convert a prompt to a slash command."""
     arguments = prompt.arguments or []
     hint = " ".join(f"<{each.name}>" if each.required else f"[{each.name}]" for each in arguments)
     about = prompt.description or prompt.title or f"A prompt of {server.name}"

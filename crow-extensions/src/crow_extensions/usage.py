@@ -74,7 +74,6 @@ def draw_bar(share: float) -> str:
 
 
 def compare_requests(request: ModelRequest, before: LastRequest | None) -> LastRequest:
-    """Compare a request with the one before it."""
     last = LastRequest(request["messages"], request.get("tools"))
     if before:
         pairs = enumerate(zip(before.messages, last.messages, strict=False))

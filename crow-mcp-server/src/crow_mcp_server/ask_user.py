@@ -41,8 +41,6 @@ class UserAnswer(TypedDict):
 
 
 def register(server: FastMCP, options: ToolOptions) -> None:
-    """Add the tool to a server."""
-
     @server.tool(
         description=DESCRIPTION,
         annotations=ToolAnnotations(

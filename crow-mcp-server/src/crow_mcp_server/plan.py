@@ -28,8 +28,6 @@ class PlanResult(TypedDict):
 
 
 def register(server: FastMCP, options: ToolOptions) -> None:
-    """Add the tool to a server."""
-
     @server.tool(
         description=DESCRIPTION,
         annotations=ToolAnnotations(

@@ -6,16 +6,17 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from crow_core.acp.schema import BlockContent, TextBlock, ToolCallFields
-from crow_core.content import to_announcement
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.tool import ToolCall
 from crow_core.session.session import Session
-from crow_core.text import show_invisible, to_line
+from crow_core.text import to_line
 
-from crow_permissions.judgement import SessionPermissions
+from crow_permissions.call_questions import ask, keep, to_question
+from crow_permissions.decision_record import record
+from crow_permissions.judgement import Judgement, SessionPermissions
 from crow_permissions.kept_answers import AnswerRule, KeptAnswer, now
-from crow_permissions.lasting import Offer, get_folder
+from crow_permissions.lasting import Offer, get_folder, offer_rule
+from crow_permissions.review import REACHABLE, Review, ReviewedCommand, find_opened, finish_in_thread
 from crow_permissions.rules import COMMAND_TOOL, Rule
 
 if TYPE_CHECKING:
@@ -131,6 +132,57 @@ def complains(result: ToolResult, refused: "Sequence[Decision]" = ()) -> bool:
     return any(COMPLAINTS.search(text) or any(each.host in text for each in refused) for text in texts)
 
 
+async def begin_review(review: Review, session: Session, permissions: SessionPermissions, tool_call: ToolCall) -> bool:
+    """Begin a command in the sandbox. If an extension asks before it may reach a host, it reaches none yet."""
+    folder = get_folder(session)
+    hosts = list_hosts(permissions, folder, review.settings.hosts)
+    if opened := find_opened(session, tool_call):
+        hosts = [*(opened.run.policy.hosts or ())]
+    session.state[REACHABLE][tool_call.id] = hosts
+    if hosts and await review.must_ask.run(session, tool_call):
+        hosts = []
+        if opened:
+            opened.change_hosts([], opened.run.policy.denied)
+    denied = [*list_denied(permissions, folder), *find_host_patterns(permissions.rules.ask)]
+    return await review.begin(session, permissions, tool_call, hosts, denied)
+
+
+async def ask_for_hosts(
+    review: Review, session: Session, permissions: SessionPermissions, command: ReviewedCommand, result: ToolResult
+) -> HostsAnswer | None:
+    """Ask about the hosts that a command was refused; None if there is no question.
+
+    There is none if the command succeeded and does not complain: what it asked for was of no importance.
+    """
+    folder, tool_call = get_folder(session), command.tool_call
+    refused = command.list_refused()
+    if not refused or not (result.meta.get("crow/exit") or complains(result, refused)):
+        return None
+    try:
+        async with permissions.queue:
+            hosts = list_offered(permissions, folder, refused, command.run.policy)
+            if not hosts or permissions.mode == "yolo":
+                return None
+            session.state[REACHABLE][tool_call.id] = hosts
+            reasons = [*await review.must_ask.run(session, tool_call), *list_asking(permissions.rules.ask, hosts)]
+            if not reasons and {*hosts} <= {*list_hosts(permissions, folder, review.settings.hosts)}:
+                return HostsAnswer(hosts, True, "an earlier answer")
+            goes_on = command.is_in_terminal
+            answer = await ask_about_hosts(session, permissions, tool_call, hosts, reasons, goes_on=goes_on)
+            if answer.answer:
+                await keep(session, permissions, answer.answer)
+    except BaseException:
+        if not command.is_in_terminal:
+            await finish_in_thread(command.run.remove)
+        raise
+    finally:
+        session.state[REACHABLE].pop(tool_call.id, None)
+    verdict, may = ("allow", "may") if answer.allowed else ("deny", "may not")
+    by = f"it {may} reach {', '.join(hosts)}: {answer.by}"
+    record(session, tool_call, Judgement(verdict, by, answer=answer.answer))
+    return answer
+
+
 async def ask_about_hosts(
     session: Session,
     permissions: SessionPermissions,
@@ -138,43 +190,28 @@ async def ask_about_hosts(
     hosts: Sequence[str],
     reasons: Sequence[str],
     *,
-    goes_on: bool = False,
+    goes_on: bool,
 ) -> HostsAnswer:
     """Ask the user whether a command may reach hosts; without an answer it may not.
 
     `goes_on` says that it is a session of the terminal, which does not run again. `reasons` say why the answer can only
     hold once. Raises EndTurn if the client answers that the turn is cancelled.
     """
-    announcement = to_announcement(tool_call, session.cwd)
     text = f"In the sandbox, this asked for {SEPARATOR.join(hosts)}, which it may not reach. "
     them = "it" if len(hosts) == 1 else "them"
     again = f"Allowed, it runs again and may reach {them}; what it changed is discarded."
     text += f"Allowed, its session may reach {them} from now on." if goes_on else again
-    about = ToolCallFields(
-        tool_call_id=tool_call.id,
-        title=show_invisible(announcement.title),
-        name=announcement.name,
-        kind=tool_call.kind,
-        status="pending",
-        locations=announcement.locations,
-        raw_input=announcement.raw_input,
-        content=[BlockContent(content=TextBlock(text="\n\n".join([text, *filter(None, reasons)])))],
-    )
+    about = to_question(session, tool_call, "\n\n".join([text, *filter(None, reasons)]))
     offers = [] if reasons else list_offers(permissions, get_folder(session), hosts)
-    options = [offer.to_option() for offer in offers]
-    answer = await session.user.ask_allowed(
-        about, options, yes=f"Allow for this {'session' if goes_on else 'command'}", no="Reject"
-    )
+    yes = f"Allow for this {'session' if goes_on else 'command'}"
+    answer, chosen = await ask(session, about, offers, yes=yes)
     if answer.allowed and answer.choice.command:  # another command asks for its own hosts
         return HostsAnswer(hosts, False, "the user wants another command: " + to_line(answer.choice.command))
-    chosen = next((offer.answer for offer in offers if offer.option_id == answer.choice.option_id), None)
     return HostsAnswer(hosts, answer.allowed, answer.reason, chosen)
 
 
 def list_offers(permissions: SessionPermissions, folder: str, hosts: Sequence[str]) -> list[Offer]:
     """List the answers for longer than once: for the session, in this folder, and never in this session."""
     rule = AnswerRule("reach", COMMAND_TOOL, SEPARATOR.join(sorted(hosts)))
-    offers = [Offer("allow-session", KeptAnswer(True, rule, "session", "", now()))]
-    if permissions.kept is not None:
-        offers.append(Offer("allow-folder", KeptAnswer(True, rule, "folder", folder, now())))
+    offers = offer_rule(rule, folder, kept=permissions.kept is not None)
     return [*offers, Offer("reject-session", KeptAnswer(False, rule, "session", "", now()))]

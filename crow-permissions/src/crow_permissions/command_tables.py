@@ -70,5 +70,4 @@ class CommandTables(msgspec.Struct, forbid_unknown_fields=True):
 
 @cache
 def get_tables() -> CommandTables:
-    """Return the tables of programs."""
     return msgspec.convert(read_table("simple_commands.toml"), CommandTables)

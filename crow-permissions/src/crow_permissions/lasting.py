@@ -148,6 +148,12 @@ def list_offers(rules: Sequence[AnswerRule], folder: str, *, kept: bool) -> list
     ]
 
 
+def offer_rule(rule: AnswerRule, folder: str, *, kept: bool) -> list[Offer]:
+    """Offer to store a rule for the session and, if answers are `kept` for longer, in this folder."""
+    offers = [Offer("allow-session", KeptAnswer(True, rule, "session", "", now()))]
+    return [*offers, Offer("allow-folder", KeptAnswer(True, rule, "folder", folder, now()))] if kept else offers
+
+
 def may_hold_everywhere(rule: AnswerRule) -> bool:
     """Test whether a permission may hold in all folders: not for a file, nor for a command that is not a single one."""
     return rule.kind not in ("path", "edits") and (rule.kind != "command" or bool(SINGLE_COMMAND.fullmatch(rule.value)))

@@ -37,6 +37,8 @@ FOLDER_DIFFS = 10
 """Files of a new folder that a question shows as diffs."""
 NOTED_LIMIT = 100
 """Paths in the record of a decision."""
+NAMED_FILES = 12
+"""Paths in a sentence for the model."""
 CACHE = re.compile(
     r"""
     (.*/)? (
@@ -154,11 +156,11 @@ class ChangeSet:
         files = [each.name for each in self.shown if not each.is_git and not each.is_cache]
         return [*files, *([".git"] if any(each.is_git for each in self.shown) else [])]
 
-    def name_files(self, limit: int = 12) -> str:
+    def name_files(self) -> str:
         """Name the changed files in a sentence."""
         names = self.list_names() or [each.name for each in self.shown]
-        more = f" and {len(names) - limit:,} more" if len(names) > limit else ""
-        return f"{', '.join(names[:limit])}{more}"
+        more = f" and {len(names) - NAMED_FILES:,} more" if len(names) > NAMED_FILES else ""
+        return f"{', '.join(names[:NAMED_FILES])}{more}"
 
 
 def sort_changes(

@@ -42,9 +42,7 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
-from crow_core.acp.schema import BlockContent, TextBlock, ToolCallFields
 from crow_core.app import Crow
-from crow_core.content import to_announcement
 from crow_core.mcp.result import ToolResult
 from crow_core.mcp.tool import ToolCall
 from crow_core.messages.message import Message, marker_kind, to_parts
@@ -57,6 +55,7 @@ from crow_core.text import show_invisible, to_line
 from crow_system.git import may_fetch_objects
 from crow_system.shortening import leave_out
 
+from crow_permissions.call_questions import to_question
 from crow_permissions.exits import find_exit
 from crow_permissions.private_data import find_private_file, is_private_path
 from crow_permissions.protected import to_regex
@@ -384,17 +383,7 @@ def taint(
 
 async def ask(session: Session, tool_call: ToolCall, reason: str) -> ToolResult | None:
     """Ask the user about a tool call; return the refusal if it is denied."""
-    shown = to_announcement(tool_call, session.cwd)
-    about = ToolCallFields(
-        tool_call_id=tool_call.id,
-        title=show_invisible(shown.title),
-        name=shown.name,
-        kind=tool_call.kind,
-        status="pending",
-        raw_input=shown.raw_input,
-        content=[BlockContent(content=TextBlock(text=reason))],
-    )
-    answer = await session.user.ask_allowed(about)
+    answer = await session.user.ask_allowed(to_question(session, tool_call, reason))
     if answer.allowed:
         return None
     why = f"{answer.reason}. {reason.partition(chr(10))[0]}"
@@ -417,7 +406,6 @@ def describe_call(tool_call: ToolCall) -> str:
 
 
 def to_key(tool_call: ToolCall) -> CallKey:
-    """Make the key of a tool call."""
     return tool_call.id, tool_call.name, str(tool_call.arguments.get("command", ""))
 
 

@@ -45,7 +45,6 @@ class StoredEntry(SentMessage, total=False):
 
 
 def pack(entry: Message) -> EntryRow:
-    """Convert an entry to a row."""
     blobs: dict[str, bytes] = {}
 
     def to_blob(text: str) -> str:
@@ -132,7 +131,6 @@ def drop_missing(entry: Any, missing: Collection[str]) -> Message:
 
 
 def is_text_part(part: dict[str, Any]) -> bool:
-    """Test whether a content part is text."""
     return part.get("type") == "text"
 
 

@@ -335,7 +335,6 @@ def extract_words(entry: Message) -> str:
 
 
 def split_words(text: str) -> list[str]:
-    """Return the words of a text."""
     return WORD.findall(fold(text[:MAX_TEXT_LENGTH]))
 
 

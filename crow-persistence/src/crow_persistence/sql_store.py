@@ -38,7 +38,6 @@ class BlockingStore:
         """Ids of the sessions that this owner holds the lease of."""
 
     def open(self) -> None:
-        """Open the database."""
         with self.database.begin_read():
             pass
 
@@ -278,7 +277,6 @@ class BlockingStore:
         ]
 
     def delete(self, id: str) -> None:
-        """Delete a session."""
         with self.database.begin_write() as connection:
             forks.delete(connection, id, self.owner)
         self.database.erase_deleted()

@@ -7,8 +7,7 @@ are first copied into a hidden folder of the root.
 """
 
 import os
-import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +18,7 @@ from crow_sandbox import layers
 from crow_sandbox.apply_journal import read_journal
 from crow_sandbox.apply_plan import ApplyPlan, find_before
 from crow_sandbox.apply_steps import ApplySteps
-from crow_sandbox.changes import LayerChange, read_file
-from crow_sandbox.layer_files import open_parent, walk
+from crow_sandbox.changes import LayerChange
 from crow_sandbox.moving import Mover
 from crow_sandbox.policy import SandboxError
 from crow_sandbox.staging import remove_stages
@@ -62,36 +60,6 @@ def apply_changes(
     with suppress(OSError):  # what stays is removed with the run
         remove_stages(steps.journal, mover)
     return [AppliedChange(change, find_before(run, plan.journal, step)) for change, step in plan.planned]
-
-
-def read_before_after(applied: AppliedChange, limit: int) -> Iterator[tuple[str, bytes | None, bytes | None]]:
-    """Yield the path, from the layer's root, and the bytes before and now, up to `limit` each, of every applied file.
-
-    The target of a link is its content. None stands for no file and for what cannot be read. Of a folder, that is
-    every file that it held or holds. Raises SandboxError for a folder that cannot be read.
-    """
-    change = applied.change
-    root, kept = change.layer.root, applied.before
-    paths = {change.path: None, **dict.fromkeys(list_below(os.fspath(root), change.path))}
-    if kept:
-        paths |= {change.path + found: None for found in list_below(os.fspath(kept.parent), kept.name, relative=True)}
-    for path in sorted(paths):
-        before = read_file(kept.parent, kept.name + path.removeprefix(change.path), limit) if kept else None
-        after = read_file(root, path, limit)
-        if before is not None or after is not None:
-            yield path, before, after
-
-
-def list_below(base: str, path: str, *, relative: bool = False) -> list[str]:
-    """List the files below a path, which is left out if `relative`; an empty list if there is nothing."""
-    try:
-        with open_parent(base, path) as (parent, name):
-            found = [below for below, status in walk(parent, name) if not stat.S_ISDIR(status.st_mode)]
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise SandboxError(f"{os.path.join(base, path)} cannot be read: {error.strerror}.") from error
-    return found if relative else [path + below for below in found]
 
 
 def is_unfinished(run: Path) -> bool:

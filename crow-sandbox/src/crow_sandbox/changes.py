@@ -131,16 +131,6 @@ def is_compiled(path: str) -> bool:
     return "__pycache__" in path.split("/") or path.endswith(".pyc")
 
 
-def read_contents(change: LayerChange, limit: int, path: str = "") -> tuple[bytes | None, bytes | None]:
-    """Read a file before and after its change, up to `limit` bytes each; the target of a link is its content.
-
-    None stands for no file, a folder, and what cannot be read. `path` names a file in a changed folder, from the root.
-    """
-    path = path or change.path
-    before = read_file(change.layer.root, path, limit)
-    return before, None if change.kind == "removed" else read_file(change.layer.upper, path, limit)
-
-
 def read_file(base: str | os.PathLike[str], path: str, limit: int) -> bytes | None:
     """Read the first bytes of a file below `base`, or where a link points, without following links."""
     with suppress(OSError), open_parent(os.fspath(base), path) as (parent, name):

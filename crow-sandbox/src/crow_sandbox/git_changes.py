@@ -71,11 +71,6 @@ class GitChanges:
     index: bool = False
     """True if the index has changed."""
 
-    @property
-    def is_index_only(self) -> bool:
-        """True if nothing has changed but the index."""
-        return self.index and all(change.path == os.path.join(self.folder, "index") for change in self.changes)
-
     def __str__(self) -> str:
         parts = [f"{shorten(ref.name)} {ref.before or 'new'} → {ref.after or 'removed'}" for ref in self.refs]
         parts += [f"{count_objects(self.objects)} added"] if self.objects else []

@@ -62,7 +62,6 @@ class Surroundings:
 
 @cache
 def read_table() -> HiddenTable:
-    """Read hidden.toml."""
     text = Path(__file__).with_name("hidden.toml").read_text(encoding="utf-8")
     return msgspec.convert(tomllib.loads(text), HiddenTable)
 

@@ -102,7 +102,6 @@ class Look:
 
     @property
     def policy(self) -> Policy:
-        """The policy of the session."""
         return self.lasting.run.policy
 
     def read_changes(self) -> Sequence[LayerChange]:

@@ -78,15 +78,6 @@ def make_run_folder(folder: Path, prefix: str) -> tuple[Path, int]:
     return made, descriptor
 
 
-def is_in_use(run: Path) -> bool:
-    """Test whether the process that made a run's folder lives, this process among them."""
-    with lock_folder(run.parent):
-        descriptor = try_lock(run)
-        if descriptor is not None:
-            os.close(descriptor)
-    return descriptor is None
-
-
 def remove_run(run: Path) -> None:
     """Remove the folder of a run, and its layers next to the roots."""
     with suppress(OSError):

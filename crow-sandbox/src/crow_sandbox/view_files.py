@@ -33,7 +33,6 @@ NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) |
 
 
 def to_mark(status: os.stat_result) -> Mark:
-    """Convert the status of a file to its mark."""
     if stat.S_ISDIR(status.st_mode):
         return status.st_ino, status.st_mode, 0, 0, 0
     return status.st_ino, status.st_mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns

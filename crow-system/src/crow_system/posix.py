@@ -145,7 +145,6 @@ def end_group(pid: int) -> None:
 
 
 def kill_group(pid: int) -> None:
-    """Kill the processes of a group."""
     _signal_group(pid, signal.SIGKILL)
 
 
@@ -307,7 +306,6 @@ class Folder:
             return {entry.name: "@" if entry.is_symlink() else "/" if entry.is_dir() else "" for entry in found}
 
     def close(self) -> None:
-        """Close the folder."""
         os.close(self._descriptor)
 
 

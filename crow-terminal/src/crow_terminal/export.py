@@ -29,7 +29,6 @@ def write_export(folder: str, name: str, blocks: Sequence[Block], title: str) ->
 
 
 def to_markdown(blocks: Sequence[Block], title: str) -> str:
-    """Convert blocks to Markdown."""
     parts = [f"# {title}\n"] if title else []
     for block in blocks:
         match block:

@@ -54,7 +54,6 @@ class Form:
         return ""
 
     def respond(self) -> CreateElicitationResponse:
-        """Make the response with all values."""
         return CreateElicitationResponse(action="accept", content={} if self.page else self.values)
 
     def make_dialog(self, fill: Callable[[Any, float], list[Any]], decline: Callable[[float], list[Any]]) -> Dialog:

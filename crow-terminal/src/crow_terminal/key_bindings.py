@@ -77,7 +77,6 @@ class Actions(Protocol):
 
 
 def make_bindings(actions: Actions) -> KeyBindings:
-    """Make the key bindings."""
     keys = KeyBindings()
     choosing = Condition(actions.is_choosing)
     writing = ~choosing

@@ -188,7 +188,6 @@ def compose_choice(dialog: ListDialog, width: int, rows: int, theme: Theme) -> l
 
 
 def describe_keys(dialog: ListDialog) -> str:
-    """Return the keys of a list."""
     if dialog.searchable:
         offer = "type to search · " if len(dialog.rows) > 4 else ""
         search = f"“{escape_line(dialog.search)}” · " if dialog.search else offer

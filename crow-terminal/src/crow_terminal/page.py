@@ -67,7 +67,6 @@ class PageServer:
         raise NoPage(said or "The page cannot be shown.")
 
     async def end(self) -> None:
-        """End the process."""
         if self._process:
             await self._process.close()
         for task in filter(None, (self._serving, self._complaints)):

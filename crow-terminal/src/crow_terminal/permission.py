@@ -126,7 +126,6 @@ def describe_lasting(lasting: Sequence[Row], yes: str, no: str) -> str:
 
 
 def make_answer(answer: Answer, text: str) -> RequestPermissionResponse:
-    """Make the response to a question for permission."""
     return answer_permission(answer.id, **({answer.key: text} if answer.key and text.strip() else {}))
 
 

@@ -103,9 +103,9 @@ def split_at(line: str, breaks: list[int]) -> list[str]:
     return [line[start:end] for start, end in zip([0, *breaks], [*breaks, len(line)], strict=True)]
 
 
-def hang(line: str, width: int, margin: int = 0) -> list[str]:
-    """Break a line between words; the later rows are indented as it is, and by a margin."""
-    indent = min(len(line) - len(line.lstrip(" ")) + margin, width // 2)
+def hang(line: str, width: int) -> list[str]:
+    """Break a line between words; the later rows are indented as it is."""
+    indent = min(len(line) - len(line.lstrip(" ")), width // 2)
     first, *others = split_at(line, find_breaks(line, width, width - indent))
     return [first.rstrip(" ") if others else first, *(" " * indent + piece.rstrip(" ") for piece in others)]
 

@@ -142,7 +142,6 @@ class Renderer:
         )
 
     def render(self, block: Prose | CodeLines, width: int) -> list[str]:
-        """Render a block at a width."""
         indent = " " * min(block.indent, width // 2)
         if isinstance(block, CodeLines):
             margin = indent + " " * CODE_INDENT

@@ -14,7 +14,7 @@ import os
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, TextIO, cast
+from typing import cast
 
 from prompt_toolkit.application import Application
 from prompt_toolkit.buffer import Buffer
@@ -201,7 +201,6 @@ class Terminal:
         history: Callable[[], str | None] | None = None,
         no_color: bool = False,
         end_key: Callable[[], None] = lambda: None,
-        output: TextIO | None = None,
     ) -> None:
         """`above` returns the rows above the editor at a width and a height, `below` those below it at a width.
 
@@ -224,7 +223,7 @@ class Terminal:
         )
         shown = Condition(shows_editor)
         depth = ColorDepth.MONOCHROME if no_color else None
-        made = FrameOutput.from_pty(output or sys.stdout, term=os.environ.get("TERM"), default_color_depth=depth)
+        made = FrameOutput.from_pty(sys.stdout, term=os.environ.get("TERM"), default_color_depth=depth)
         self.output = cast(FrameOutput, made)
         control = BufferControl(self.editor, input_processors=[CursorMark(lambda: self.output.hides_cursor)])
 
@@ -396,8 +395,8 @@ def to_fragments(lines: Sequence[str]) -> StyleAndTextTuples:
     return to_formatted_text(ANSI("\n".join(lines)))
 
 
-def restore(output: Any = None) -> None:
+def restore() -> None:
     """Leave the terminal as it was found, also after a failure."""
     with suppress(OSError, ValueError):
-        (output or sys.stdout).write("\x1b[?2026l\x1b[?7h\x1b[?25h\x1b[?2004l\x1b[0m")
-        (output or sys.stdout).flush()
+        sys.stdout.write("\x1b[?2026l\x1b[?7h\x1b[?25h\x1b[?2004l\x1b[0m")
+        sys.stdout.flush()

@@ -138,7 +138,6 @@ class Prefork:
         return ForkedProcess(pid, connection, out, err)
 
     async def spawn(self, args: Sequence[str], env: dict[str, str], cwd: Path, stderr: Path) -> "ForkedAgent":
-        """Start an agent."""
         (stdin_read, stdin_write), (out_read, out_write) = os.pipe(), os.pipe()
         errors = os.open(stderr, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         connection = self.connect(args, env, cwd, [stdin_read, out_write, errors])
@@ -363,7 +362,6 @@ class PersonAtTerminal:
 
 @pytest.fixture
 def terminal() -> PersonAtTerminal:
-    """A terminal for one command."""
     if sys.platform == "win32":
         pytest.skip("Windows has no pseudo-terminals")
     return PersonAtTerminal()

@@ -21,7 +21,6 @@ ALLOW, DENIED, UNKNOWN = 0x7FFF0000, 0x50001, 0x50026  # EPERM, ENOSYS
 
 
 def make_filter(*, has_landlock: bool) -> bytes:
-    """Make the program of the filter."""
     clone, clone3, unshare, mount = CALLS[platform.machine()]
     refused = [(clone3, UNKNOWN), (unshare, DENIED), (mount, DENIED)]
     refused += [] if has_landlock else [(CREATE_RULESET, UNKNOWN)]

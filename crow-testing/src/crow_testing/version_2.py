@@ -146,7 +146,6 @@ class ClientV2:
         return self.ends()[-1]["stopReason"]
 
     def of(self, kind: str) -> list[Update]:
-        """Return the updates of one kind."""
         return [update for update in self.updates if update["sessionUpdate"] == kind]
 
     def ends(self) -> list[Update]:

@@ -5,7 +5,7 @@ from typing import Any, cast
 from crow_core.acp.schema import SessionModeState
 
 from crow_acp_tools.check import scenarios
-from crow_acp_tools.check.conversation import Conversation, WireLine, describe_error, update_kind
+from crow_acp_tools.check.conversation import Conversation
 from crow_acp_tools.check.requirement import (
     Failed,
     NotTested,
@@ -21,6 +21,7 @@ from crow_acp_tools.check.requirement import (
 from crow_acp_tools.check.scenarios import Scenario, list_choices
 from crow_acp_tools.check.session_requirements import check_interrupted_turn
 from crow_acp_tools.check.validation import get_path, list_or_empty, to_short_json
+from crow_acp_tools.check.wire_lines import WireLine, describe_error, update_kind
 
 HISTORY_UPDATES = {
     f"{who}{end}" for who in ("user_message", "agent_message", "agent_thought") for end in ("", "_chunk")

@@ -9,10 +9,10 @@ import click
 from crow_core.text import escape_controls
 from crow_system.shortening import shorten_middle
 
-from crow_acp_tools.check.conversation import WireLine
 from crow_acp_tools.check.requirement import Level
 from crow_acp_tools.check.runner import CheckReport, RequirementResult
 from crow_acp_tools.check.versions import VERSION_1
+from crow_acp_tools.check.wire_lines import WireLine
 
 COLOURS = {"pass": "green", "fail": "red", "not tested": "yellow", "skipped": None}
 LEVELS: dict[Level, str] = {

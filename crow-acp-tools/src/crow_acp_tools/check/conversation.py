@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 from typing import Any, Literal, Self, cast
@@ -33,18 +33,26 @@ from crow_acp_tools.check.validation import (
     to_short_json,
 )
 from crow_acp_tools.check.versions import VERSION_1, ProtocolVersion, answers_in_version
+from crow_acp_tools.check.wire_lines import (
+    MAX_LINE_BYTES,
+    CheckRequest,
+    Flaw,
+    Message,
+    WireLine,
+    describe_error,
+    get_stop_reason,
+    is_update,
+    update_kind,
+)
 
 MAX_BYTES = 16 * 1024 * 1024
 """Bytes that an agent may write in one conversation, which asks it for a few sentences."""
-MAX_LINE_BYTES = 64 * 1024
-"""Bytes of a line that are kept for the report."""
 MAX_STDERR_BYTES = 4096
 """Bytes at the end of standard error that are kept."""
 OUTPUT_GRACE = 5.0
 """Seconds to wait for the rest of the output after the process has ended."""
 CAPABILITY_METHODS = {"fs": "CLIENTCAP-001", "terminal": "CLIENTCAP-002", "elicitation": "CLIENTCAP-003"}
 """The requirement that a call breaks, by the beginning of its method. This client never has these capabilities."""
-Message = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -63,68 +71,6 @@ class CheckOptions:
     """Seconds to wait for messages that must not come."""
     grace: float = 10.0
     """Seconds for the agent to end after its input was closed, and again after SIGTERM."""
-
-
-@dataclass(eq=False)
-class WireLine:
-    """One line that the client or the agent wrote, without its newline."""
-
-    at: float
-    """Seconds since the agent was started."""
-    sender: Literal["client", "agent"]
-    raw: bytes
-    """Its first MAX_LINE_BYTES bytes."""
-    message: Message | None = None
-    """None if the line is not a JSON-RPC message."""
-
-
-@dataclass(frozen=True)
-class Flaw:
-    """Something that is wrong in any conversation."""
-
-    id: str
-    """The id of the requirement that it breaks."""
-    why: str
-    line: WireLine | None
-
-
-@dataclass(eq=False)
-class CheckRequest:
-    """A request of this client, with its answer."""
-
-    method: str
-    params: Message
-    sent: WireLine
-    answer: WireLine | None = None
-    """The answer, if it came in time."""
-    late_answer: WireLine | None = None
-    """The answer, if it came after the timeout."""
-    no_answer_reason: str = ""
-    """The reason why there is no answer, or none in time."""
-    is_lost: bool = False
-    """True if there is no answer because the agent had ended, or was stopped for writing too much."""
-    interrupted: WireLine | None = None
-    """The line with which this client interrupted the turn."""
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
-
-    @property
-    def answer_message(self) -> Message:
-        """The answer; empty if there is none."""
-        return (self.answer and self.answer.message) or {}
-
-    @property
-    def error(self) -> Message | None:
-        """The error of an answer that came in time."""
-        error = self.answer_message.get("error")
-        return cast("Message", error) if isinstance(error, dict) else None
-
-    @property
-    def result(self) -> Any:
-        return self.answer_message.get("result")
-
-    def member(self, name: str) -> Any:
-        """Return a member of the result; None if it has no such member."""
-        return get_path(self.result, name)
 
 
 class CannotContinue(Exception):
@@ -528,26 +474,3 @@ async def read_chunk(source: ByteSource) -> bytes:
         return await source.read(CHUNK_BYTES)
     except OSError:
         return b""
-
-
-def is_update(line: WireLine, session: str) -> bool:
-    """Tell whether a line is an update of this session."""
-    updates = line.sender == "agent" and get_path(line.message, "method") == "session/update"
-    return updates and get_path(line.message, "params", "sessionId") == session
-
-
-def update_kind(line: WireLine) -> str:
-    """Return the kind of the update in a line; "" for any other line."""
-    return str(get_path(line.message, "params", "update", "sessionUpdate") or "")
-
-
-def get_stop_reason(line: WireLine) -> Any:
-    """Return the stop reason of an update that ends a turn of version 2; None for another line."""
-    update = get_path(line.message, "params", "update")
-    ends = update_kind(line) == "state_update" and get_path(update, "state") == "idle"
-    return get_path(update, "stopReason") if ends else None
-
-
-def describe_error(error: Message) -> str:
-    """Format an error of an answer for a person."""
-    return f"{to_short_json(error.get('code'))} {to_short_json(error.get('message'))}"

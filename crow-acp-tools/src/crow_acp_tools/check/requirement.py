@@ -6,11 +6,12 @@ from typing import Any, Literal, TypeVar, cast
 
 import msgspec
 
-from crow_acp_tools.check import conversation as conversations
-from crow_acp_tools.check.conversation import CheckRequest, Conversation, WireLine, describe_error
+from crow_acp_tools.check import wire_lines
+from crow_acp_tools.check.conversation import Conversation
 from crow_acp_tools.check.scenarios import Scenario
 from crow_acp_tools.check.validation import list_or_empty, to_struct
 from crow_acp_tools.check.versions import VERSION_1, ProtocolVersion
+from crow_acp_tools.check.wire_lines import CheckRequest, WireLine, describe_error
 
 Level = Literal["mandatory", "capability", "advisory", "informational"]
 CheckVerdict = Literal["pass", "fail", "not tested", "skipped"]
@@ -158,7 +159,7 @@ def get_stop_reason(conversation: Conversation) -> str:
     request = get_request(conversation, "session/prompt")
     if (end := conversation.find_end(request)) is None:
         raise Failed(conversation.stopped or "the turn did not end", *list_lines(request))
-    return str(conversations.get_stop_reason(end))
+    return str(wire_lines.get_stop_reason(end))
 
 
 def get_login_ids(conversation: Conversation) -> list[str]:

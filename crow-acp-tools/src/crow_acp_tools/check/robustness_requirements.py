@@ -1,7 +1,7 @@
 """Requirements on what a client lacks, extensions, invalid messages and the end of the input."""
 
 from crow_acp_tools.check import scenarios
-from crow_acp_tools.check.conversation import Conversation, Message, describe_error, update_kind
+from crow_acp_tools.check.conversation import Conversation
 from crow_acp_tools.check.requirement import (
     Failed,
     NotTested,
@@ -13,6 +13,7 @@ from crow_acp_tools.check.requirement import (
     get_success,
     list_lines_after,
 )
+from crow_acp_tools.check.wire_lines import Message, describe_error, update_kind
 
 requirement = RequirementGroup()
 

@@ -8,11 +8,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from crow_acp_tools.check import scenarios
-from crow_acp_tools.check.conversation import CheckOptions, CheckRequest, Conversation, Flaw, WireLine
+from crow_acp_tools.check.conversation import CheckOptions, Conversation
 from crow_acp_tools.check.requirement import CheckVerdict, NotPassed, Requirement, Unanswered
 from crow_acp_tools.check.requirements import ANSWERED_BY, REQUIREMENTS
 from crow_acp_tools.check.scenarios import AgentFacts, Scenario, create_files
 from crow_acp_tools.check.versions import VERSION_1, VERSION_2, VERSIONS, ProtocolVersion, answers_in_version
+from crow_acp_tools.check.wire_lines import CheckRequest, Flaw, WireLine
 
 BASIC_SCENARIOS = {"initialize": scenarios.initializing, "session": scenarios.sessions, "prompt": scenarios.one_prompt}
 """The scenarios on which others depend, in order. They show whether the others can run at all."""

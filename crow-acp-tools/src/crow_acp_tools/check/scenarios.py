@@ -10,15 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from crow_acp_tools.check.conversation import (
-    CannotContinue,
-    CheckRequest,
-    Conversation,
-    Message,
-    WireLine,
-)
+from crow_acp_tools.check.conversation import CannotContinue, Conversation
 from crow_acp_tools.check.validation import get_path, list_or_empty
 from crow_acp_tools.check.versions import CLIENT_INFO, VERSION_1, ProtocolVersion
+from crow_acp_tools.check.wire_lines import CheckRequest, Message, WireLine
 
 HELLO_PROMPT = "Say hello in one word. Héllo, 你好 \U0001f426"
 FILE_NAME = "notes.txt"

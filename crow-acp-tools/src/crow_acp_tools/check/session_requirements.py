@@ -1,8 +1,7 @@
 """Requirements on sessions, prompts and their cancellation."""
 
 from crow_acp_tools.check import scenarios
-from crow_acp_tools.check.conversation import Conversation, describe_error, is_update
-from crow_acp_tools.check.conversation import get_stop_reason as get_stop_reason_of
+from crow_acp_tools.check.conversation import Conversation
 from crow_acp_tools.check.requirement import (
     Failed,
     NotTested,
@@ -16,6 +15,8 @@ from crow_acp_tools.check.requirement import (
     list_lines_of_turn,
 )
 from crow_acp_tools.check.validation import to_short_json
+from crow_acp_tools.check.wire_lines import describe_error, is_update
+from crow_acp_tools.check.wire_lines import get_stop_reason as get_stop_reason_of
 
 BUSY_HINT = "give --cancel-prompt with something that keeps the agent busy for some seconds"
 

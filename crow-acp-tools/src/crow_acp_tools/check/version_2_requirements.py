@@ -3,7 +3,7 @@
 from typing import Any
 
 from crow_acp_tools.check import scenarios
-from crow_acp_tools.check.conversation import Conversation, WireLine, get_stop_reason, update_kind
+from crow_acp_tools.check.conversation import Conversation
 from crow_acp_tools.check.requirement import (
     Failed,
     NotTested,
@@ -17,6 +17,7 @@ from crow_acp_tools.check.requirement import (
 from crow_acp_tools.check.scenarios import Scenario, scenario
 from crow_acp_tools.check.validation import get_path, list_or_empty, to_short_json
 from crow_acp_tools.check.versions import VERSION_2
+from crow_acp_tools.check.wire_lines import WireLine, get_stop_reason, update_kind
 
 LONG_COMMAND = "Run the command `sleep 60` and say what it printed."
 FINAL = ("completed", "failed", "cancelled")
@@ -209,7 +210,6 @@ def replays_in_another_process(conversation: Conversation) -> None:
 
 
 def updates_of(conversation: Conversation) -> list[WireLine]:
-    """List all updates of a conversation."""
     return [line for line in conversation.lines if line.sender == "agent" and update_kind(line)]
 
 

@@ -3,7 +3,7 @@
 from crow_core.acp.schema import AUTH_REQUIRED, METHOD_NOT_FOUND
 
 from crow_acp_tools.check import scenarios
-from crow_acp_tools.check.conversation import Conversation, describe_error
+from crow_acp_tools.check.conversation import Conversation
 from crow_acp_tools.check.requirement import (
     Failed,
     NotTested,
@@ -20,6 +20,7 @@ from crow_acp_tools.check.requirement import (
 )
 from crow_acp_tools.check.scenarios import FUTURE_VERSION
 from crow_acp_tools.check.validation import list_or_empty, to_short_json
+from crow_acp_tools.check.wire_lines import describe_error
 
 requirement = RequirementGroup()
 

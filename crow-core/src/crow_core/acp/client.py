@@ -181,7 +181,6 @@ class AcpClient:
         await self.connection.notify("session/cancel", CancelNotification(session_id=session_id))
 
     async def set_mode(self, session_id: str, mode_id: str) -> None:
-        """Set the session's mode."""
         await self.connection.request("session/set_mode", SetSessionModeRequest(session_id=session_id, mode_id=mode_id))
 
     async def set_option(self, session_id: str, option_id: str, value: str) -> SetSessionConfigOptionResponse:

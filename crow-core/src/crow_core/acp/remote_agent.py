@@ -10,9 +10,6 @@ from crow_core.acp.http_client import connect_http
 from crow_core.acp.transports import CLOSE_TIMEOUT, MAX_MESSAGE_BYTES, Transport
 from crow_core.acp.websocket import BINARY_REASON, PONG_TIMEOUT, WebSocketTransport
 
-SCHEMES = ("ws://", "wss://", "http://", "https://")
-"""The beginnings of the addresses of agents."""
-
 
 class ClientSocket:
     """The client's end of a WebSocket."""
@@ -47,7 +44,7 @@ class ServerRefusal(Exception):
 
 
 async def connect(url: str, token: str = "") -> Transport:
-    """Connect to an agent at an address of one of SCHEMES.
+    """Connect to an agent at an address.
 
     Raises OSError if nothing listens there, and ServerRefusal or `websockets.exceptions.InvalidHandshake` if the server
     refuses.

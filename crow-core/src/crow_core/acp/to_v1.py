@@ -18,7 +18,6 @@ OUTPUT_LIMIT = 100_000
 
 
 def to_initialized(response: schema_v2.InitializeResponse) -> schema.InitializeResponse:
-    """Convert the answer to `initialize`."""
     can = response.capabilities
     session = can.session or schema_v2.SessionCapabilities()
     taken, mcp = session.prompt or schema_v2.PromptCapabilities(), session.mcp or schema_v2.McpCapabilities()
@@ -51,7 +50,6 @@ def to_initialized(response: schema_v2.InitializeResponse) -> schema.InitializeR
 
 
 def to_config_options(options: Iterable[Any]) -> list[schema.SessionConfigOption]:
-    """Convert the options of a session."""
     found: list[schema.SessionConfigOption] = []
     for option in options:
         match option:
@@ -287,7 +285,6 @@ def to_plan_entry(entry: schema_v2.PlanEntry) -> schema.PlanEntry | None:
 
 
 def to_permission_request(request: schema_v2.RequestPermissionRequest) -> schema.RequestPermissionRequest:
-    """Convert a question for permission."""
     texts = [schema.BlockContent(content=schema.TextBlock(text=request.description))] if request.description else []
     match request.subject:
         case schema_v2.CommandSubject() as subject:

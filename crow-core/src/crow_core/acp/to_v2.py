@@ -79,7 +79,6 @@ def to_initialized(response: schema.InitializeResponse) -> schema_v2.InitializeR
 
 
 def to_auth_method(method: schema.AuthMethod) -> schema_v2.AuthMethod:
-    """Convert a method of authentication."""
     return schema_v2.AuthMethod(
         type=method.type or "agent",
         method_id=method.id,
@@ -104,7 +103,6 @@ def to_server(server: schema_v2.McpServer) -> schema.McpServer | None:
 
 
 def to_config_options(options: Iterable[schema.SessionConfigOption]) -> list[schema_v2.SessionConfigOption]:
-    """Convert the options of a session."""
     found: list[schema_v2.SessionConfigOption] = []
     for option in options:
         match option:
@@ -309,7 +307,6 @@ def to_permission_request(request: schema.RequestPermissionRequest, cwd: str) ->
 
 
 def encode_output(text: str) -> schema_v2.TerminalOutput:
-    """Encode the output of a terminal."""
     return schema_v2.TerminalOutput(data=b64encode(text.encode(errors="replace")).decode())
 
 

@@ -70,9 +70,7 @@ class TextSocket(Protocol):
         """Send a text and wait until there is room for it. Raises OSError if the connection was closed."""
         ...
 
-    async def close(self) -> None:
-        """Close the WebSocket with a close frame."""
-        ...
+    async def close(self) -> None: ...
 
 
 class WebSocketTransport:

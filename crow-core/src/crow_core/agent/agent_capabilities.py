@@ -102,7 +102,6 @@ def make_terminal_logins(command: Sequence[str], capabilities: ClientCapabilitie
 
 
 def stored_session_capabilities() -> dict[str, Any]:
-    """Make the capabilities of an agent that stores sessions."""
     return {
         "list": SessionListCapabilities(),
         "delete": SessionDeleteCapabilities(),

@@ -44,7 +44,6 @@ class ClientProvider:
         return self.cached_models
 
     async def close(self) -> None:
-        """Close the connections."""
         for model in self.cached_models.values():
             if isinstance(model, ChatModel):
                 await model.close()

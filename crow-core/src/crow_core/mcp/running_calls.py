@@ -56,9 +56,7 @@ class Host(Protocol):
 
     async def elicit(
         self, server: AskingServer, params: "ElicitRequestParams", running: "RunningCall | None"
-    ) -> "ElicitResult":
-        """Ask the user."""
-        ...
+    ) -> "ElicitResult": ...
 
     async def sample(
         self, server: AskingServer, params: "CreateMessageRequestParams", running: "RunningCall | None"
@@ -76,9 +74,7 @@ class Host(Protocol):
 
     async def progress(
         self, server: AskingServer, done: float, total: float | None, message: str, running: "RunningCall"
-    ) -> None:
-        """Show the progress of a tool call."""
-        ...
+    ) -> None: ...
 
     def find_task(self, server: AskingServer, running: "RunningCall") -> str:
         """Return the id of the task as which the server runs the call since an earlier process; "" if there is none."""

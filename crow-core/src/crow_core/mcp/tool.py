@@ -179,7 +179,6 @@ class ToolCall:
 
     @cached_property
     def name(self) -> str:
-        """The name of the tool."""
         return self.use["function"]["name"]
 
     @cached_property

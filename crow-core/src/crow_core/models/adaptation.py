@@ -104,7 +104,6 @@ def join_text_parts(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def to_parts(content: Any) -> list[dict[str, Any]]:
-    """Convert content to a list of parts."""
     if isinstance(content, str):
         return [{"type": "text", "text": content}] if content else []
     return list(content or [])

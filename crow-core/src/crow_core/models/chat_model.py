@@ -408,7 +408,6 @@ class LearnedInCall:
         return refusal
 
     def undo(self) -> None:
-        """Undo the changes."""
         for former, parameters in reversed(self._undo):
             self.model.quirks = structs.replace(self.model.quirks, **former)
             self.model.refused_parameters -= parameters

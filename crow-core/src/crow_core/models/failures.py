@@ -128,7 +128,6 @@ def to_model_error(
 
 
 def classify_error(error: Any, status: int = 0) -> FailureKind:
-    """Return the kind of an error."""
     kinds, matchers = load_failures()
     codes = {str(status), *find_codes(error)} - {"0"}
     message = describe_error(error, status)[: 4 * MAX_MESSAGE_LENGTH]

@@ -53,7 +53,6 @@ MARK = re.compile(
 BETWEEN = re.compile(r"[\s,;]+")
 FILLER = re.compile(r"(?:functions?|commentary|analysis|assistant|json|to)\b(?!\.)=?")
 """Matches a word that templates write between marks: the type of a call, or whom a message is for."""
-PYTHON_LIST = re.compile(r"\[\s*[A-Za-z_][\w.]*\(")
 NAME = re.compile(r"[A-Za-z_][\w.-]*(?::\d+)?")
 NAMESPACE = re.compile(r"^(?:functions?|tools?|default_api)\.|:\d+$|\.call$")
 """Matches what some templates write around the name of a tool: `functions.read:0`."""

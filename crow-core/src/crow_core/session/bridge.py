@@ -289,7 +289,6 @@ class Bridge:
 
 
 def to_content(text: str) -> list[ToolCallContent]:
-    """Return a text as the content of a tool call."""
     return [BlockContent(content=TextBlock(text=text))]
 
 

@@ -86,7 +86,6 @@ def print_report(evaluation: "Evaluation", *, as_json: bool, page: Path | None) 
 
 
 def print_tables(report: "EvaluationReport") -> None:
-    """Print the tables of a report."""
     from crow_eval.page import format_number, format_percent, format_seconds
 
     evaluation = report.evaluation

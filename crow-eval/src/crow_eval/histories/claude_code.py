@@ -50,7 +50,6 @@ def read_file(file: Path) -> Iterator[ForeignSession]:
 
 
 def add_lines(session: ForeignSession, lines: Iterable[Mapping[str, Any]]) -> None:
-    """Add lines."""
     replies: dict[str, Message] = {}
     for line in lines:
         session.cwd = session.cwd or to_line(line.get("cwd"))

@@ -59,7 +59,6 @@ class ForeignSession:
         return ids
 
     def add(self, at: int, message: Message) -> None:
-        """Add a message."""
         self.entries.append((at, message))
 
     def add_text(self, at: int, role: str, text: str) -> None:
@@ -132,7 +131,6 @@ class ReplyParts:
     """The results of its calls: the time, the call's id, the content, and True if it failed."""
 
     def add_call(self, at: int, use: RawToolCall) -> None:
-        """Add a tool call."""
         self.at = self.at or at
         self.uses.append(use)
 
@@ -177,7 +175,6 @@ def make_use(id: Any, name: Any, arguments: Any) -> RawToolCall:
 
 
 def make_reply(text: str = "", reasoning: str = "", uses: Sequence[RawToolCall] = ()) -> Message:
-    """Make a message of the assistant."""
     reply: Message = {"role": "assistant", "content": text or None}
     if reasoning:
         reply["reasoning_content"] = reasoning

@@ -70,7 +70,6 @@ def select_path(lines: list[Mapping[str, Any]], session: ForeignSession) -> list
 
 
 def add_reply(session: ForeignSession, at: int, message: Mapping[str, Any]) -> None:
-    """Add a reply."""
     text, reasoning, uses = list[str](), list[str](), list[Any]()
     for part in get_list(message, "content"):
         match part:

@@ -149,7 +149,6 @@ def make_use(call: Any) -> Use:
 
 
 def add_result(use: Use, entry: Message) -> None:
-    """Add the result of a tool call."""
     notes = entry.get("crow", {})
     use.entry, use.text = get_id(entry), get_text(entry)[:RESULT_LIMIT]
     exit = notes.get("shown", {}).get("exit")

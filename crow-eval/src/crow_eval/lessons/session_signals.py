@@ -43,7 +43,6 @@ class SaidMessage:
 
 
 def find_signals(log: RecentLog) -> Iterator[Signal]:
-    """Yield the signals of a session."""
     turn, uses = TurnCalls(log.id, log.cwd), dict[str, Use]()
     is_of_user, answered = not any(map(is_of_sub_agents, log.entries)), False
     for at, entry in enumerate(log.entries):

@@ -165,7 +165,6 @@ def create_parents(target: ResolvedPath) -> Generator[None]:
 
 
 def remove_file(target: ResolvedPath) -> None:
-    """Remove a file."""
     with _open_parent(target) as (folder, name):
         folder.remove(name)
 

@@ -26,8 +26,6 @@ class GlobResult(TypedDict):
 
 
 def register(server: FastMCP, options: ToolOptions) -> None:
-    """Add the tool to a server."""
-
     @server.tool(
         description=DESCRIPTION,
         annotations=READ_ONLY,

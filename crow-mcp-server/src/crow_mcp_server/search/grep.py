@@ -70,8 +70,6 @@ class GrepResult(TypedDict):
 
 
 def register(server: FastMCP, options: ToolOptions) -> None:
-    """Add the tool to a server."""
-
     @server.tool(
         description=DESCRIPTION,
         annotations=READ_ONLY,

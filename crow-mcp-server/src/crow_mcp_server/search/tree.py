@@ -32,8 +32,6 @@ class TreeResult(TypedDict):
 
 
 def register(server: FastMCP, options: ToolOptions) -> None:
-    """Add the tool to a server."""
-
     @server.tool(
         description=DESCRIPTION,
         annotations=READ_ONLY,
@@ -80,5 +78,4 @@ def format_tree(branch: FolderTree, depth: int, indent: str = "  ") -> Iterator[
 
 
 def count_files(branch: FolderTree) -> int:
-    """Return the number of files in a tree."""
     return sum(1 if below is None else count_files(below) for below in branch.values())

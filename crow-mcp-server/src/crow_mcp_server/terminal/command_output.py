@@ -45,7 +45,6 @@ class OutputCapture:
         self._last_taken = ""  # line
 
     def feed(self, data: bytes) -> None:
-        """Add output."""
         self._lines += data.count(b"\n")
         self._fed += len(data)
         if self._file:
@@ -116,7 +115,6 @@ class OutputCapture:
         return (self.get_end(limit).rstrip().rpartition("\n")[2] or self._last_taken)[:limit]
 
     def close(self) -> None:
-        """Close the file."""
         if self._file:
             self._file.close()
 

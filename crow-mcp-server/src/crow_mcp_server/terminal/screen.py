@@ -76,7 +76,6 @@ class TerminalScreen:
         return APPLICATION_KEYS in self._modes
 
     def get_text(self) -> str:
-        """Return the text on the screen."""
         return CONTROLS.sub("", self._board.capture_text()) if self._board else ""
 
     def _leave(self) -> bytes:

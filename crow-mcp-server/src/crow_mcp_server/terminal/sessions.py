@@ -7,9 +7,9 @@ import shlex
 import shutil
 import signal
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypedDict, TypeGuard
 
 import crow_system as system
@@ -17,64 +17,46 @@ from anyio import to_thread
 
 from crow_mcp_server.refusal import ToolRefusal
 from crow_mcp_server.terminal import processes
+from crow_mcp_server.terminal.command_environment import (
+    COMMAND_ENVIRONMENT,
+    EDITOR_VARIABLES,
+    TERMINAL_ENVIRONMENT,
+    change_environment,
+    find_editor,
+)
 from crow_mcp_server.terminal.command_watchdog import MARK_VARIABLE
 from crow_mcp_server.terminal.key_names import to_keystrokes
-from crow_mcp_server.terminal.processes import (
-    TERM_GRACE,
-    PipedCommand,
-    ProcessTree,
-    inherit_environment,
-    name_signal,
-)
+from crow_mcp_server.terminal.processes import TERM_GRACE, PipedCommand, ProcessTree, inherit_environment
 from crow_mcp_server.terminal.running_command import RunningCommand
 from crow_mcp_server.terminal.shell_state import ShellState, has_left_processes
 from crow_mcp_server.terminal.tempfiles import TempFolders
-from crow_mcp_server.workspace import CommandOutcome, LaunchError, Terminals, Workspace
+from crow_mcp_server.terminal.terminal_answers import (
+    MAX_OUTPUT_CHARACTERS,
+    TerminalAnswer,
+    describe_need,
+    find_failure,
+    find_shell_failure,
+    format_loss,
+    format_outcome,
+    format_running,
+    join_parts,
+    report_session,
+)
+from crow_mcp_server.workspace import LaunchError, Terminals, Workspace
 
 if TYPE_CHECKING:
     from crow_mcp_server.terminal.interactive_shell import Shell
 
 MAX_COMMAND_BYTES = 100_000  # of an argument of a process, of which Linux allows 131,071; longer ones go into a file
-MAX_OUTPUT_CHARACTERS = 30_000  # of one answer
 COMMAND_WAIT = 120.0  # seconds after which a tool call is answered although its command still runs
 SESSION_WAIT = 30.0  # the same for a command or input in a named session
 POLL_WAIT = 10.0  # the same for a tool call that only names a session
 MAX_WAIT = 600.0  # seconds; the limit of the argument `wait`
 MAX_SESSIONS = 16
-MAX_NAMES = 20  # in the note on what a restart has ended
 SESSION_NAME = re.compile(r"[\w.-]{1,40}")
 
-COMMAND_ENVIRONMENT = {
-    "CDPATH": "",
-    "PAGER": "cat",
-    "GIT_PAGER": "cat",
-    "MANPAGER": "cat",
-    "SYSTEMD_PAGER": "cat",
-    "AWS_PAGER": "",
-    "GIT_TERMINAL_PROMPT": "0",
-    "GCM_INTERACTIVE": "never",
-    "SSH_ASKPASS_REQUIRE": "never",
-    "DEBIAN_FRONTEND": "noninteractive",
-    "PIP_NO_INPUT": "1",
-    "PYTHONUNBUFFERED": "1",
-    "TERM": "dumb",
-    "NO_COLOR": "1",
-}
-"""Variables of every command: `cd` takes its argument alone, programs wait for no person and print no colours."""
-EDITOR_VARIABLES = ("EDITOR", "VISUAL", "GIT_EDITOR", "GIT_SEQUENCE_EDITOR")
-TERMINAL_EDITORS = ("vi", "vim", "nvim", "nano", "micro", "emacs", "hx", "kak", "joe", "mg", "ne", "ed")
-"""Editors that work in a terminal. Others open a window, which the model does not see."""
-TERMINAL_ENVIRONMENT = {"TERM": "xterm-256color", "VIRTUAL_ENV_DISABLE_PROMPT": "1"}
-"""Further variables of a command in a terminal, where escape sequences are interpreted."""
-NEEDS_TERMINAL = re.compile(
-    r"not (?:to |from )?an? (?:input )?(?:tty\b|terminal)|failed tty get|inappropriate ioctl for device|/dev/tty"
-    r"|opening terminal|tty present|terminal is required|requires an? (?:interactive )?(?:tty|terminal)|open a new TTY",
-    re.IGNORECASE,
-)
-"""Complaints of programs that have no terminal."""
 LEFT_PROCESSES = "[it left processes in the background, which ended with it: run what is to go on in a session]"
 NOT_RUN = "[not run: the session had ended; give a command again to open a new one]"
-MAX_COMPLAINT_CHARACTERS = 2_000  # at the end of the output, where a complaint is looked for
 
 
 @dataclass(frozen=True)
@@ -88,23 +70,6 @@ class TerminalArguments:
     wait: float | None = None
     timeout: float | None = None
     cwd: str = ""
-
-
-@dataclass(frozen=True)
-class TerminalAnswer:
-    """The answer to a tool call."""
-
-    text: str
-    folder: str = ""
-    """The folder in which the next command starts; "" if no command has ended."""
-    host_terminal: str = ""
-    """The host's id of the terminal in which the command ran."""
-    failure: Mapping[str, int | str] = field(default_factory=dict[str, int | str])
-    """`exitCode` or `signal` of a command that ended with another exit code than 0; empty otherwise."""
-    ended: str = ""
-    """Id of the tool call whose `launch` started the command or session that has ended; "" if there is none."""
-    opened_by: str = ""
-    """Id of the tool call whose `launch` opened the session that this is about; "" if there is none."""
 
 
 class LastingState(TypedDict, total=False):
@@ -311,55 +276,76 @@ class TerminalSessions:
         command, echo = arguments.command, ""
         if command.strip() and has_input:
             raise ToolRefusal("Not run: give either a command, or input or keys for what runs already.")
-        if has_input and arguments.input is None and arguments.keys != "kill" and is_idle(program):
+        kills = arguments.keys == "kill"
+        if has_input and arguments.input is None and not kills and is_idle(program):
             command = program.recall(arguments.keys)
             echo = f"$ {command}\n"
-        if workspace.opened_by and not workspace.launch and arguments.keys != "kill" and has_ended(program):
+        if workspace.opened_by and not workspace.launch and not kills and has_ended(program):
             self._sessions.pop(name, None)
             text = await report_session(name, program) if program else ""
             return TerminalAnswer(join_parts(text, NOT_RUN), ended=workspace.opened_by)
         if command.strip():
-            async with self._opening:
-                program = await self._open_shell(workspace, arguments)
-                await program.run(command)
-                self._note_running(command, program, name)
-            if arguments.timeout:
-                program.set_timeout(arguments.timeout)
+            program = await self._run_in_shell(workspace, arguments, command)
         elif program is None:
             raise ToolRefusal(f"There is no session {name!r}. {self._list_sessions()}")
-        elif arguments.keys == "kill":
-            del self._sessions[name]
-            self._note_told(program)
-            await program.kill()
-            text = join_parts(program.capture.get_text(MAX_OUTPUT_CHARACTERS), "[killed]")
-            return TerminalAnswer(text, ended=program.launched_by)
+        elif kills:
+            return await self._kill_session(name, program)
         elif has_input:
             check_opener(workspace, program)
             await self._send_input(program, arguments)
-        wait = SESSION_WAIT if has_input or command else POLL_WAIT
+        try:
+            await self._wait_in_session(
+                workspace, arguments, program, SESSION_WAIT if has_input or command else POLL_WAIT
+            )
+        except BaseException:
+            if command:
+                await self._kill_session(name, program)
+            raise
+        return await self._report_session(name, program, echo, has_command=bool(command))
+
+    async def _run_in_shell(self, workspace: Workspace, arguments: TerminalArguments, command: str) -> "Shell":
+        """Begin a command in a named session."""
+        async with self._opening:
+            shell = await self._open_shell(workspace, arguments)
+            await shell.run(command)
+            self._note_running(command, shell, arguments.session)
+        if arguments.timeout:
+            shell.set_timeout(arguments.timeout)
+        return shell
+
+    async def _kill_session(self, name: str, program: "PipedCommand | Shell") -> TerminalAnswer:
+        """End a session with its programs."""
+        self._sessions.pop(name, None)
+        self._note_told(program)
+        await program.kill()
+        text = join_parts(program.capture.get_text(MAX_OUTPUT_CHARACTERS), "[killed]")
+        return TerminalAnswer(text, ended=program.launched_by)
+
+    async def _wait_in_session(
+        self, workspace: Workspace, arguments: TerminalArguments, program: "PipedCommand | Shell", wait: float
+    ) -> None:
+        """Wait for a program, or until it seems to wait for input."""
         is_answerable = None
         if not isinstance(program, PipedCommand):
             is_answerable = program.seems_waiting if arguments.wait is None else program.shows_new_prompt
-        try:
-            wait = wait if arguments.wait is None else arguments.wait
-            running = self._running.get(program)
-            with workspace.waits(running) if running else nullcontext():
-                await program.wait(min(wait, MAX_WAIT), workspace.watch, is_answerable=is_answerable)
-        except BaseException:
-            if command:
-                self._sessions.pop(name, None)
-                self._note_told(program)
-                await program.kill()
-            raise
+        wait = wait if arguments.wait is None else arguments.wait
+        running = self._running.get(program)
+        with workspace.waits(running) if running else nullcontext():
+            await program.wait(min(wait, MAX_WAIT), workspace.watch, is_answerable=is_answerable)
+
+    async def _report_session(
+        self, name: str, program: "PipedCommand | Shell", echo: str, *, has_command: bool
+    ) -> TerminalAnswer:
+        """Return the answer about a session, which is forgotten if it has ended."""
         if not program.is_running and (isinstance(program, PipedCommand) or program.exit_code is not None):
             self._sessions.pop(name, None)
         if not program.is_running:
             self._note_told(program)
-        if isinstance(program, PipedCommand) and not program.is_running:
-            return await self._collect_answer(program)
         if isinstance(program, PipedCommand):
-            return TerminalAnswer(await report_session(name, program))
-        failure = find_shell_failure(program) if command else {}
+            if program.is_running:
+                return TerminalAnswer(await report_session(name, program))
+            return await self._collect_answer(program)
+        failure = find_shell_failure(program) if has_command else {}
         ended = program.launched_by if program.exit_code is not None else ""
         text = echo + await report_session(name, program)
         return TerminalAnswer(text, failure=failure, ended=ended, opened_by="" if ended else program.launched_by)
@@ -505,32 +491,6 @@ class TerminalSessions:
         return f"{names} {self._loss}".rstrip()
 
 
-def change_environment(environment: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
-    """Return an environment with the variables of `changes`, and without those that are None there."""
-    changed = {**environment, **changes}
-    return {name: value for name, value in changed.items() if value is not None}
-
-
-async def report_session(name: str, shell: "PipedCommand | Shell") -> str:
-    """Return the text for the model about a session: its new output and its state."""
-    if shell.exit_code is not None:
-        await shell.settle()
-    parts = [shell.capture.take_text(MAX_OUTPUT_CHARACTERS)]
-    if not isinstance(shell, PipedCommand):
-        shell.note_report()
-    if not isinstance(shell, PipedCommand) and shell.screen.is_active:
-        parts.append(f"[screen]\n{shell.screen.get_text()}")
-    if shell.is_running:
-        parts.append(format_running(name))
-    elif shell.exit_code is not None:
-        await shell.kill()  # the processes that it left
-        parts.append("" if shell.timed_out else format_end(shell.exit_code))
-    elif not isinstance(shell, PipedCommand):
-        parts.append("" if shell.timed_out else format_status(shell.status))
-    parts.append(format_timeout(shell.timeout) if shell.timed_out and not shell.is_running else "")
-    return join_parts(*parts)
-
-
 def check_opener(workspace: Workspace, program: "PipedCommand | Shell") -> None:
     """Raise ToolRefusal if the host has judged a tool call for a session that another call has opened."""
     if workspace.opened_by is not None and workspace.opened_by != program.launched_by:
@@ -545,102 +505,3 @@ def has_ended(program: "PipedCommand | Shell | None") -> bool:
 def is_idle(program: "PipedCommand | Shell | None") -> "TypeGuard[Shell]":
     """Return whether a program is a shell that waits for a command."""
     return program is not None and not isinstance(program, PipedCommand) and not program.is_running
-
-
-def find_editor(environment: Mapping[str, str]) -> str:
-    """Return the command of the user's editor, or of another one if that does not work in a terminal; "" for none."""
-    for name in ("VISUAL", "EDITOR"):
-        words = environment.get(name, "").split()
-        if words and os.path.basename(words[0]) in TERMINAL_EDITORS and shutil.which(words[0]):
-            return environment[name]
-    return next((editor for editor in TERMINAL_EDITORS if shutil.which(editor)), "")
-
-
-def describe_need(output: str) -> str:
-    """Return advice if a command that has failed or hangs complains that it has no terminal, else ""."""
-    needs = NEEDS_TERMINAL.search(output[-MAX_COMPLAINT_CHARACTERS:])
-    return "[this program needs a terminal: run it with a session]" if needs else ""
-
-
-def format_loss(variables: Sequence[str], sessions: Sequence[str]) -> str:
-    """Return the note on what an earlier server knew and this one does not; "" for nothing."""
-    parts = [
-        f"{what}: {', '.join(names[:MAX_NAMES])}{f' and {more} more' if (more := len(names) - MAX_NAMES) > 0 else ''}"
-        for what, names in (("variables are no longer set or unset", variables), ("sessions have ended", sessions))
-        if names
-    ]
-    return f"[the server was restarted since the last command; {'; '.join(parts)}]" if parts else ""
-
-
-def format_outcome(outcome: CommandOutcome, timeout: float, *notes: str) -> str:
-    """Return the text for the model about a command that has ended: the output, what was unusual, further notes."""
-    need = describe_need(outcome["output"]) if outcome["exit_code"] != 0 else ""
-    pids = " ".join(map(str, outcome.get("background", ())))
-    left = f"[still running in the background: {pids}; their further output is lost unless redirected]" if pids else ""
-    if outcome.get("timed_out"):
-        end = format_timeout(timeout)
-    elif outcome["signal"]:
-        end = f"[killed by {outcome['signal']}]"
-    elif outcome["exit_code"] is None:
-        end = "[ended, but its exit code is not known]"
-    else:
-        end = format_status(outcome["exit_code"])
-    return join_parts(outcome["output"], left, end, need, *notes)
-
-
-def find_failure(outcome: CommandOutcome) -> dict[str, int | str]:
-    """Return the `exitCode` or the `signal` of a command that failed; an empty dict if it succeeded."""
-    if outcome["signal"]:
-        return {"signal": outcome["signal"]}
-    if outcome.get("timed_out"):
-        return {"signal": "SIGKILL"}
-    return {"exitCode": outcome["exit_code"]} if outcome["exit_code"] else {}
-
-
-def find_shell_failure(shell: "Shell") -> dict[str, int | str]:
-    """Return the `exitCode` of the command that ended last in a session; an empty dict if it succeeded, or runs."""
-    status = shell.status if shell.exit_code is None else shell.exit_code
-    return {} if shell.is_running or not status or is_stopped(status) else {"exitCode": status}
-
-
-def join_parts(output: str, *notes: str) -> str:
-    """Return the output as it is, and below it the notes that are not empty, one a line."""
-    end = "" if output.endswith("\n") or not output else "\n"
-    below = "\n".join(note for note in notes if note)
-    if not output.strip():  # some models' servers refuse a text without a visible character
-        below = below or ("[nothing but white space]" if output else "[no output]")
-    return f"{output}{end}{below}" if below else output
-
-
-def format_status(status: int) -> str:
-    """Return the note on an exit status; "" for 0."""
-    if is_stopped(status):
-        return "[stopped: fg or bg lets it go on]"
-    return f"[exit code {status}]" if status else ""
-
-
-def format_end(exit_code: int) -> str:
-    """Return the note on a terminal whose shell has ended."""
-    if exit_code < 0:
-        return f"[the shell has ended, killed by {name_signal(-exit_code)}]"
-    return f"[the shell has ended, exit code {exit_code}]"
-
-
-def is_stopped(status: int) -> bool:
-    """Tell whether an exit status is that of a command that Ctrl-Z stopped."""
-    return status == system.STOP_STATUS
-
-
-def format_timeout(timeout: float) -> str:
-    """Return the note on a command that was killed after a timeout."""
-    return (
-        f"[timed out after {timeout:g} s and was killed; the output so far is above. Give a longer timeout, "
-        "or start it in a session and look again later]"
-    )
-
-
-def format_running(name: str) -> str:
-    """Return the note on a session whose command still runs."""
-    return (
-        f'[still running in session "{name}": name it to look again, with input or keys to answer; keys "kill" ends it]'
-    )

@@ -26,7 +26,6 @@ input or keys; session alone shows new output; keys "kill" ends it."""
 
 
 def register(server: FastMCP, options: ToolOptions) -> None:
-    """Add the tool to a server."""
     temp_folders = TempFolders(frozenset(options.hidden_env))
     by_session: dict[str, TerminalSessions] = {}
 

@@ -101,8 +101,6 @@ def make_brave(key: str, url: str = "https://api.search.brave.com") -> SearchPro
 
 
 def make_tavily(key: str, url: str = "https://api.tavily.com") -> SearchProvider:
-    """Return the provider for Tavily."""
-
     def request(query: str, count: int) -> httpx2.Request:
         body = {"query": query, "max_results": min(count, 20)}
         return httpx2.Request("POST", f"{url}/search", json=body, headers={"Authorization": f"Bearer {key}"})
@@ -113,8 +111,6 @@ def make_tavily(key: str, url: str = "https://api.tavily.com") -> SearchProvider
 
 
 def make_exa(key: str, url: str = "https://api.exa.ai") -> SearchProvider:
-    """Return the provider for Exa."""
-
     def request(query: str, count: int) -> httpx2.Request:
         body = {"query": query, "numResults": count, "contents": {"highlights": True}}
         return httpx2.Request("POST", f"{url}/search", json=body, headers={"x-api-key": key})

@@ -20,8 +20,6 @@ Search the web; gives titles, URLs and snippets. Read the pages that matter with
 
 
 def register(server: FastMCP, options: ToolOptions) -> None:
-    """Add the tool to a server."""
-
     @cache
     def get_search() -> "WebSearch":
         # not at the top: it imports HTTP, which takes long

@@ -86,7 +86,6 @@ def make_agent_step(reply: Message, model_call: Mapping[str, Any], images: dict[
 
 
 def to_tool_call(tool_call: RawToolCall) -> Json:
-    """Convert a tool call to the format."""
     arguments = parse_arguments(tool_call)
     raw = tool_call["function"]["arguments"]
     return {

@@ -51,7 +51,6 @@ def quote_unclosed(text: str) -> str:
 
 
 def quote(text: str) -> str:
-    """Return a text as a Markdown quotation."""
     return "\n".join(f"> {line}".rstrip() for line in text.splitlines())
 
 

@@ -81,7 +81,6 @@ class Transcript:
 
     @classmethod
     def load(cls, connection: Connection, row: Row[Any]) -> "Transcript":
-        """Load the transcript of a `sessions` row."""
         record, progress = loader.load_with_progress(connection, row)
         written: dict[int, int] = {}
         for rows in blobs.split_batches(progress.rows):
@@ -246,7 +245,6 @@ def make_diff(change: Mapping[str, Any]) -> str:
 
 
 def join_text(parts: Sequence[Mapping[str, Any]]) -> str:
-    """Return the text of content parts."""
     return "\n\n".join(str(part.get("text", "")) for part in parts if part.get("type") == "text")
 
 
