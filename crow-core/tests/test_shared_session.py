@@ -308,6 +308,24 @@ async def test_prompts_of_two_clients_of_the_first_version_have_their_turns_one_
         assert list_kinds(two) == texts
 
 
+async def test_words_that_begin_a_turn_instead_of_joining_one_are_shown_to_all_clients():
+    crow = make_app([Reply("One."), Reply("Two.")]).use(steering)
+    async with connect_raw(crow) as one, connect_raw(crow) as two, join_2(crow) as watcher:
+        session = await watcher.open()
+        await watcher.prompt(session, "a")
+        await load(one, session)
+        await load(two, session)
+        answer = (await one.ask("_session/steering", make_prompt(session, "rather")))["result"]
+        assert answer["outcome"] == "startedNewTurn"
+        await watcher.until(lambda client: len(client.ends()) == 2)
+        assert list_prompts(watcher) == ["a", "rather"]
+        assert watcher.of("user_message_chunk")[-1]["messageId"] == answer["messageId"]
+        for wire in (one, two):
+            while (kinds := list_kinds(wire))[-1:] != ["ended"]:
+                await wire.receive()
+            assert kinds == ["user: a", "agent: One.", "began", "user: rather", "agent: Two.", "ended"]
+
+
 async def test_a_turn_of_the_first_version_goes_on_when_its_client_has_left():
     work = WaitingTool()
     crow = make_app([WORKING, Reply("Done.")], servers=[work.server])

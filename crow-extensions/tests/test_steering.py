@@ -239,8 +239,11 @@ async def test_words_without_a_turn_begin_one_for_a_client_that_does_not_send_th
         id = await open_session(editor)
         await editor.prompt(id, "go")
         params = {"sessionId": id, "prompt": [{"type": "text", "text": "rather"}]}
-        assert await editor.request(STEERING_METHOD, params) == {"outcome": "startedNewTurn"}
+        answer = await editor.request(STEERING_METHOD, params)
+        assert answer["outcome"] == "startedNewTurn"
         await editor.until(lambda editor: editor.text.endswith("In blue."))
+        assert [each.message_id for each in editor.of(UserMessageChunk)] == [answer["messageId"]]
+        assert shown(editor) == ["rather"]
     assert list_messages(model)[-1] == ("user", "rather")
 
 
@@ -249,7 +252,7 @@ async def test_a_new_turn_that_fails_is_told():
     async with connect(crow) as editor:
         id = await open_session(editor)
         params = {"sessionId": id, "prompt": [{"type": "text", "text": "go"}]}
-        assert await editor.request(STEERING_METHOD, params) == {"outcome": "startedNewTurn"}
+        assert (await editor.request(STEERING_METHOD, params))["outcome"] == "startedNewTurn"
         await editor.until(lambda editor: "The model is asleep." in editor.thoughts)
 
 

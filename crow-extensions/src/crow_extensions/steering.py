@@ -3,19 +3,21 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from crow_core.acp.connection import RpcError
 from crow_core.acp.decoding import convert_leniently
-from crow_core.acp.schema import INVALID_PARAMS, ContentBlock, SessionInfoUpdate, StopReason, UserMessageChunk
+from crow_core.acp.schema import INVALID_PARAMS, ContentBlock, StopReason, UserMessageChunk
 from crow_core.acp.shared_methods import STEERING_METHOD
 from crow_core.agent.app_source import announce
+from crow_core.agent.client_turn import run_own_turn
 from crow_core.agent.request_params import check_prompt
 from crow_core.app import Crow
 from crow_core.content import find_first_text, to_blocks, to_user_message
-from crow_core.errors import ConfigError, EndTurn, ModelError, StoreError
+from crow_core.errors import EndTurn, StoreError
 from crow_core.messages.message import Message, get_id
 from crow_core.models.model_call import ModelRequest
+from crow_core.session.log import new_id
 from crow_core.session.session import Session
 from crow_core.session_state import StateKey
 from msgspec import ValidationError
@@ -61,9 +63,10 @@ def steering(crow: Crow) -> None:
     with the `messageId` that the client was shown. Another answer comes when the turn has ended without them: no turn
     runs, it was cancelled, it failed, or it made all its model calls. A slash command does not join a turn.
 
-    Words that do not join a turn begin one: `{"outcome": "startedNewTurn"}`. With `_meta.steering.idleBehavior`
-    `promptRequired`, they do not: `{"outcome": "promptRequired", "reason": …}`, and the client sends them as a prompt.
-    After a cancelled or failed turn the outcome is `failed` for a client without this option.
+    Words that do not join a turn begin one: `{"outcome": "startedNewTurn"}`, with the `messageId` that all clients of
+    the session were shown. With `_meta.steering.idleBehavior` `promptRequired`, they do not: `{"outcome":
+    "promptRequired", "reason": …}`, and the client sends them as a prompt. After a cancelled or failed turn the outcome
+    is `failed` for a client without this option.
 
     `$/cancel_request` takes back what waits. Messages in the log stay; /undo takes them back with their turn.
 
@@ -116,10 +119,12 @@ def steering(crow: Crow) -> None:
             return {"outcome": "promptRequired", "reason": reason}
         if turn and turn.done() and (turn.cancelled() or turn.exception() or turn.result() == "cancelled"):
             return {"outcome": "failed"}
-        starting = asyncio.ensure_future(start_turn(crow, session, to_user_message(blocks)))
+        message = to_user_message(blocks)
+        message.setdefault("crow", {})["id"] = id = new_id()
+        starting = asyncio.ensure_future(run_own_turn(crow, session, message))
         session.state[STEERING].tasks.add(starting)
         starting.add_done_callback(session.state[STEERING].tasks.discard)
-        return {"outcome": "startedNewTurn"}
+        return {"outcome": "startedNewTurn", "messageId": id}
 
     crow.methods[STEERING_METHOD] = steer
 
@@ -163,19 +168,6 @@ async def join_turn(session: Session, turn: "asyncio.Task[StopReason]", message:
     finally:
         if joining in box.waiting:
             box.waiting.remove(joining)
-
-
-async def start_turn(crow: Crow, session: Session, message: Message) -> None:
-    """Run a turn that no request waits for; tell the client its beginning and its end, and the user if it fails."""
-    reason: StopReason | Literal["error"] = "cancelled"
-    await session.send(SessionInfoUpdate(meta={"crow": {"turn": "began"}}))
-    try:
-        reason = await crow.prompt(session, message)
-    except (ModelError, StoreError, ConfigError) as error:
-        reason = "error"
-        await session.notice(str(error), "error")
-    finally:
-        await session.send(SessionInfoUpdate(meta={"crow": {"turn": "ended", "stopReason": reason}}))
 
 
 async def show(box: Steering, session: Session, *, wait: bool = True) -> None:

@@ -10,16 +10,14 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from datetime import time as TimeOfDay
 from math import ceil
-from typing import Literal, cast
+from typing import cast
 
 from crow_core.acp.connection import ConnectionClosed
-from crow_core.acp.schema import SessionInfoUpdate, StopReason, TextBlock, UserMessageChunk
+from crow_core.agent.client_turn import run_own_turn
 from crow_core.app import Crow
-from crow_core.errors import ConfigError, ModelError, PromptError, StoreError
-from crow_core.messages.message import Message, get_id
+from crow_core.errors import ConfigError
 from crow_core.messages.notes import Notes
 from crow_core.models.token_usage import TURN_TOTALS, TokenTotals
-from crow_core.session.log import new_id
 from crow_core.session.session import Session
 from crow_core.text import to_line
 from crow_system.shortening import shorten_line
@@ -174,22 +172,14 @@ class TimedTurns:
             timer.due += timer.period * ceil((now - timer.due) / timer.period or 1)  # without those that were missed
         else:
             self._drop(timer)
-        message: Message = {"role": "user", "content": timer.words, "crow": {"id": new_id()}}
-        reason: StopReason | Literal["error"] = "cancelled"
-        await session.send(SessionInfoUpdate(meta={"crow": {"turn": "began"}}))
-        await session.send(UserMessageChunk(content=TextBlock(text=timer.words), message_id=get_id(message)))
         TURN_TOTALS.set(used := TokenTotals())
         timer.spending.start()
         try:
-            reason = await self._crow.prompt(session, message)
-        except (ModelError, StoreError, PromptError, ConfigError) as error:
-            reason = "error"
-            await session.notice(str(error), "error")
+            await run_own_turn(self._crow, session, {"role": "user", "content": timer.words})
         finally:
             timer.spending.pause()
             timer.spending.spend("requests", max(used.calls, session.turns.requests))
             timer.spending.spend("money", used.cost)
-            await session.send(SessionInfoUpdate(meta={"crow": {"turn": "ended", "stopReason": reason}}))
         if timer in self.open and (reached := timer.spending.describe_reached()):
             self._drop(timer)
             await session.notice(f"{timer.describe()} is ended. {reached}")

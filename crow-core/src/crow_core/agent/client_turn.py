@@ -1,16 +1,23 @@
-"""A turn that a client of a session begins; the session may have other clients."""
+"""A turn that a client of a session begins, or nobody, such as a timer; the session may have other clients."""
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
-from crow_core.acp.schema import StopReason
+from crow_core.acp.schema import SessionInfoUpdate, SessionUpdate, StopReason, UserMessageChunk
 from crow_core.app import Crow
-from crow_core.messages.message import Message
+from crow_core.content import to_blocks
+from crow_core.errors import ConfigError, ModelError, PromptError, StoreError
+from crow_core.messages.message import Message, get_id
+from crow_core.session.log import new_id
 from crow_core.session.session import Session
 from crow_core.session_state import StateKey
 
 if TYPE_CHECKING:
     from crow_core.agent.several_clients import SharedSession
+
+Outcome = StopReason | Literal["error"]
+"""The end of a turn."""
 
 
 def find_none() -> "SharedSession | None":
@@ -56,3 +63,40 @@ async def follow_turn(agent: Any, session: Session, turn: "asyncio.Task[StopReas
     await asyncio.wait([turn])
     if shared := session.state[SHARED]:
         await shared.end_turn(agent, "cancelled" if turn.cancelled() else turn.exception() or turn.result())
+
+
+async def run_own_turn(crow: Crow, session: Session, message: Message) -> None:
+    """Run a turn that no request waits for. Tell all clients its prompt and its end, and the user if it fails."""
+    reason: Outcome = "cancelled"
+    try:
+        if shared := session.state[SHARED]:
+            await shared.tell_begun(None, message)
+        else:
+            for update in make_begin(message):
+                await session.send(update)
+        reason = await crow.prompt(session, message)
+    except (ModelError, StoreError, PromptError, ConfigError) as error:
+        reason = "error"
+        await session.notice(str(error), "error")
+    finally:
+        if shared := session.state[SHARED]:
+            await shared.end_turn(None, reason)
+        else:
+            await session.send(make_end(reason))
+
+
+def make_begin(message: Message) -> Sequence[SessionUpdate]:
+    """Make the updates that tell a client that a prompt begins a turn which is not its own. The prompt gets an id."""
+    message.setdefault("crow", {}).setdefault("id", new_id())
+    return [SessionInfoUpdate(meta={"crow": {"turn": "began"}}), *to_chunks(message)]
+
+
+def make_end(reason: Outcome) -> SessionInfoUpdate:
+    """Make the update that tells a client the end of a turn that is not its own."""
+    return SessionInfoUpdate(meta={"crow": {"turn": "ended", "stopReason": reason}})
+
+
+def to_chunks(message: Message) -> Sequence[UserMessageChunk]:
+    """Convert a message of the user to the updates that show it."""
+    id = get_id(message) or new_id()
+    return [UserMessageChunk(content=block, message_id=id) for block in to_blocks(message)]

@@ -20,19 +20,16 @@ from crow_core.acp.schema import (
     ClientCapabilities,
     ClientSessionCapabilities,
     NoticeUpdate,
-    SessionInfoUpdate,
     SessionNotification,
     SessionUpdate,
-    StopReason,
     TextBlock,
     ToolCall,
     ToolCallUpdate,
-    UserMessageChunk,
 )
 from crow_core.agent.client_questions import QUESTIONS, TO_ONE, AskedClient, ask_clients
-from crow_core.content import to_announcement, to_blocks, to_early_announcement
+from crow_core.agent.client_turn import Outcome, make_begin, make_end, to_chunks
+from crow_core.content import to_announcement, to_early_announcement
 from crow_core.messages.message import Message, find_unanswered, get_id
-from crow_core.session.log import new_id
 from crow_core.session.session import Session
 from crow_core.session.user import shows_option_names
 from crow_core.session_state import StateKey
@@ -112,7 +109,7 @@ class SharedSession:
 
     async def notify(self, method: str, params: Any) -> None:
         """Tell all clients. One that reads nothing for PATIENCE seconds while others do is disconnected."""
-        await self._tell(method, params)
+        await self._tell(method, [params])
 
     async def request(self, method: str, params: Struct) -> Any:
         """Ask all clients; the first answer holds. Requests about files and terminals go to the first client."""
@@ -120,12 +117,13 @@ class SharedSession:
             return await self.clients[0].ask(method, params)
         return await ask_clients(self.session, self.clients, method, params)
 
-    async def _tell(self, method: str, params: Any, *, besides: SessionClient | None = None) -> None:
+    async def _tell(self, method: str, told: Sequence[Any], *, besides: SessionClient | None = None) -> None:
+        """Send notifications, given by their params. A client that joins meanwhile gets all of them, or none."""
         for client, waiting in self._late.items():
             if client is not besides:
-                waiting.append((method, copy_chunk(params)))
+                waiting.extend((method, copy_chunk(params)) for params in told)
         telling = {
-            asyncio.ensure_future(client.notify(method, copy_chunk(params))): client
+            asyncio.ensure_future(notify_all(client, method, [*map(copy_chunk, told)])): client
             for client in self.clients
             if client is not besides
         }
@@ -219,9 +217,13 @@ class SharedSession:
             if in_order:
                 await self.order.lock.acquire()
                 self._holder = message
-            message.setdefault("crow", {}).setdefault("id", new_id())
-            self._begun = message
-            await self._tell_begun(client, message)
+            await self.tell_begun(client, message)
+
+    async def tell_begun(self, client: SessionClient | None, message: Message) -> None:
+        """Tell the other clients that a prompt of this one begins a turn, or with None all that nobody's does."""
+        updates = make_begin(message)
+        self._begun = message
+        await self._tell_updates(updates, besides=client)
 
     def end_order(self, message: Message) -> None:
         """Let the next prompt begin, if it waits for the turn of this one."""
@@ -229,31 +231,22 @@ class SharedSession:
             self._holder = None
             self.order.lock.release()
 
-    async def _tell_begun(self, client: SessionClient, message: Message) -> None:
-        await self._tell_turn(client, turn="began")
-        for chunk in to_chunks(message):
-            await self._tell_update(chunk, besides=client)
-
-    async def end_turn(self, client: SessionClient, outcome: StopReason | BaseException) -> None:
-        """Tell the other clients how a turn of this one has ended."""
-        self._begun = None
+    async def end_turn(self, client: SessionClient | None, outcome: Outcome | BaseException) -> None:
+        """Tell the clients, but for the one whose turn it was, how it has ended."""
+        self._begun, updates = None, list[SessionUpdate]()
         if isinstance(outcome, BaseException) and self.session.takes_notices:
-            await self._tell_update(NoticeUpdate(severity="error", title=str(outcome)), besides=client)
-        reason = "error" if isinstance(outcome, BaseException) else outcome
-        await self._tell_turn(client, turn="ended", stopReason=reason)
+            updates.append(NoticeUpdate(severity="error", title=str(outcome)))
+        updates.append(make_end("error" if isinstance(outcome, BaseException) else outcome))
+        await self._tell_updates(updates, besides=client)
 
-    async def _tell_turn(self, client: SessionClient, **notes: str) -> None:
-        await self._tell_update(SessionInfoUpdate(meta={"crow": notes}), besides=client)
-
-    async def _tell_update(self, update: SessionUpdate, *, besides: SessionClient) -> None:
-        notification = SessionNotification(session_id=self.session.id, update=update)
-        await self._tell("session/update", notification, besides=besides)
+    async def _tell_updates(self, updates: Sequence[SessionUpdate], *, besides: SessionClient | None) -> None:
+        told = [SessionNotification(session_id=self.session.id, update=update) for update in updates]
+        await self._tell("session/update", told, besides=besides)
 
 
-def to_chunks(message: Message) -> Iterator[UserMessageChunk]:
-    """Convert a message of the user to the updates that show it."""
-    for block in to_blocks(message):
-        yield UserMessageChunk(content=block, message_id=get_id(message) or new_id())
+async def notify_all(client: SessionClient, method: str, told: Sequence[Any]) -> None:
+    for params in told:
+        await client.notify(method, params)
 
 
 def copy_chunk(params: Any) -> Any:
