@@ -190,11 +190,12 @@ async def test_a_stopped_command_ends_with_its_processes(tmp_path: Path):
     script = [run("echo $$ > pid; echo begun; sleep 100 & wait"), Reply("Later."), Reply("Stopped.")]
     async with converse(tmp_path, *script) as talk:
         await talk.prompt(send_at="begun")
-        await talk.prompt("/background stop 1")
+        await talk.prompt("/background stop")
         assert "Stopped: echo $$ > pid" in talk.editor.text
         assert not is_alive(int((talk.folder / "pid").read_text()))
         await talk.prompt("and?")
         assert "killed by SIGKILL" in talk.told[-1]
+        assert talk.notices == []
 
 
 async def test_the_session_ends_its_commands_and_says_so(tmp_path: Path):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from crow_agent import Agent, AgentError
+from crow_agent import Agent, AgentError, TurnStopped
 from crow_core.acp.schema import SessionUpdate, ToolCallUpdate
 from crow_core.testing import Reply, ScriptedModel
 
@@ -39,6 +39,7 @@ async def test_a_command_goes_to_the_background_and_is_listed_and_stopped(home: 
         assert (await prompt).text == "It runs."
         (work,) = await session.background()
         assert (work.name, work.kind, work.state, work.last_line) == ("1", "command", "running", "ready")
+        assert repr(work) == "<command 1: echo ready; sleep 600 (running)>"
         with pytest.raises(AgentError, match="takes no words"):
             await work.tell("Faster.")
         await work.stop()
@@ -74,6 +75,20 @@ async def test_a_program_goes_on_with_a_sub_agent_by_its_name(home: Path) -> Non
         await work.tell("Look at the tests, too.")
         async with asyncio.timeout(60):
             await told.wait()
+
+
+async def test_a_goal_that_is_not_allowed_is_an_error(home: Path) -> None:
+    async with Agent(ScriptedModel([]), cwd=home) as agent:
+        result = await agent.prompt("/goal Write it. until = true")
+    assert result.stopped_by == "goal"
+    with pytest.raises(TurnStopped, match="you did not allow `true`"):
+        _ = result.output
+
+
+async def test_a_program_has_no_timers(home: Path) -> None:
+    async with Agent(ScriptedModel([]), cwd=home) as agent:
+        result = await agent.prompt("/every 10m Look.")
+    assert result.stopped_by == "unknown_command"
 
 
 async def test_a_goal_is_a_prompt(home: Path) -> None:

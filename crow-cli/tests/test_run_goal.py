@@ -46,7 +46,8 @@ async def test_goal_that_never_holds_ends_with_exit_code_4_and_one_sentence(mach
         done = await machine.crow("run", "--until", "false", "Never requests=2")
     assert done.code == 4, done.err
     assert done.err.splitlines()[-1].endswith(
-        "The goal was not reached. The budget is used up: 2 of 2 requests. The last check: false failed (exit code 1)."
+        "The goal was not reached. The budget is used up: 2 of 2 requests. The last check: false failed (exit code 1). "
+        "/goal go tries again."
     )
 
 

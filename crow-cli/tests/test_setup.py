@@ -292,6 +292,8 @@ async def test_settings_are_shown_with_their_places(machine: "Machine"):
     assert places["models.b.api_key", f"{file}:12"]["value"] == "[secret]"
     assert places["model", "CROW_MODEL"]["value"] == "old"
     assert places["permissions.mode", "default"]["value"] == "ask"
+    assert places["models.b.fallback", "default"]["value"] == []
+    assert places["diagnostics", "default"]["value"] == {}
     untrusted = places["mcp.servers.x.env.A_KEY", f"{machine.project / '.mcp.json'}:1"]
     assert (untrusted["value"], untrusted["remark"]) == ("[secret]", "not used: this folder is not trusted")
 

@@ -533,6 +533,14 @@ async def test_compact_command_asks_for_an_unusable_summary_twice_at_most():
         assert "Nothing was compacted. The model's summary was empty." in talk.editor.text
 
 
+async def test_client_that_shows_compactions_is_told_once_why_a_command_compacts_nothing():
+    async with talking(Speaker(), capabilities=SEES_COMPACTIONS) as talk:
+        await talk.say("/compact")
+        (_, last) = talk.editor.of(CompactionUpdate)
+        assert (last.status, "There is nothing yet to sum up" in str(last.error)) == ("failed", True)
+        assert talk.editor.text == ""
+
+
 async def test_summary_is_not_asked_for_behind_an_unanswered_prompt():
     async with talking(Speaker(limit=WINDOW)) as talk:
         for turn in range(5):

@@ -68,7 +68,7 @@ async def test_the_model_that_failed_is_left_alone_and_asked_again_after_the_wai
         await editor.prompt(session.session_id, "first")
         await editor.prompt(session.session_id, "second")
     assert editor.text == "One.I am back."
-    assert editor.thoughts.endswith("big is asked again. big answers now.\n")
+    assert editor.thoughts.endswith("big is asked again.\n")
     assert get_model(editor) == "big"
 
 
@@ -87,7 +87,7 @@ async def test_when_all_fail_the_turn_ends_with_the_last_error_and_the_chosen_mo
         session = await editor.new_session("/")
         with pytest.raises(RpcError, match="is overloaded"):
             await editor.prompt(session.session_id, "hello")
-    assert editor.thoughts.endswith("big and its fallbacks failed. big answers now.\n")
+    assert editor.thoughts.endswith("big and its fallbacks failed.\n")
     assert get_model(editor) == "big"
 
 

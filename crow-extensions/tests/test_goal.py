@@ -76,6 +76,7 @@ async def test_goal_that_can_never_hold_ends_at_its_limit_with_one_sentence(tmp_
         assert answer.stop_reason == "max_turn_requests"
         sentence = "The goal was not reached. The budget is used up: 3 of 3 requests. The last check: false failed"
         assert sentence in editor.text
+        assert editor.text.endswith("/goal go tries again.")
         assert (await editor.prompt(session.session_id, "hi")).stop_reason == "end_turn"
     assert editor.text.endswith("Hello.")
 
@@ -128,9 +129,28 @@ async def test_command_of_a_goal_is_asked_about_unless_the_user_has_named_it(tmp
     assert len(model.requests) == allowed
 
 
-async def test_limit_of_a_goal_is_above_zero(tmp_path: Path):
-    editor, _ = await turn(tmp_path, ScriptedModel([]), "/goal Do it. requests=0")
-    assert "has to be above 0" in editor.text
+async def test_goal_that_was_given_up_is_tried_again_with_its_limits_anew(tmp_path: Path):
+    model = ScriptedModel([Reply("One."), Reply("Two."), Reply("Three."), Reply("Four.")])
+    check = 'echo >> tries; test "$(wc -l < tries)" -gt 3'
+    editor, reason = await turn(tmp_path, model, "/goal Count on. requests=2", "/goal go", "/goal go", until=check)
+    assert reason == "end_turn"
+    assert list_user_messages(model)[2] == "Go on to the goal: Count on."
+    assert editor.thoughts.count("Going on (1 of 2 requests).") == 2
+    assert "The goal is reached: " in editor.thoughts
+    assert "There is no goal." in editor.text
+
+
+@pytest.mark.parametrize("words", ["requests=0", "until = true"])
+async def test_program_reads_why_a_goal_is_not_set(tmp_path: Path, words: str):
+    async with connect(app(ScriptedModel([])), permit="reject_once") as editor:
+        session = await editor.new_session(str(tmp_path))
+        answer = await editor.prompt(session.session_id, f"/goal Do it. {words}")
+    sentence = (
+        "A limit of a goal has to be above 0." if "0" in words else "The goal is not set: you did not allow `true`"
+    )
+    assert answer.meta
+    assert answer.meta["crow"]["stopped"]["by"] == "goal"
+    assert answer.meta["crow"]["stopped"]["reason"].startswith(sentence)
 
 
 async def test_a_check_that_times_out_has_failed(tmp_path: Path):

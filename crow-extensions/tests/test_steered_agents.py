@@ -16,7 +16,7 @@ from crow_core.testing.script import ScriptedCall as Use
 from crow_core.testing.script import play_in_order
 from crow_extensions.background import background
 from crow_extensions.commands import commands
-from crow_extensions.steering import steering
+from crow_extensions.steering import STEERING, steering
 from crow_extensions.sub_agent import REPORT
 from crow_extensions.subagents import subagents
 from fastmcp import FastMCP
@@ -117,6 +117,24 @@ async def test_the_users_words_reach_an_agent_that_runs():
         assert (await telling)["said"] == "looker has your words."
         await turn
         assert told(model, child=True)[-1] == "Also look at c."
+
+
+async def test_words_that_a_stopped_agent_has_not_read_are_an_error():
+    box = Box()
+    crow, _ = make_crow([calls(agent("looker", "Look.")), Reply("Without.")], [WORK], box)
+    async with connect(crow) as editor:
+        session = (await editor.new_session("/")).session_id
+        turn = asyncio.ensure_future(editor.prompt(session, "go"))
+        await box.started.wait()
+        telling = asyncio.ensure_future(ask(editor, session, action="tell", name="looker", text="Also look at c."))
+        (child,) = (one for id, one in crow.sessions.items() if id != session)
+        while not child.state[STEERING].waiting:
+            await asyncio.sleep(0)
+        await ask(editor, session, action="stop", name="looker")
+        with pytest.raises(RpcError) as failure:
+            await telling
+        assert failure.value.details == "looker ends without your words."
+        await turn
 
 
 async def test_an_agent_goes_to_the_background_and_its_report_is_fetched_by_its_name():

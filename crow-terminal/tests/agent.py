@@ -233,7 +233,7 @@ class Agent:
 
     async def form(self) -> None:
         colour = StringPropertySchema(title="Colour", enum=["red", "blue"])
-        fields = {"colour": colour, "count": IntegerPropertySchema(title="How many")}
+        fields = {"colour": colour, "count": IntegerPropertySchema(title="How many", default=7)}
         schema = ElicitationSchema(properties=fields, required=["colour", "count"])
         request = CreateElicitationRequest(message="Some paint", mode="form", session_id="s", requested_schema=schema)
         answer = await self.connection.request("elicitation/create", request)

@@ -539,6 +539,14 @@ def test_plain_lines_for_pipes_and_screen_readers(program: list[str]):
     assert "You said: hi" in done.stdout
 
 
+def test_plain_lines_show_the_text_that_an_empty_line_accepts(program: list[str]):
+    command = [*program[:3], "plain", *program[4:]]
+    done = subprocess.run(command, input="form\n2\n\n", capture_output=True, text=True, timeout=90, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "  Some paint\n  7\n" in done.stdout
+    assert "Form: accept {'colour': 'blue', 'count': 7}" in done.stdout
+
+
 def test_end_of_the_lines_at_a_question_answers_it_by_cancelled(program: list[str]):
     command = [*program[:3], "plain", *program[4:]]
     done = subprocess.run(command, input="ask\n", capture_output=True, text=True, timeout=90, check=False)

@@ -9,6 +9,7 @@ from crow_core.acp.client import answer_permission
 from crow_core.acp.schema import (
     AgentMessageChunk,
     AvailableCommand,
+    AvailableCommandInput,
     AvailableCommandsUpdate,
     BlockContent,
     BooleanPropertySchema,
@@ -80,6 +81,7 @@ from crow_terminal.prompt_content import find_images, make_prompt
 from crow_terminal.question import Question
 from crow_terminal.session_options import OfferedOptions, find_changes
 from crow_terminal.state import State
+from crow_terminal.stops import describe_stop
 from crow_terminal.theme import THEMES
 from crow_terminal.told_outputs import describe_output
 from crow_terminal.typing_pause import PAUSE
@@ -485,6 +487,8 @@ def test_a_form_is_asked_field_by_field():
     request = CreateElicitationRequest(message="Please", mode="form", session_id="s", requested_schema=schema)
     state.ask(1, request, 10.0)
     assert state.wake(10.6) == [Edit("")]
+    rows = compose_above(state, 10.6, 80, 24, THEMES["mono"], [])
+    assert any("Enter sends · Esc declines" in row for row in rows)
     assert state.submit("", 11.0) == []
     assert state.hint == "This field has to be filled in."
     state.submit("Ada", 11.0)
@@ -761,7 +765,16 @@ def test_commands_are_offered_in_groups_the_recent_ones_first_and_by_what_they_m
     assert offered(state, "/exi") == ["/quit"]
     assert offered(state, "/nothing") == []
     help, words = find_command(state, "/help") or pytest.fail("no command")
-    assert Show(Prose("**Session**\n\n- `/new` begin a new session\n- `/quit` leave")) in help.run(state, words)
+    assert Show(Prose("**Session**\n\n- `/new`: begin a new session\n- `/quit`: leave")) in help.run(state, words)
+
+
+def test_help_tells_what_a_command_takes():
+    state = ready()
+    takes = AvailableCommandInput(hint="[--preview] [words]")
+    commands = [AvailableCommand(name="compact", description="Sum up", input=takes)]
+    state.receive(AvailableCommandsUpdate(available_commands=commands), 1.0)
+    help, words = find_command(state, "/help") or pytest.fail("no command")
+    assert Show(Prose("**Of crow**\n\n- `/compact [--preview] [words]`: Sum up")) in help.run(state, words)
 
 
 def test_what_a_command_takes_is_offered_and_can_be_typed():
@@ -831,3 +844,8 @@ def test_the_cost_stays_when_an_update_has_none():
     state.receive(UsageUpdate(used=1, size=10, cost=Cost(amount=2.0, currency="USD")), 0.0)
     state.receive(UsageUpdate(used=5, size=10), 0.0)
     assert describe_usage(state) == ["50% of 10", "$2.00"]
+
+
+def test_a_goal_at_its_limit_says_how_to_go_on_itself():
+    meta = {"crow": {"stopped": {"by": "goal", "reason": "…"}}}
+    assert not describe_stop(PromptResponse(stop_reason="max_turn_requests", meta=meta))

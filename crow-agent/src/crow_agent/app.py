@@ -110,8 +110,9 @@ Mode = Literal["ask", "accept-edits", "plan", "yolo"]
 Extension = Callable[..., None]
 
 TOOL_SERVER = "crow"
-MAX_IGNORED = 6  # settings that a notice names; the others are counted
 """The name of the server of the built-in tools."""
+MAX_IGNORED = 6
+"""Settings that a notice names; the others are counted."""
 
 REPLACED_TOOLS = ("plan", "ask_user")
 """Tools of crow-mcp-server that are left out: extensions offer them under the same names through the client."""
@@ -132,6 +133,10 @@ LAST_EXTENSIONS: tuple[Extension, ...] = (compact, structured_output)
 
 BUILT_IN = {extension.__name__: extension for extension in (*FIRST_EXTENSIONS, *OPTIONAL_EXTENSIONS, *LAST_EXTENSIONS)}
 """crow's own extensions by the names that they have in `[extensions]`."""
+
+
+ATTENDED = ("approvals", "timers")
+"""Extensions that are left out where nobody answers questions, nor reads what a turn says that nobody began."""
 
 
 async def build(
@@ -156,8 +161,8 @@ async def build(
     of another database, `system` replaces the system prompt. `allow` and `deny` are permission rules in addition to the
     configured ones. `without` names extensions to leave out: `persistence` stores sessions, `ask_user` lets the model
     ask the user. `extra_secrets` are values to mask in addition to those of the configuration. `attended` says whether
-    a person answers the client's questions, by default if `ask_user` is not left out; else the extension `approvals`
-    is. Raises ConfigError for a setting that cannot be used, ModelError when no model is found.
+    a person answers the client's questions, by default if `ask_user` is not left out; else those of ATTENDED
+    are. Raises ConfigError for a setting that cannot be used, ModelError when no model is found.
     """
     if mode not in (None, *get_args(Mode)):
         raise ConfigError(f"There is no mode {mode!r}. Give one of: {', '.join(get_args(Mode))}.")
@@ -300,7 +305,7 @@ def named_extensions(
     first, last = ([one.__name__ for one in group] for group in (FIRST_EXTENSIONS, LAST_EXTENSIONS))
     others = [name for name in config.extensions if name not in (*first, *last)]
     for name in (*first, *others, *last):
-        if name == "approvals" and not attended:
+        if name in ATTENDED and not attended:
             continue
         if (table := config.extensions.get(name, {})) is not False and BUILT_IN.get(name) not in without:
             extension = partial(find_extension(name, home), **preset.get(name, {}))

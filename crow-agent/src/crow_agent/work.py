@@ -26,6 +26,9 @@ class BackgroundWork(Struct, rename="camel"):
     """The id of a sub-agent's own session, which `Agent.session` opens; empty for a command."""
     _ask: Ask | None = None
 
+    def __repr__(self) -> str:
+        return f"<{self.kind} {self.name}: {self.title} ({self.end or self.state})>"
+
     async def stop(self) -> None:
         """End it with all its processes. Raises AgentError."""
         await self._do("stop", "")

@@ -36,7 +36,12 @@ from crow_cli.worktrees_command import worktrees
 MODEL = click.option("-m", "--model", default="", help="A configured model, or the endpoint's name for one.")
 
 
-@click.group(cls=CrowGroup, context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True)
+@click.group(
+    cls=CrowGroup,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    invoke_without_command=True,
+    epilog="Documentation: https://github.com/odellus/crow/tree/main/docs",
+)
 @click.version_option(__version__, "--version", prog_name="crow", message="%(prog)s %(version)s")
 @click.pass_context
 def cli(context: click.Context) -> None:

@@ -3,7 +3,7 @@
 import json
 import os
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast, get_args, get_origin, get_type_hints
@@ -137,7 +137,7 @@ def list_settings(home: Home, env: Mapping[str, str], folder: Path) -> Iterator[
             yield Setting(keys, MASK if "KEY" in name else mask(value, find_secrets({name: value})), place)
             seen.add(keys)
     yield from list_of_project(folder, TrustedFolders(home.data), env)
-    for keys, value in list_defaults(Config):
+    for keys, value in list_defaults(Config, seen):
         if not any(one[: len(keys)] == keys for one in seen):
             yield Setting(keys, value, DEFAULT)
 
@@ -188,19 +188,26 @@ def list_leaves(data: Any, keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[s
         yield keys, data
 
 
-def list_defaults(kind: Any, keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield the settings of a struct with their default values. Those without a default, and None, are left out."""
+def list_defaults(
+    kind: Any, written: Collection[tuple[str, ...]], keys: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield the settings of a struct with their default values, also in the tables whose keys are `written`. Those
+    without a default, and None, are left out."""
     types = get_type_hints(kind)
     for field in msgspec.structs.fields(kind):
         path = (*keys, field.encode_name)
         inner = types[field.name]
         if is_struct(inner):
-            yield from list_defaults(inner, path)
+            yield from list_defaults(inner, written, path)
             continue
+        if get_origin(inner) is dict and is_struct(get_args(inner)[1]):
+            names = {one[len(path)]: None for one in written if one[: len(path)] == path and len(one) > len(path)}
+            for name in names:
+                yield from list_defaults(get_args(inner)[1], written, (*path, name))
         default = field.default if field.default is not msgspec.NODEFAULT else None
         if field.default_factory is not msgspec.NODEFAULT:
             default = field.default_factory()
-        if default is not None and default != {}:
+        if default is not None:
             yield path, default
 
 

@@ -134,7 +134,8 @@ def compact(
             report = await run_compaction(planned, shrink=False)
             return f"{report} {planned.warning}".strip()
         except CannotCompact as error:
-            return f"Nothing was compacted. {error}"
+            is_shown = client_shows_compactions(session)  # with the error
+            return "" if is_shown else f"Nothing was compacted. {error}"
         finally:
             await offer_tool(session)
 

@@ -118,13 +118,22 @@ def find(session: Session, name: str) -> RunningWork:
         return found
     names = [str(each["name"]) for each in list_all(session)]
     known = f"There are: {', '.join(names)}." if names else "Nothing is there."
-    raise invalid(f"Nothing in the background has the name {name[:40]!r}. {known}")
+    fault = f"Nothing in the background has the name {name[:40]!r}." if name else "Say which one."
+    raise invalid(f"{fault} {known}")
+
+
+def find_only(session: Session) -> str:
+    """Return the name of the work in the background if there is only one; else ""."""
+    names = [work.running.name for work in session.state[BACKGROUND].list_open()]
+    return names[0] if len(names) == 1 else ""
 
 
 async def stop(session: Session, running: RunningWork) -> str:
     """Stop work. Return a sentence for the user."""
     if running.over.is_set():
         return f"It has ended already: {to_title(session, running)}."
+    for work in session.state[BACKGROUND].works:
+        work.is_stopped |= work.running is running
     await running.kill()
     return f"Stopped: {to_title(session, running)}."
 
@@ -146,8 +155,8 @@ async def run(session: Session, text: str) -> str | Message:
         match first, rest.strip():
             case "", _:
                 return describe_list(session)
-            case "stop", name if name:
-                return await stop(session, find(session, name))
+            case "stop", name:
+                return await stop(session, find(session, name or find_only(session)))
             case name, "":
                 return show(session, find(session, name))
             case name, words:

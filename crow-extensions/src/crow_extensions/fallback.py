@@ -45,10 +45,11 @@ def fallback(crow: Crow, *, chains: Mapping[str, Sequence[str]], wait: float = W
         return down.get(name, 0.0) > monotonic()
 
     async def change(session: Session, name: str, why: str) -> None:
+        """Let another model answer, and tell the user why."""
         before, session.model = get_name(session), session.models[name]
         notes: FallbackNotes = {"kind": "fallback", "model": name, "instead": before, "why": why}
         session.log.append({"crow": notes})
-        await session.notice(f"{why} {name} answers now.", "warning")
+        await session.notice(why, "warning")
         await session.options.collect()
         await session.announce_options()
 
@@ -71,7 +72,7 @@ def fallback(crow: Crow, *, chains: Mapping[str, Sequence[str]], wait: float = W
             await change(session, chosen, f"{chosen} is asked again.")
         elif not chosen and is_down(name) and (other := find_next(session, name)):
             session.state[CHOSEN] = name
-            await change(session, other, f"{name} has just failed in another session.")
+            await change(session, other, f"{name} has just failed in another session. {other} answers now.")
 
     @crow.message
     def obey(session: Session, entry: Message) -> None:
@@ -89,7 +90,7 @@ def fallback(crow: Crow, *, chains: Mapping[str, Sequence[str]], wait: float = W
         down[name] = monotonic() + max(wait, error.retry_after or 0.0)
         if other := find_next(session, chosen):
             session.state[CHOSEN] = chosen
-            await change(session, other, str(error))
+            await change(session, other, f"{error} {other} answers now.")
             return True
         session.state[CHOSEN] = ""
         if name != chosen:

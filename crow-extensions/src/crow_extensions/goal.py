@@ -36,6 +36,7 @@ VERDICT = re.compile(r"\W*(yes|no)\b[\s:*.,–-]*(.*)", re.IGNORECASE | re.DOTAL
 FAILED = "You are not done: `{}` failed ({}). {}"
 OUTPUT = "The end of its output:\n\n{}"
 NO_OUTPUT = "It printed no text."
+AGAIN = "Go on to the goal: {}"
 MISSING = "The goal is not reached yet. {} Go on with what is missing."
 WHY_LENGTH = 300
 """Characters of a verdict that are shown and stored."""
@@ -120,34 +121,38 @@ def goal(
     async def run(session: Session, text: str) -> str | Message:
         found = find_goal(session)
         match text.lower(), found:
+            case "go", None if given_up := read_goal(session.view.entries(), {"open", "given up"}):
+                return await begin_goal(session, given_up.terms, AGAIN)
             case "" | "go", None:
                 return f"There is no goal. To set one: /goal {HINT}"
             case "", Goal():
                 return found.describe()
             case "go", Goal():
-                return {"role": "user", "content": f"Go on to the goal: {found.terms.get('words', '')}"}
+                return {"role": "user", "content": AGAIN.format(found.terms.get("words", ""))}
             case "off", _:
                 session.state[EVERY_TURN] = False
                 if found:
                     end(session, found, "ended", "The user ended it.")
                 return "The goal is ended." if found else "Turns no longer go on by themselves."
             case _:
-                return await begin_goal(session, text)
+                return await begin_goal(session, parse_goal(text, until), "{}")
 
-    async def begin_goal(session: Session, text: str) -> str | Message:
-        terms = parse_goal(text, until)
-        made = make_goal(terms)
+    async def begin_goal(session: Session, terms: GoalTerms, prompt: str) -> Message:
+        """Return the prompt that begins a goal. Raises EndTurn if the goal cannot be set."""
+        made, command = make_goal(terms), terms.get("until", "")
+        fault = ""
         if not all(made.spending.limits.values()):
-            return "A limit of a goal has to be above 0."
+            fault = "A limit of a goal has to be above 0."
         try:
             made.spending.check_prices(session.model)
         except ConfigError as error:
-            return str(error)
-        command = terms.get("until", "")
-        if command and command != until and not await may_run(session, command):
-            return f"The goal is not set: you did not allow `{command}` to run after each answer."
+            fault = str(error)
+        if not fault and command and command != until and not await may_run(session, command):
+            fault = f"The goal is not set: you did not allow `{command}` to run after each answer."
+        if fault:
+            raise EndTurn("end_turn", fault, stopped_by="goal")
         notes: GoalNotes = {"goal": terms}
-        return {"role": "user", "content": terms.get("words", ""), "crow": notes}
+        return {"role": "user", "content": prompt.format(terms.get("words", "")), "crow": notes}
 
     def make_goal(terms: GoalTerms) -> Goal:
         limits = {**defaults, **terms.get("limits", {})}
@@ -162,8 +167,8 @@ def goal(
             session.state[GOAL] = read_goal(session.view.entries())
         return session.state[GOAL]
 
-    def read_goal(entries: Iterable[Message]) -> Goal | None:
-        """Read the open goal from a log."""
+    def read_goal(entries: Iterable[Message], states: Collection[str] = ("open",)) -> Goal | None:
+        """Read the goal from a log; None if the state of the last one is not among `states`."""
         found: Goal | None = None
         for entry in entries:
             notes = to_notes(entry)
@@ -171,7 +176,7 @@ def goal(
                 found = make_goal(terms)
             elif found and marker_kind(entry) == "goal":
                 found.why, found.spending.spent = notes.get("why", "") or found.why, {**notes.get("spent", {})}
-                found = found if notes.get("state") == "open" else None
+                found = found if notes.get("state") in states else None
             elif found and entry.get("role") == "assistant":
                 found.spending.spend("requests", 1)
         return found
@@ -232,6 +237,7 @@ def goal(
         sentence = f"The goal was not reached. {spent}" + (f" The last check: {found.why}" if found.why else "")
         if not session.parent:
             end(session, found, "given up", found.why)
+            sentence += "" if found.terms.get("of_turn") else " /goal go tries again."
         raise EndTurn("max_turn_requests", sentence, stopped_by="goal")
 
     @crow.after_tool

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Any
 
 from crow_core.acp.connection import RpcError
-from crow_core.acp.schema import TextBlock
+from crow_core.acp.schema import INVALID_PARAMS, TextBlock
 from crow_core.acp.shared_methods import STEERING_METHOD, is_taken, make_steering_params
 from crow_core.app import Crow, wait_for_end
 from crow_core.errors import EndTurn, ModelError
@@ -204,14 +204,15 @@ class SubAgent:
             await wait_for_end(self.task)
 
     async def tell(self, words: str) -> str:
+        """Give words to it, as `KnownAgent.tell`. Raises RpcError."""
         if await self.steer(words):
             return f"{self.name} has your words."
         if not self.over.is_set():
-            return f"{self.name} does not take words now. Wait for its end."
+            raise RpcError(INVALID_PARAMS, "Invalid params", details=f"{self.name} ends without your words.")
         try:
             await self.start(words, self.call)
         except (AgentGone, ModelError) as error:
-            return str(error)
+            raise RpcError(INVALID_PARAMS, "Invalid params", details=str(error)) from error
         await self.client.hide()
         go_on(self.parent, self.call, self)
         return f"{self.name} goes on with your words, in the background."

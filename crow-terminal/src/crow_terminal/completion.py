@@ -67,18 +67,15 @@ class ChatCompleter(Completer):
             )
 
     def complete_argument(self, name: str, words: str) -> Iterable[Completion]:
-        """Complete the values that a command takes; for any other, show what it takes."""
+        """Complete the values that a command takes."""
         command = next((one for one in list_commands(self._state) if one.name == name), None)
         if command is None or " " in words:
             return
-        rows = list_values(self._state, command)
-        for row in rows:
+        for row in list_values(self._state, command):
             value = str(row.value)
             if words.lower() in f"{value} {row.label}".lower() and not re.search(r"\s", value):
                 label = f"{row.label} " if row.label != value else ""
                 yield Completion(value, -len(words), display=value, display_meta=f"{label}{row.detail}".strip())
-        if command.hint and not (rows or words):
-            yield Completion("", 0, display=command.hint, display_meta=command.description)
 
     async def get_files(self) -> list[str]:
         """Return the files of the session's folder, listed anew from time to time, in a thread."""

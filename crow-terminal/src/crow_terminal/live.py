@@ -62,7 +62,10 @@ def compose_above(
             lines += compose_subject(about, width, max(2, height // 3), theme)
         remarks = [line for text in dialog.about for line in escape_output(text).split("\n")]
         lines += [clip(line, width) for line in remarks[:ABOUT_ROWS]]
-        lines.append(theme.style("warning", clip(f"{dialog.label}:", width)))
+        label = clip(f"{dialog.label}:", width)
+        keys = "Enter sends · Esc goes back" if dialog.back else "Enter sends · Esc declines"
+        shown_keys = clip(f"  {keys}", width - measure(label))
+        lines.append(theme.style("warning", label) + theme.style("dim", shown_keys))
     queued: list[str] = []
     for text in [*state.queue][-QUEUE_ROWS:]:
         queued.append(theme.style("dim", clip(f"» {escape_line(text)}", width)))

@@ -65,18 +65,21 @@ def show_help(state: State, words: str) -> list[Effect]:
     background = BACKGROUND if can.backgrounds else ""
     help = HELP.format(working=STEERING if can.steers else QUEUEING, background=background)
     lists = [
-        f"**{group}**\n\n" + "\n".join(f"- `/{name}` {description}" for name, description in commands)
+        f"**{group}**\n\n" + "\n".join(f"- `/{usage}`: {description}" for usage, description in commands)
         for group, commands in group_commands(state).items()
     ]
     return [Show(Prose(help)), *(Show(Prose(text)) for text in lists)]
 
 
 def group_commands(state: State) -> dict[str, list[tuple[str, str]]]:
-    """Return the names and the descriptions of all commands by their heading, the agent's own last."""
+    """Return the usages and the descriptions of all commands by their heading, the agent's own last."""
     groups: dict[str, list[tuple[str, str]]] = {}
     for one in find_local_commands(state):
-        groups.setdefault(one.group, []).append((one.name, one.description))
-    if theirs := [(one.name, one.description) for one in find_agent_commands(state)]:
+        groups.setdefault(one.group, []).append((f"{one.name} {one.hint}".rstrip(), one.description))
+    if theirs := [
+        (f"{one.name} {one.input.hint if one.input else ''}".rstrip(), one.description)
+        for one in find_agent_commands(state)
+    ]:
         groups[f"Of {escape_line(state.abilities.name or state.agent)}"] = sorted(theirs)
     return groups
 

@@ -194,13 +194,21 @@ class PlainChat:
         for line in dialog.about:
             self.print(f"  {escape(line)}")
         if isinstance(dialog, TextDialog):
-            line = await read_line(f"{dialog.label}: ")
-            effects = dialog.dismiss(time.monotonic()) if line is None else dialog.submit(line, time.monotonic())
+            effects = await self.write(dialog)
         else:
             effects = await self.choose(dialog)
         self.perform(effects)
         if self.state.dialog is None:
             self.asked.clear()
+
+    async def write(self, dialog: TextDialog) -> list[Effect]:
+        """Ask for a line, which replaces the text that is proposed; at the end of input, dismiss the question."""
+        for line in dialog.text.splitlines():
+            self.print(f"  {escape(line)}")
+        keys = " (Enter accepts this, Ctrl-D declines)" if dialog.text else ""
+        line = await read_line(f"{dialog.label}{keys}: ")
+        now = time.monotonic()
+        return dialog.dismiss(now) if line is None else dialog.submit(line or dialog.text, now)
 
     async def choose(self, dialog: ListDialog) -> list[Effect]:
         """Ask for the number of a row; at the end of input, dismiss the question."""

@@ -16,5 +16,7 @@ def describe_stop(response: PromptResponse) -> str:
     match response.meta:
         case {"crow": {"stopped": {"by": "repeated_calls" | "budget"}}}:
             return "Say “go on” to go on."  # a notice has said why it stopped
+        case {"crow": {"stopped": {"by": "goal"}}}:
+            return ""  # the notice says how to go on
         case _:
             return STOPS.get(response.stop_reason, "")

@@ -83,7 +83,8 @@ class KnownAgent(RunningWork, Protocol):
         ...
 
     async def tell(self, words: str) -> str:
-        """Give words to the sub-agent: it goes on with them. Return a sentence for the user."""
+        """Give words to the sub-agent: it goes on with them. Return a sentence for the user. Raises RpcError if it does
+        not."""
         ...
 
 
@@ -95,6 +96,8 @@ class ContinuedWork:
         """The id of the tool call that began it, and what runs."""
         self.title = title
         """Its title in a line, with secrets masked."""
+        self.is_stopped = False
+        """True if the user stops it, and is told so by the answer."""
         self.watch: asyncio.Task[None] | None = None
         """Waits for its end."""
 
@@ -190,7 +193,7 @@ async def watch(session: Session, work: ContinuedWork) -> None:
     note_end(session, work.call, work.running.end)
     with suppress(ConnectionClosed):
         await announce(session)
-        if not (work.running.is_told or work.running in background.waiting.values()):
+        if not (work.is_stopped or work.running.is_told or work.running in background.waiting.values()):
             await session.notice(f"In the background, {work.title} has ended ({work.running.end}).")
 
 
