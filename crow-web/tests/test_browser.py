@@ -36,6 +36,15 @@ async def test_the_keyboard_alone_reaches_everything(page: "Page", site: "Site")
         assert wanted - reached == set(), address
 
 
+async def test_a_phone_shows_each_page_without_scrolling_sideways(page: "Page", site: "Site"):
+    await page.set_viewport_size({"width": 390, "height": 844})
+    session = f"/session/{site.sessions[0]}"
+    for address in ("/", session, f"{session}/calls", f"{session}/files", "/permissions", "/charts", "/prompts"):
+        await page.goto(address)
+        wide = "(all) => all.filter((each) => each.scrollWidth > each.clientWidth + 1).map((each) => each.outerHTML)"
+        assert await page.eval_on_selector_all("html, .scroll", wide) == [], address
+
+
 async def test_keys_go_to_the_search_and_from_prompt_to_prompt(page: "Page", site: "Site"):
     await page.keyboard.press("/")
     await page.keyboard.type("heron")

@@ -70,6 +70,20 @@ async def test_permissions_prompts_and_charts_are_shown(site: "Site"):
         assert "<b>@1</b>" in await site.read(f"/prompts/{name}")
 
 
+async def test_a_page_without_anything_says_what_it_will_show(database: Database, env: dict[str, str]):
+    app = make_app(database, env)
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app=app), base_url="http://x") as client:
+        for address, words in (
+            ("/", "Sessions stand here once you have talked with crow"),
+            ("/charts", "are drawn here once crow has answered"),
+            ("/permissions", "Each tool call of crow stands here"),
+            ("/prompts", "each version of a prompt stands here"),
+            ("/evaluations", "crow eval run first-steps"),
+            ("/workflows", "Runs of functions with @workflow stand here"),
+        ):
+            assert words in (await client.get(address)).text, address
+
+
 async def test_hostile_texts_stay_texts_on_every_page(site: "Site"):
     pages = ["/", "/?q=Report", "/permissions", "/prompts", "/charts", "/?q=<script>", "/permissions?by=<script>"]
     pages += [f"/session/{id}{more}" for id in site.sessions for more in ("", "/calls")]

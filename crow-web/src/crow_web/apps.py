@@ -13,24 +13,24 @@ from crow_web.shared_agent import SharedAgent
 
 async def render_app(
     agent: SharedAgent, frames: AppFrames | None, renderer: BlockRenderer, session: str, call: str
-) -> str:
-    """Return the HTML of the app of a tool call, or of why it cannot be shown; "" if it has none."""
+) -> tuple[str, str]:
+    """Return the server and the HTML of the app of a tool call, or of why it cannot be shown; "" if it has none."""
     client = agent.client
     if client is None or not has_apps(client.initialized.agent_capabilities.meta):
-        return ""
+        return "", ""
     try:
         app: dict[str, Any] = await client.request(APP_METHOD, {"sessionId": session, "toolCallId": call})
     except (RpcError, ConnectionClosed):
-        return ""
+        return "", ""
     if not app:
-        return ""
+        return "", ""
     if "problem" in app or frames is None:
-        return renderer.render("no_app", app["server"], app.get("problem", ""))
+        return "", renderer.render("no_app", app["server"], app.get("problem", ""))
     csp: dict[str, Any] = app["csp"]
     reached = [*list_domains(csp, "connectDomains"), *list_domains(csp, "resourceDomains")]
     values = to_json(app["given"]), to_json(app["result"])
     place = frames.add(app["html"], csp)
-    return renderer.render("app", app["server"], app["tool"], place, reached, call, *values)
+    return app["server"], renderer.render("app", app["server"], app["tool"], place, reached, call, *values)
 
 
 async def ask_for_app(agent: SharedAgent, session: str, request: dict[str, Any]) -> dict[str, Any]:

@@ -70,6 +70,11 @@ class WebChat(ChatSession):
             tab.add({"@edit": words.text})
             self._put_frame()
 
+    def leave_out(self, call: str) -> None:
+        """Forget what an app has told."""
+        self.contexts.texts.pop(call, None)
+        self._put_frame()
+
     async def ask_undo(self) -> None:
         """Ask whether the last turn shall be undone."""
         if await self.open() and self.phase == "ready" and (client := self._agent.client):
@@ -83,6 +88,7 @@ class WebChat(ChatSession):
         if not confirmed:
             self._undo.leave()
         elif self.phase == "ready" and (client := self._agent.client) and await self._undo.confirm(client):
+            self.contexts.texts.clear()
             await self._read_again()
             self.log.show([Note("The last turn was undone.")])
 
@@ -108,7 +114,10 @@ class WebChat(ChatSession):
             self.phase, self._is_cancelled, self.is_used = "working", False, True
             self.log.show([*self.log.record.end_text(), UserPrompt(words.text)])
             for image in words.images:
-                self.log.show_image(image)
+                self.log.show_attachment(image)
+            told = [] if words.text.startswith("/") else self.contexts.take()
+            for block in told:
+                self.log.show_attachment(block)
             self._put_frame()
             prompt = await asyncio.to_thread(
                 make_prompt, words.text, (), self.folder, self._agent.abilities, words.images
@@ -116,7 +125,7 @@ class WebChat(ChatSession):
             before = await self._find_version() if words.text.strip() == "/redo" else None
             try:
                 meta = {"crow": {"sent": words.sent}} if words.sent else None
-                response = await client.prompt(self.id, prompt, meta)
+                response = await client.prompt(self.id, [*prompt, *told], meta)
             except ConnectionClosed:
                 return  # `lose` says so
             except RpcError as error:

@@ -25,6 +25,7 @@ from crow_terminal.blocks import Note
 from crow_terminal.chat_client import AgentQuestion
 from crow_terminal.session_options import OfferedOptions, list_entries
 
+from crow_web.app_contexts import METHOD, AppContexts
 from crow_web.app_frames import AppFrames
 from crow_web.apps import ask_for_app, render_app
 from crow_web.history import History, read_history
@@ -80,6 +81,7 @@ class ChatSession:
         """The number of commands and sub-agents in the background. The session stays open for them."""
         self.apps: dict[str, str] = {}
         """The HTML of the apps that are shown, by the ids of their tool calls."""
+        self.contexts = AppContexts()
         self.requests = 0
         """Requests of apps that are not answered yet. The session stays open for them."""
         self.touched = asyncio.get_running_loop().time()
@@ -138,12 +140,20 @@ class ChatSession:
         """Show the app of a tool call, if it has one, in this block of the log."""
         if not await self.open():
             return
-        if html := await render_app(self._agent, self._frames, self._renderer, self.id, call):
-            self.apps[call] = html
+        server, html = await render_app(self._agent, self._frames, self._renderer, self.id, call)
+        if html:
+            self.apps[call], self.contexts.servers[call] = html, server
             self.log.put(block, html)
 
     async def ask_for_app(self, request: dict[str, Any]) -> dict[str, Any]:
         """Answer a request of an app. One that the person uses opens the session, as the person's actions do."""
+        if request.get("method") == METHOD:
+            try:
+                self.contexts.update(request.get("call"), request.get("params"))
+            except ValueError as error:
+                return {"error": str(error)}
+            self._put_frame()
+            return {"result": {}}
         if request.get("used") is True and await self.open():
             self.touched = get_time()
         if not self.is_open:
@@ -298,7 +308,7 @@ class ChatSession:
                 self._agent.abilities.backgrounds,
             ),
         )
-        self.feed.put("queue", lambda: self._renderer.render("queue", self.words))
+        self.feed.put("queue", lambda: self._renderer.render("queue", self.words, self.contexts.items()))
         self.feed.put("options", lambda: self._renderer.render("options", self.options, list_entries))
 
     def _describe(self, error: Exception) -> str:

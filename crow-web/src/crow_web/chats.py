@@ -5,7 +5,6 @@ import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from secrets import token_hex
-from typing import Any
 
 from crow_core.acp.connection import ConnectionClosed, RpcError
 from crow_core.errors import StoreError
@@ -24,7 +23,7 @@ from crow_web.chat_session import get_time
 from crow_web.history import read_history
 from crow_web.live import INTERVAL, Tab
 from crow_web.log import BlockRenderer
-from crow_web.page_actions import ActingPage, act
+from crow_web.page_actions import ActingPage, act, read_json
 from crow_web.pages import make_templates
 from crow_web.shared_agent import SharedAgent
 
@@ -128,7 +127,7 @@ class Chats:
         sending = asyncio.ensure_future(send(socket, tab))
         try:
             async for text in socket.iter_text():
-                action: Any = json.loads(text)
+                action = read_json(text)
                 if isinstance(action, dict):
                     act(chat, page, tab, action)  # pyright: ignore[reportUnknownArgumentType]
         except (WebSocketDisconnect, ValueError):
@@ -143,7 +142,7 @@ class Chats:
         chat = next((chat for chat in self._chats if chat.id == request.path_params["id"]), None)
         if chat is None or int(request.headers.get("content-length", MAX_REQUEST + 1)) > MAX_REQUEST:
             return JSONResponse({"error": "There is no such session, or the request is too long."})
-        return JSONResponse(await chat.ask_for_app(await request.json()))
+        return JSONResponse(await chat.ask_for_app(read_json((await request.body()).decode())))
 
     def _find_page(self, name: str) -> ActingPage:
         """Return what is known of a page."""

@@ -4,7 +4,15 @@ import difflib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from crow_core.acp.schema import DiffContent, ImageBlock, SessionUpdate, ToolCall, UserMessageChunk
+from crow_core.acp.schema import (
+    ContentBlock,
+    DiffContent,
+    ImageBlock,
+    ResourceBlock,
+    SessionUpdate,
+    ToolCall,
+    UserMessageChunk,
+)
 from crow_persistence.export.html import replace_invalid
 from crow_persistence.export.transcript import MAX_DIFF_LENGTH, decode_media
 from crow_terminal.blocks import (
@@ -26,6 +34,7 @@ from jinja2 import Environment
 from markupsafe import Markup
 
 from crow_web import markup
+from crow_web.app_contexts import read_server
 from crow_web.live import Source
 
 LIVE_LINES = 12
@@ -71,6 +80,14 @@ class BlockRenderer:
             "running", running.call, render_arguments(running.call), markup.to_output("\n".join(shown)), hidden
         )
 
+    def render_attachment(self, content: ContentBlock) -> str:
+        """Make the HTML of an image, or of what an app has told; "" for other content."""
+        if isinstance(content, ImageBlock) and (url := make_image_url(content)):
+            return self.render("image", url)
+        if isinstance(content, ResourceBlock) and (server := read_server(content)):
+            return self.render("app_told", server, content.resource.text)
+        return ""
+
     def describe(self, call: ToolCall) -> tuple[Markup, list[tuple[str, str]], Markup, list[str]]:
         """Return the arguments, the changes, the output and the images of a tool call."""
         diffs = [(diff.path, make_diff(diff)) for diff in find_diffs(call)]
@@ -98,9 +115,9 @@ class Log:
 
     def add(self, update: SessionUpdate, now: float) -> None:
         """Show an update."""
-        if isinstance(update, UserMessageChunk) and isinstance(update.content, ImageBlock):
+        if isinstance(update, UserMessageChunk) and self._renderer.render_attachment(update.content):
             self.show(self.record.end_text())
-            self.show_image(update.content)
+            self.show_attachment(update.content)
             return
         plan = self.record.plan
         self.show(self.record.add(update, now))
@@ -127,10 +144,10 @@ class Log:
             self.put(id or self.take_id(), self._renderer.render_block(block))
         self._put_open()
 
-    def show_image(self, image: ImageBlock) -> None:
-        if url := make_image_url(image):
-            self._container = ""
-            self.put(self.take_id(), self._renderer.render("image", url))
+    def show_attachment(self, content: ContentBlock) -> None:
+        """Show what goes along with the text of a prompt."""
+        if html := self._renderer.render_attachment(content):
+            self.put(self.take_id(), html)
 
     def take_id(self) -> str:
         """Return the id of the next block."""

@@ -1,5 +1,6 @@
 """The actions of a page: each is a JSON object, whose `do` names what the person did."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,14 @@ class ActingPage:
     """The number of its last action."""
     name: str = ""
     """The name that it gives itself; empty if it gives none."""
+
+
+def read_json(text: str) -> Any:
+    """Return the value of a JSON text from a page. Halves of surrogate pairs, which no answer can hold, become `?`."""
+    value = json.loads(text)
+    if "\\ud" not in text.lower():
+        return value
+    return json.loads(json.dumps(value, ensure_ascii=False).encode(errors="replace"))
 
 
 def act(chat: WebChat, page: ActingPage, tab: Tab, action: Mapping[str, Any]) -> None:
@@ -58,6 +67,8 @@ def carry_out(chat: WebChat, tab: Tab, action: Mapping[str, Any], name: str) -> 
             chat.start(chat.move(folder))
         case {"do": "app", "call": str(call), "block": str(block)} if is_of_log(block):
             chat.start(chat.show_app(call, block))
+        case {"do": "leave_out", "call": str(call)}:
+            chat.leave_out(call)
         case {"do": "undo"}:
             chat.start(chat.ask_undo())
         case {"do": "undone", "send": str(send)}:

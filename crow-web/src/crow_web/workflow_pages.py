@@ -18,7 +18,9 @@ from crow_web.pages import Pages
 T = TypeVar("T")
 LISTED = 100
 """Workflows of the list, the latest."""
-EMPTY = "No workflow has been started yet."
+EMPTY = (
+    "No workflow has been started yet. Runs of functions with @workflow stand here, and what they ask you to approve."
+)
 
 
 def show_workflows(pages: Pages, connection: Connection, request: Request) -> str:
