@@ -66,13 +66,28 @@ async def test_a_removed_working_folder_is_one_sentence(machine: "Machine"):
     assert "fault" not in said
 
 
-async def test_words_typed_before_there_is_a_model_do_not_hide_the_card(machine: "Machine", no_local_model: None):
-    async with ScriptedServer([Reply("A real answer.")]) as server, open_screen(machine) as screen:
-        await screen.until("Enter starts it again")
+async def test_words_typed_before_there_is_a_model_are_answered_after_its_setup(machine: "Machine", no_local_model: None):
+    async with ScriptedServer([Reply("Hello."), Reply("A real answer.")]) as server, open_screen(machine) as screen:
+        await screen.until("Enter: Set up a model")
         screen.type("hello\r")
-        await screen.until("New session")
+        await screen.until("at another")
+        screen.type("1\r")
+        await screen.until("Its address")
+        screen.type(f"{server.url}\r")
+        await screen.until("Type what you want done")  # the only model, and a new file, need no question
+        await screen.until("A real answer.")
+    assert b"Write this?" not in screen.seen
+    assert b"Open a session" not in screen.seen  # one opens by itself
+
+
+async def test_a_setup_that_is_left_tries_again(machine: "Machine", no_local_model: None):
+    async with ScriptedServer([Reply("A real answer.")]) as server, open_screen(machine) as screen:
+        await screen.until("Enter: Set up a model")
+        screen.type("hello\r")
+        await screen.until("at another")
         machine.configure(f'model = "a"\n[models.a]\nbase_url = "{server.url}"\nmodel = "scripted"\n')
-        await screen.type_until("\r", "Type what you want done")
+        await screen.type_until("\x03", "Nothing was written.")
+        await screen.until("A real answer.")
 
 
 async def test_the_last_line_says_how_to_continue_and_crow_c_does(machine: "Machine"):

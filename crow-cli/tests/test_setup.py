@@ -192,13 +192,25 @@ async def test_on_a_terminal_numbers_choose_and_the_typed_key_is_not_shown(machi
     machine.env["TERM"] = "xterm"
     async with ScriptedServer([Reply("Hello.")]) as server:
         answers = [("at another", b"1\r"), ("Its address", b"\r"), ("or Ctrl-C leaves", f"{server.url}\r".encode())]
-        answers += [("Which model of", b"1\r"), ("Write this?", b"y\r")]
         ours, theirs = pty.openpty()
         process = await machine.start_on(theirs, "setup")
         shown = await asyncio.to_thread(answer, ours, answers)
         assert await process.wait() == 0, shown
     assert settings_of(machine)["model"] == "local"
-    assert "crow uses scripted now" in shown
+    assert "crow uses scripted now" in shown  # the only model, and a new file, need no question
+
+
+async def test_a_key_in_the_environment_is_used_without_a_question_and_a_former_file_asks(
+    machine: "Machine", no_local_model: None
+):
+    machine.configure(COMMENTED)
+    machine.env |= {"TERM": "xterm", "OPENAI_API_KEY": KEY}
+    ours, theirs = pty.openpty()
+    process = await machine.start_on(theirs, "setup", "--model", "gpt", "--no-test", "--provider", "openai")
+    shown = await asyncio.to_thread(answer, ours, [("Write this?", b"y\r")])
+    assert await process.wait() == 0, shown
+    assert settings_of(machine)["models"]["openai"]["api_key"] == "${OPENAI_API_KEY}"
+    assert KEY not in shown
 
 
 class LockedEndpoint(BaseHTTPRequestHandler):
@@ -236,7 +248,7 @@ async def test_an_endpoint_on_this_machine_that_needs_a_key_is_given_one(
 ):
     machine.env["TERM"] = "xterm"
     answers = [("at another", b"1\r"), ("Its address", f"{locked}\r".encode())]
-    answers += [("which is not shown", f"{KEY}\r".encode()), ("Which model of", b"1\r"), ("Write this?", b"y\r")]
+    answers += [("which is not shown", f"{KEY}\r".encode())]
     ours, theirs = pty.openpty()
     process = await machine.start_on(theirs, "setup", "--store", "file")
     shown = await asyncio.to_thread(answer, ours, answers)

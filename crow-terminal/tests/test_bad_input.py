@@ -1,9 +1,11 @@
 """Input that a terminal should survive: of the user, and of the agent."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from crow_terminal.terminal import Terminal
+from prompt_toolkit.key_binding import KeyBindings
 
 if TYPE_CHECKING:
     from conftest import Screen
@@ -59,6 +61,36 @@ def test_fifty_questions_at_once_are_numbered_and_esc_answers_them_all(start: "S
     screen.until(lambda: "letter, or" not in screen.text)
     screen.until(lambda: "\n".join(screen.everything).count("Answer: ") == 50)
     assert "\n".join(screen.everything).count("Answer: cancelled") == 49
+
+
+def test_a_line_that_is_printed_right_after_ctrl_l_does_not_lose_the_marks_of_pastes():
+    """Without these marks each line of a paste would be sent, and would answer questions."""
+    terminal = Terminal(
+        above=lambda width, height: [],
+        below=lambda width: [],
+        label=lambda: "> ",
+        shows_editor=lambda: True,
+        editor_rows=lambda: 5,
+        note_key=lambda: None,
+        take=lambda width: [],
+        is_moving=lambda: False,
+        keys=KeyBindings(),
+    )
+    renderer: Any = terminal.application.renderer
+    renderer._bracketed_paste_enabled = True  # as after a frame
+    renderer.clear()
+    getattr(terminal, "_print")(["a line"])  # noqa: B009 # as a frame does, when the model goes on
+    assert renderer._bracketed_paste_enabled is False  # so the next frame switches them on
+
+
+def test_ctrl_z_in_a_turn_shows_the_cursor(start: "Start"):
+    screen = start()
+    screen.until("small")
+    screen.type("wait\r")
+    screen.until(lambda: "waiting" in screen.text and "Esc stops" in screen.text)
+    begun = len(screen.written)
+    screen.type("\x1a")
+    screen.until(lambda: b"\x1b[?25h" in screen.written[begun:])
 
 
 @pytest.mark.parametrize("columns", [40, 80])

@@ -473,6 +473,22 @@ def test_all_of_a_command_is_read_page_by_page_and_printed_with_the_answer():
     run(read())
 
 
+def test_all_of_a_command_is_read_page_by_page_while_the_reason_is_written():
+    async def read() -> None:
+        person = Person()
+        person.ask(make_request(raw_input={"command": HEREDOC}))
+        await person.press_after(0.6, "n")
+        await asyncio.sleep(0.6)
+        assert any("Why" in line for line in person.look())
+        seen: set[str] = set()
+        for _ in range(8):
+            seen |= {line.removeprefix("│ ") for line in person.look()}
+            await person.press_after(0.1, PAGE_DOWN)
+        assert {*HEREDOC.splitlines()} <= seen
+
+    run(read())
+
+
 DIFF = DiffContent(path="/work/src/pancakes.py", old_text="a\n", new_text="b\n")
 
 

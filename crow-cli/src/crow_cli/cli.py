@@ -25,7 +25,7 @@ from crow_cli.prompts_commands import prompts
 from crow_cli.run_command import read_schema, run, told_as
 from crow_cli.sandbox_commands import sandbox
 from crow_cli.sessions_commands import sessions
-from crow_cli.settings_commands import completion, config, setup, status
+from crow_cli.settings_commands import completion, config, log_in, setup, status
 from crow_cli.share_command import share
 from crow_cli.skills_commands import skills
 from crow_cli.trust_command import trust
@@ -103,7 +103,7 @@ def acp(context: click.Context, model: str, unstable: bool, print_config: str | 
 
 
 # An editor that logs in on a terminal adds `setup` to the command line with which it starts the agent.
-acp.add_command(click.Command("setup", callback=setup.callback, params=setup.params, help=setup.help, hidden=True))
+acp.add_command(click.Command("setup", callback=log_in, params=setup.params, help=setup.help, hidden=True))
 
 
 @cli.command()

@@ -57,10 +57,10 @@ def describe_recommendation(memory: int, cores: int) -> str:
     model = choose_local_model(memory, cores)
     if model is None:
         return f"This machine ({machine}) is too small for a model of its own. Choose a provider."
-    said = f"In crow's tests {model.measured}" if model.measured else "crow has not measured it: crow eval first-steps"
+    said = f" In crow's tests {model.measured}." if model.measured else ""
     return (
         f"For this machine ({machine}): {model.name}, a file of {model.size:g} GB (`ollama pull {model.name}`). "
-        f"Without a graphics card it writes about {model.speed(cores):.0f} tokens a second. {said}."
+        f"Without a graphics card it writes about {model.speed(cores):.0f} tokens a second.{said}"
     )
 
 

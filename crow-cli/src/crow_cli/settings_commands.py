@@ -42,6 +42,13 @@ def setup(**options: Any) -> None:
     setup(**options)
 
 
+def log_in(**options: Any) -> None:
+    """Run `crow setup` for a client, which goes on by itself."""
+    from crow_cli.setup import setup
+
+    setup(**options, is_login=True)
+
+
 @click.command()
 @AS_JSON
 def status(as_json: bool) -> None:

@@ -4,12 +4,14 @@ import asyncio
 import difflib
 import os
 import re
+import shutil
 import sys
 import tomllib
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.resources import files
+from textwrap import fill
 from typing import Any, Literal, NoReturn
 
 import click
@@ -94,12 +96,14 @@ class Setup:
         no_test: bool,
         yes: bool,
         listing: bool,
+        is_login: bool = False,
     ) -> None:
+        """`is_login` is True if a client has started the command, and goes on by itself."""
         self.home, self.env = home, load_environment(home, os.environ)
         self.wanted, self.base_url, self.model, self.name = provider, base_url, model, name
         self.key_env, self.key_stdin = key_env, key_stdin
         self.store: Store | None = store
-        self.no_test, self.yes, self.listing = no_test, yes, listing
+        self.no_test, self.yes, self.listing, self.is_login = no_test, yes, listing, is_login
         self.interactive = has_terminal()
         """True if the user can be asked."""
 
@@ -147,8 +151,9 @@ class Setup:
             click.echo(escape_line(f"{one.title} runs on this machine, with {count(len(one.models), 'model')}."))
         if not local:
             click.echo("No model server (Ollama, LM Studio, llama.cpp, vLLM) answers on this machine.")
-            print_note(recommend())
         with_key = [one for one in known if self.env.get(one.key)]
+        if not (local or with_key):
+            print_note(fill(recommend(), shutil.get_terminal_size().columns - 1))
         options: list[tuple[Provider | None, str]] = [
             *((one, f"{one.title}, on this machine") for one in local),
             *((one, f"{one.title} ({one.key} is set)") for one in with_key),
@@ -192,10 +197,8 @@ class Setup:
                 f"{provider.title} needs a key. Set {provider.key} and give --key-env {provider.key}, or --key-stdin."
             )
         if provider.key and self.env.get(provider.key):
-            options = [(True, f"Use {provider.key}, which is set now"), (False, "Type another key, and store it")]
-            if choose(f"Which key for {provider.title}?", options):
-                print_note(f"An editor that is started from the desktop may not have {provider.key}.")
-                return Key(self.env[provider.key], f"${{{provider.key}}}")
+            print_note(f"Uses {provider.key}. An editor that is started from the desktop may not have it.")
+            return Key(self.env[provider.key], f"${{{provider.key}}}")
         if provider.page:
             click.echo(f"Keys are issued at {provider.page}")
         return self.ask_for_key(provider, optional=not provider.key)
@@ -249,11 +252,11 @@ class Setup:
             print_note(f"{url} lists no models: it may not answer, refuse the key, or have no list.")
 
     def choose_model(self, provider: Provider) -> str:
-        """Let the user choose a model; without a terminal, take the only one. Raises ConfigError."""
-        if self.interactive:
-            return choose_text(f"Which model of {provider.title}?", provider.models)
+        """Take the only model, or let the user choose one. Raises ConfigError where nobody can be asked."""
         if len(provider.models) == 1:
             return provider.models[0]
+        if self.interactive:
+            return choose_text(f"Which model of {provider.title}?", provider.models)
         listed = f" It lists: {', '.join(provider.models[:20])}." if provider.models else ""
         raise ConfigError(f"--model: name the model of {provider.title} to use.{listed}")
 
@@ -277,7 +280,7 @@ class Setup:
         return result.verdict != "no"
 
     def write(self, name: str, provider: Provider, model: str, key: Key) -> None:
-        """Show the changes, and write them unless the user declines. Raises ConfigError."""
+        """Show the changes, and write them, unless the user declines a change of a file. Raises ConfigError."""
         table = ["models", name]
         changes: list[Change] = [
             (["model"], name),
@@ -295,7 +298,8 @@ class Setup:
             click.echo(escape_line(f"The key will be stored in the system's keyring, as the entry {name!r} of 'crow'."))
         elif secret:
             click.echo(escape_line(f"The key will be stored in {secret.path}, which only you can read."))
-        if self.interactive and not self.yes and not click.confirm("Write this?", default=True):
+        asks = self.interactive and not self.yes and edit.before is not None
+        if asks and not click.confirm("Write this?", default=True):
             print_note("Nothing was written.")
             sys.exit(1)
         if key.store == "keyring":
@@ -306,8 +310,10 @@ class Setup:
         if secret:
             secret.write(mode=0o600)
         edit.write()
-        click.echo(escape_line(f"Written to {edit.path}. crow uses {model} now."))
+        click.echo(escape_line(f"Written to {shorten_path(str(edit.path), 60)}. crow uses {model} now."))
         self.print_overrides(name)
+        if self.is_login:
+            return
         print_note(
             'Ask something:    crow run "What is in this folder?"\n'
             "Open a session:   crow\n"

@@ -1,8 +1,9 @@
 """The session with the agent: opened, prompted, and asked for what the user wants."""
 
 import asyncio
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from typing import Any
@@ -78,7 +79,7 @@ class AgentCalls(ChatBase):
         if before:
             before.cancel()
             await asyncio.wait([before])
-            name = f"Session {escape_line(session)[:8]}" if session else "New session"
+            name = f"Session {escape_line(session)[:8]}" if session else "" if again else "New session"
             self.perform(self.state.leave_session(name, again=again and bool(session)))
         if self._is_first is None:
             find = self.settings.history if self.settings.agent.name == "crow" else None
@@ -89,7 +90,7 @@ class AgentCalls(ChatBase):
             self.perform(self.state.end_agent(str(error), time.monotonic()))
             return
         self.client = client = ChatClient(link.transport, self._receive, self._ask, self._withdraw)
-        problem = ""
+        problem, login = "", None
         try:
             async with client.serving():
                 try:
@@ -98,6 +99,7 @@ class AgentCalls(ChatBase):
                     problem = f"{self.settings.agent.name} did not answer within {START_TIMEOUT:g} seconds."
                 except RpcError as error:
                     problem = client.describe_error(error)
+                    login = client.find_login(error)
                 except ConnectionClosed:
                     pass
                 if not problem:
@@ -105,11 +107,13 @@ class AgentCalls(ChatBase):
                     problem = await link.describe_end()
         finally:
             self.client = None
-        self.perform(self.state.end_agent(problem, time.monotonic()))
+        self.perform(self.state.end_agent(problem, time.monotonic(), login))
 
     async def _open_session(self, client: ChatClient, session: str, last: bool) -> None:
         async with asyncio.timeout(START_TIMEOUT):
-            self.state.abilities = await client.start(self.settings.agent.version)
+            self.state.abilities = await client.start(
+                self.settings.agent.version, logs_in=bool(self.settings.agent.command)
+            )
         if last and self.state.abilities.lists:
             stored = await self._list_stored(client)
             session = find_last(stored, self.settings.cwd)
@@ -252,6 +256,13 @@ class AgentCalls(ChatBase):
             said = answer.get("said")
             shown = self.state.remark(str(said)) if said else show_background(self.state, answer["work"])
             self.perform(shown)
+
+    async def _log_in(self, args: Sequence[str], env: Mapping[str, str]) -> None:
+        """Run the agent's command with more arguments, which log in, and open the session again."""
+        from crow_terminal.outside import run  # imports a part of prompt_toolkit that few sessions need
+
+        await run([*self.settings.agent.command, *args], self.settings.cwd, {**os.environ, **env})
+        self._open(self.session_id, again=True)
 
     async def _set_option(self, client: ChatClient, options: OfferedOptions, change: effects.SetOption) -> None:
         id, value = change.id, change.value

@@ -202,6 +202,8 @@ class Chat(AgentCalls, KeyActions):
                 self.link.end_question(id)
                 if self.client:
                     self.client.answer(id, response)
+            case effects.LogIn(args=args, env=env):
+                self._start(self._log_in(args, env))
             case effects.Wait(seconds=seconds):
                 asyncio.get_running_loop().call_later(seconds, self.wake)
             case effects.Leave(worktree=name):

@@ -13,6 +13,8 @@ from crow_core.acp.connection import Handler, RpcError
 from crow_core.acp.schema import (
     AUTH_REQUIRED,
     PROTOCOL_VERSION,
+    AuthCapabilities,
+    AuthMethod,
     BooleanConfigOptionCapabilities,
     ClientCapabilities,
     ClientSessionCapabilities,
@@ -66,9 +68,11 @@ class ChatClient(AcpClient):
         self._answers: dict[int, asyncio.Future[Any]] = {}
         self._ids = count(1)
 
-    async def start(self, version: int = PROTOCOL_VERSION, *, apps: bool = False) -> Abilities:
+    async def start(
+        self, version: int = PROTOCOL_VERSION, *, apps: bool = False, logs_in: bool = False
+    ) -> Abilities:
         """Agree on the protocol version, at most this one, and exchange capabilities; `apps` says that MCP Apps are
-        shown."""
+        shown, `logs_in` that the agent's log-in can run in this terminal."""
         session = ClientSessionCapabilities(
             notices=NoticeCapabilities(),
             compaction=CompactionCapabilities(),
@@ -77,6 +81,7 @@ class ChatClient(AcpClient):
         meta = {"crow": {**OPTION_NAMES["crow"], **({"apps": True} if apps else {})}}
         forms = ElicitationCapabilities(form=ElicitationFormCapabilities(), url=ElicitationUrlCapabilities())
         capabilities = ClientCapabilities(session=session, elicitation=forms, meta=meta)
+        capabilities.auth = AuthCapabilities(terminal=logs_in)
         name = f"crow-terminal {__version__}"
         return find_abilities(await self.initialize(name, capabilities, version=version))
 
@@ -92,6 +97,11 @@ class ChatClient(AcpClient):
             return self.describe_login(error)
         sentence = error.details or error.message
         return sentence if sentence.endswith((".", "!", "?")) else f"{sentence}."
+
+    def find_login(self, error: RpcError) -> AuthMethod | None:
+        """Return the log-in in a terminal that the agent offers for an error; None if it offers none."""
+        methods = self.initialized.auth_methods if error.code == AUTH_REQUIRED else []
+        return next((one for one in methods if one.type == "terminal"), None)
 
     async def _on_update(self, notification: SessionNotification) -> None:
         self._receive(notification)

@@ -1,5 +1,6 @@
 """The effects of an event on the terminal, its agent and its session. `State` returns them, `Chat` carries them out."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from msgspec import Struct
@@ -51,6 +52,14 @@ class Respond(Struct, frozen=True):
 
     id: int
     response: Any
+
+
+class LogIn(Struct, frozen=True):
+    """Run the agent's log-in in the terminal, then open the session again."""
+
+    args: Sequence[str]
+    """The arguments to add to the agent's command."""
+    env: Mapping[str, str]
 
 
 class Wait(Struct, frozen=True):

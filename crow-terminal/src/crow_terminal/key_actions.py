@@ -27,6 +27,9 @@ class KeyActions(ChatBase):
     def is_asking(self) -> bool:
         return isinstance(self.state.dialog, Question)
 
+    def can_scroll(self) -> bool:
+        return self.state.question is not None
+
     def is_answering(self) -> bool:
         return self.is_asking() and not self.terminal.editor.text and self.state.pause.came_before()
 

@@ -25,6 +25,10 @@ class Actions(Protocol):
         """True if the arrows belong to it: after a pause, while the editor is empty."""
         ...
 
+    def can_scroll(self) -> bool:
+        """True if a question for permission is shown, also while its answer is being written."""
+        ...
+
     def can_recall(self) -> bool:
         """True if the arrow up takes back a prompt of the queue, or words that wait for the running turn."""
         ...
@@ -123,7 +127,7 @@ def make_bindings(actions: Actions) -> KeyBindings:
     for name, delta in (("up", -1), ("c-p", -1), ("s-tab", -1), ("down", 1), ("c-n", 1), ("tab", 1)):
         bind(name, act=partial(actions.move, delta), filter=answering)
     for name, pages in (("pageup", -1), ("pagedown", 1)):
-        bind(name, act=partial(actions.scroll, pages), filter=asking)
+        bind(name, act=partial(actions.scroll, pages), filter=Condition(actions.can_scroll))
     for name, pages in (("left", -1), ("right", 1)):
         bind(name, act=partial(actions.scroll, pages), filter=answering)
     bind("tab", act=actions.complete, filter=writing & ~answering)

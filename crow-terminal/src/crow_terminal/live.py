@@ -46,8 +46,8 @@ def compose_above(
     lines = [] if tail and shown and shown.joined else [""]
     lines += [*tail[-room:], ""] if tail else []
     dialog = state.dialog
-    about = dialog.back if isinstance(dialog, TextDialog) else dialog
-    if not isinstance(about, Question):
+    about = state.question
+    if not about:
         lines += compose_running(state, now, width, height, theme)
     if state.transcript.plan and state.phase == "working" and not dialog and height >= 16:
         lines += ["", *shorten_plan(paint_plan(state.transcript.plan, width, theme), theme)]
@@ -58,7 +58,7 @@ def compose_above(
     if isinstance(dialog, ListDialog):
         lines += compose_choice(dialog, width, max(3, min(MENU_ROWS, height // 2)), theme)
     elif isinstance(dialog, TextDialog):
-        if isinstance(about, Question):
+        if about:
             lines += compose_subject(about, width, max(2, height // 3), theme)
         remarks = [line for text in dialog.about for line in escape_output(text).split("\n")]
         lines += [clip(line, width) for line in remarks[:ABOUT_ROWS]]

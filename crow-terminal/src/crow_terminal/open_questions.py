@@ -94,6 +94,12 @@ class OpenQuestions:
         return isinstance(self.dialog, ListDialog) and (not self.asked or self.is_open)
 
     @property
+    def question(self) -> Question | None:
+        """The question for permission that is shown, also while the user writes its answer."""
+        shown = self.dialog.back if isinstance(self.dialog, TextDialog) else self.dialog
+        return shown if isinstance(shown, Question) else None
+
+    @property
     def asked_call(self) -> str:
         """The id of the tool call that the question is about; empty for none."""
         return find_call(self.request) if self.request else ""
@@ -116,9 +122,9 @@ class OpenQuestions:
         if self.asked != id:
             return []
         self.transcript.end_question(self.asked_call, now)
-        question = self.dialog.back if isinstance(self.dialog, TextDialog) else self.dialog
+        question = self.question
         shown: list[Block] = []
-        if answer and isinstance(question, Question):
+        if answer and question:
             self.transcript.note_shown(self.asked_call)
             shown = [question.record(answer)]
         self._close_question()
@@ -277,8 +283,8 @@ class OpenQuestions:
 
     def scroll(self, pages: int) -> list[Effect]:
         """The user reads on in a question for permission, or back."""
-        if isinstance(self.dialog, Question):
-            self.dialog.scroll(pages * self.dialog.page)
+        if question := self.question:
+            question.scroll(pages * question.page)
             self.pause.forget_key()
         return []
 

@@ -1,9 +1,12 @@
-"""Edit the prompt in the user's own editor."""
+"""Programs that take the place of the terminal's rows until they end: the user's own editor, and a log-in."""
 
 import asyncio
 import os
+import signal
 import subprocess
 import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import crow_system as system
@@ -26,3 +29,14 @@ async def edit(text: str) -> str | None:
         if done.returncode != 0:
             return None
         return (await asyncio.to_thread(path.read_text, "utf-8", "replace")).rstrip("\n")
+
+
+async def run(command: Sequence[str], folder: str, env: Mapping[str, str]) -> None:
+    """Run a program that asks the user. Ctrl-C is for the program alone."""
+    async with in_terminal():
+        former = signal.signal(signal.SIGINT, lambda *_: None)  # a program would inherit that a signal is ignored
+        try:
+            with suppress(OSError):  # what is missing then is told once more
+                await asyncio.to_thread(subprocess.run, command, cwd=folder, env=env, check=False)
+        finally:
+            signal.signal(signal.SIGINT, former)

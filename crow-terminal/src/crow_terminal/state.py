@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from crow_core.acp.schema import (
+    AuthMethod,
     AvailableCommand,
     AvailableCommandsUpdate,
     ConfigOptionUpdate,
@@ -30,6 +31,7 @@ from crow_terminal.effects import (
     Edit,
     Effect,
     Leave,
+    LogIn,
     Open,
     Run,
     Send,
@@ -85,6 +87,8 @@ class State(OpenQuestions):
     fold_output: bool = True
     loading: bool = False
     """True if a stored session is being shown."""
+    login: AuthMethod | None = None
+    """The log-in that Enter runs; None if Enter opens the session again."""
     by_agent: bool = False
     """True if the running turn is one that the agent has begun by itself."""
     muted: bool = False
@@ -110,7 +114,10 @@ class State(OpenQuestions):
         return [*self._end_blocks(now), *self._send_next(now)]
 
     def leave_session(self, name: str = "New session", *, again: bool = False) -> list[Effect]:
-        """The session is closed, as another one of this `name` is opened, or the same one `again`."""
+        """The session is closed, as another one of this `name` is opened, or the same one `again`.
+
+        The name is empty if no session was open.
+        """
         effects = self._cancel_questions()
         self.queue.leave_steers()
         self.phase, self.commands, self.by_agent, self.stopped = "starting", [], False, 0
@@ -120,7 +127,7 @@ class State(OpenQuestions):
             self.transcript, self.usage, self.cached, self.title = BlockRecord(), None, None, ""
             self.sandbox = ""
             self.turns, self.folded = [], []
-            effects += self.remark(name, "rule")
+            effects += self.remark(name, "rule") if name else []
         return effects
 
     def receive(self, update: SessionUpdate, now: float) -> list[Effect]:
@@ -194,14 +201,14 @@ class State(OpenQuestions):
         self.phase, self.cancelled, self.queue.returning = "ready", False, bool(self.queue.steers)
         return [*effects, Show(Note(sentence, "error")), *self._cancel_questions(), *self.queue.restore()]
 
-    def end_agent(self, sentence: str, now: float) -> list[Effect]:
-        """The connection to the agent has ended, or it could not be opened."""
+    def end_agent(self, sentence: str, now: float, login: AuthMethod | None = None) -> list[Effect]:
+        """The connection to the agent has ended, or it could not be opened, as the agent wants this log-in first."""
         effects = self._end_blocks(now)
         self.queue.leave_steers()
-        self.phase = "ended"
+        self.phase, self.login = "ended", login
         stop = "" if sentence.endswith((".", "!", "?")) else "."
-        gap = "\n" if "\n" in sentence else " "
-        note = Note(f"{sentence}{stop}{gap}Enter starts it again.", "error")
+        gap = "\n" if "\n" in sentence or login else " "
+        note = Note(f"{sentence}{stop}{gap}Enter{f': {login.name}' if login else ' starts it again'}.", "error")
         return [*effects, Show(note), *self._end_background(), *self._cancel_questions(), *self.queue.restore()]
 
     def _end_background(self) -> list[Effect]:
@@ -266,7 +273,7 @@ class State(OpenQuestions):
 
     def _restart(self) -> list[Effect]:
         self.phase = "starting"
-        return [Open(again=True)]
+        return [LogIn(self.login.args, self.login.env)] if self.login else [Open(again=True)]
 
     def begin_turn(self, text: str, now: float) -> list[Effect]:
         """A prompt is sent, which was said here or on the page."""

@@ -86,7 +86,7 @@ class FrameOutput(Vt100_Output):
                 self.flush()
 
     def show_cursor(self) -> None:
-        if not self.hides_cursor:
+        if not (self.hides_cursor and self.holding):  # outside a frame, a shell or an editor is about to take over
             super().show_cursor()
 
     @property
@@ -385,8 +385,9 @@ class Terminal:
             output.write_raw("\r\x1b[0m\x1b[?7h")
             for line in lines:
                 output.write_raw(f"{line}\x1b[K\r\n")
+            marks_pastes = renderer._bracketed_paste_enabled
             renderer.reset()
-            renderer._bracketed_paste_enabled = True  # it was not switched off
+            renderer._bracketed_paste_enabled = marks_pastes  # it was not switched off
             self.application._redraw()
 
 

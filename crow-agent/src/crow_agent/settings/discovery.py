@@ -30,9 +30,7 @@ FALLBACK_ATTEMPTS = 3
 """The most times that a busy endpoint is sent one request, about 12 seconds, before a fallback answers."""
 
 NO_MODEL_MESSAGE = """No model is configured, and no local server (Ollama, LM Studio, llama.cpp, vLLM) answers.
-Run `crow setup`, which asks for a model, tests it and writes ~/.config/crow/config.toml; or start a local server.
-For OpenAI, set OPENAI_API_KEY and CROW_MODEL; for any other, OPENAI_BASE_URL and CROW_MODEL.
-`crow demo` works right now, without any model."""
+Run `crow setup`, or set OPENAI_BASE_URL, OPENAI_API_KEY and CROW_MODEL. `crow demo` works without a model."""
 
 OPENAI_URL = "https://api.openai.com/v1"
 
