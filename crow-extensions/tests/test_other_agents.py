@@ -37,6 +37,7 @@ from crow_core.app import Crow
 from crow_core.masking import MASK
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
 from crow_extensions import agent_requests
+from crow_extensions import other_agents as module
 from crow_extensions.agent_settings import AgentSettings
 from crow_extensions.budgets import budgets
 from crow_extensions.commands import commands
@@ -559,7 +560,7 @@ async def test_it_asks_a_limited_number_of_questions(tmp_path: Path):
 
 
 async def test_it_uses_no_terminal_that_it_did_not_create(tmp_path: Path):
-    task = module.OtherAgentTask.__new__(module.OtherAgentTask)
+    task = agent_requests.AgentRequests.__new__(agent_requests.AgentRequests)
     task.terminals = {"terminal-1"}
     request = TerminalOutputRequest(session_id="s", terminal_id="terminal-2")
     with pytest.raises(RpcError, match="Not found"):
