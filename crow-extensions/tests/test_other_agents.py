@@ -36,6 +36,7 @@ from crow_core.agent.acp_agent import AcpAgent
 from crow_core.app import Crow
 from crow_core.masking import MASK
 from crow_core.testing import Editor, Reply, ScriptedModel, connect
+from crow_extensions import agent_requests
 from crow_extensions import other_agents as module
 from crow_extensions.agent_settings import AgentSettings
 from crow_extensions.budgets import budgets
@@ -554,12 +555,12 @@ async def test_its_forms_and_pages_are_checked_and_named(tmp_path: Path):
 
 async def test_it_asks_a_limited_number_of_questions(tmp_path: Path):
     _, editor = await give(tmp_path, *["form"] * 30)
-    assert len(editor.forms) == module.QUESTIONS_LIMIT
+    assert len(editor.forms) == agent_requests.QUESTIONS_LIMIT
     assert len([notice for notice in editor.of(NoticeUpdate) if "declined" in notice.title]) == 1
 
 
 async def test_it_uses_no_terminal_that_it_did_not_create(tmp_path: Path):
-    task = module.OtherAgentTask.__new__(module.OtherAgentTask)
+    task = agent_requests.AgentRequests.__new__(agent_requests.AgentRequests)
     task.terminals = {"terminal-1"}
     request = TerminalOutputRequest(session_id="s", terminal_id="terminal-2")
     with pytest.raises(RpcError, match="Not found"):

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
+from crow_system.shortening import format_count
+
 GB = 1_000_000_000
 USABLE_MEMORY = 0.65
 """The part of the memory that a model and its context may take."""
@@ -53,7 +55,7 @@ def choose_local_model(memory: int, cores: int) -> LocalModel | None:
 
 def describe_recommendation(memory: int, cores: int) -> str:
     """Say which model suits a machine, and what to expect of it."""
-    machine = f"{memory / GB:.0f} GB of memory and {cores} core{'' if cores == 1 else 's'}"
+    machine = f"{memory / GB:.0f} GB of memory and {format_count(cores, 'core')}"
     model = choose_local_model(memory, cores)
     if model is None:
         return f"This machine ({machine}) is too small for a model of its own. Choose a provider."

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from crow_core.errors import StoreError
 from crow_core.text import escape_controls
+from crow_system.shortening import format_count
 
 from crow_cli.console import (
     AS_JSON,
@@ -293,7 +294,7 @@ def delete(ids: tuple[str, ...], yes: bool) -> None:
     for row in rows:
         with connect(write=True) as connection:
             forks.delete(connection, row.id)
-    print_note(f"Deleted {len(rows)} session{'s' if len(rows) > 1 else ''}.")
+    print_note(f"Deleted {format_count(len(rows), 'session')}.")
     try:
         database = open_database(os.environ)
         database.erase_deleted()

@@ -24,6 +24,7 @@ from crow_core.masking import find_secrets, mask
 from crow_core.models.endpoint import is_local, to_display_url
 from crow_core.models.listing import asks_for_key, list_models
 from crow_core.text import escape_controls
+from crow_system.shortening import format_count
 
 from crow_cli.console import escape_line, print_diff, print_note, shorten_path
 from crow_cli.local_models import recommend
@@ -148,7 +149,7 @@ class Setup:
         if not self.interactive:
             self.explain_options(local)
         for one in local:
-            click.echo(escape_line(f"{one.title} runs on this machine, with {count(len(one.models), 'model')}."))
+            click.echo(escape_line(f"{one.title} runs on this machine, with {format_count(len(one.models), 'model')}."))
         if not local:
             click.echo("No model server (Ollama, LM Studio, llama.cpp, vLLM) answers on this machine.")
         with_key = [one for one in known if self.env.get(one.key)]
@@ -403,7 +404,3 @@ def show_edit(edit: FileEdit) -> None:
     secrets = {one for one in secrets if not one.startswith(("keyring:", "${"))}
     print_diff(escape_controls(str(mask("\n".join(lines), secrets))))
     click.echo()
-
-
-def count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -17,7 +17,7 @@ from crow_agent.settings.home import Home
 from crow_agent.settings.project_files import ProjectFile, Snapshot, UnusableFolder, show_path, take_snapshot
 from crow_agent.settings.trust import TrustedFolders, list_changes
 from crow_core.masking import LIKELY_SECRET_NAMES
-from crow_system.shortening import describe_left_out, leave_out
+from crow_system.shortening import describe_left_out, format_count, leave_out
 
 from crow_cli.console import AS_JSON, format_time, print_json, print_note, print_table
 from crow_cli.process import fail
@@ -220,12 +220,10 @@ def print_summary(snapshot: Snapshot, hide: Callable[[str], str]) -> None:
     commands = [name_of(path) for path in snapshot.files if "/commands/" in path and path.endswith(".md")]
     prompts = [name_of(path) for path in snapshot.files if path.endswith(".md.j2")]
     size = sum(file.size for file in snapshot.files.values())
-    counts = [
-        *(count(len(servers), "server"), count(len(agents), "agent"), count(len(skills), "skill")),
-        count(len(problems), "check"),
-        *(count(len(commands), "command"), count(len(prompts), "prompt"), count(len(rules), "rule")),
-    ]
-    files = f"{count(len(snapshot.files), 'file')}, {size:,} bytes"
+    nouns = ("server", "agent", "skill", "check", "command", "prompt", "rule")
+    things = (servers, agents, skills, problems, commands, prompts, rules)
+    counts = [format_count(len(each), noun) for each, noun in zip(things, nouns, strict=True)]
+    files = f"{format_count(len(snapshot.files), 'file')}, {size:,} bytes"
     kinds = ", ".join(each for each in counts if not each.startswith("0 "))
     click.echo(f"{show(str(snapshot.folder))}: {kinds or 'nothing that runs'}; {files}")
     for name in (".mcp.json", ".crow/config.toml"):
@@ -304,16 +302,12 @@ def name_of(path: str) -> str:
     return os.path.basename(path).removesuffix(".j2").removesuffix(".md")
 
 
-def count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 def print_changes(
     before: Mapping[str, Mapping[str, Any]], now: Snapshot, hide: Callable[[str], str], since: str
 ) -> None:
     """Print the changes since a folder was trusted: diffs of a few lines, and the others as counts."""
     paths = list_changes(before, now)
-    click.secho(f"Changed since {since}: {count(len(paths), 'file')}", bold=True)
+    click.secho(f"Changed since {since}: {format_count(len(paths), 'file')}", bold=True)
     room = MAX_DIFF
     for number, path in enumerate(paths[:MAX_DIFFED]):
         if room < 2:
@@ -329,7 +323,7 @@ def print_changes(
     else:
         paths = paths[MAX_DIFFED:]
     if paths:
-        click.echo(f"  … and {count(len(paths), 'more file')}")
+        click.echo(f"  … and {format_count(len(paths), 'more file')}")
 
 
 def describe_change(

@@ -15,6 +15,7 @@ from crow_agent.settings.trust import TrustedFolders
 from crow_core.text import escape_controls, to_line
 from crow_system.git import find_foreign_settings
 from crow_system.repository import find_main_folder
+from crow_system.shortening import format_count
 
 from crow_cli.console import print_diff, print_note
 from crow_cli.menu import choose
@@ -25,7 +26,6 @@ from crow_cli.worktrees import (
     TreeChanges,
     check_name,
     choose_name,
-    count,
     diff,
     hold,
     is_open_elsewhere,
@@ -185,7 +185,7 @@ def ask_end(tree: LinkedTree, repository: Repository, changes: TreeChanges) -> N
     if tree.branch and main.branch and not main.is_bare:
         first = "commit what is left, " if changes.files else ""
         label = f"Merge it: {first}merge into {main.branch} in {main.folder}, remove the worktree"
-        options.append((lambda: end_by_merging(tree, repository, changes), label))
+        options.append((lambda: end_by_merging(tree, repository), label))
     options += [
         (lambda: end_by_removing(tree, repository, changes), "Remove it, and lose this"),
         (None, "Show the diff"),
@@ -199,15 +199,15 @@ def ask_end(tree: LinkedTree, repository: Repository, changes: TreeChanges) -> N
         print_note(KEPT.format(name))
 
 
-def end_by_merging(tree: LinkedTree, repository: Repository, changes: TreeChanges) -> str:
+def end_by_merging(tree: LinkedTree, repository: Repository) -> str:
     merged = merge(tree, repository)
     return f"{merged} {remove(tree, repository, measure(tree, read_repository(repository.main.folder).main))}"
 
 
 def end_by_removing(tree: LinkedTree, repository: Repository, changes: TreeChanges) -> str:
     """Remove a worktree; ask once more if something would be lost."""
-    lost = [f"{count(changes.own, 'commit')} of no other branch"] if changes.own else []
-    lost += [f"{count(changes.files, 'file')} not committed"] if changes.files else []
+    lost = [f"{format_count(changes.own, 'commit')} of no other branch"] if changes.own else []
+    lost += [f"{format_count(changes.files, 'file')} not committed"] if changes.files else []
     if lost and not click.confirm(f"Lose {' and '.join(lost)}?", default=False):
         return KEPT.format(os.path.basename(tree.folder))
     return remove(tree, repository, changes)

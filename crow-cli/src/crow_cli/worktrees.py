@@ -19,6 +19,7 @@ import crow_system as system
 from crow_extensions.folder_state import FOREIGN_VARIABLES
 from crow_system.git import make_git_environment, run_git
 from crow_system.repository import WORKTREES, read_line
+from crow_system.shortening import format_count
 
 GIT_TIMEOUT = 600.0
 """Seconds that git may take, such as for the files of a large repository."""
@@ -107,8 +108,8 @@ class TreeChanges:
 
     def describe(self) -> str:
         """Describe the changes in words."""
-        parts = [count(self.ahead, "commit")] if self.ahead else []
-        parts += [f"{count(self.files, 'file')} not committed"] if self.files else []
+        parts = [format_count(self.ahead, "commit")] if self.ahead else []
+        parts += [f"{format_count(self.files, 'file')} not committed"] if self.files else []
         return " and ".join(parts) + (f": {self.size}" if self.size else "")
 
 
@@ -227,7 +228,7 @@ def make_locked(repository: Repository, name: str, lock: int) -> tuple[LinkedTre
     start = ask_git(["rev-parse", "--abbrev-ref", "HEAD"], top)
     said.append(f"Worktree {path}, branch {name}, from {commit[:8] if start == 'HEAD' else start}.")
     if files := count_changed(top):
-        said.append(f"It does not have the {count(files, 'file')} that {top} has not committed.")
+        said.append(f"It does not have the {format_count(files, 'file')} that {top} has not committed.")
     if os.path.exists(os.path.join(path, ".gitmodules")):
         said.append("Its submodules are empty: `git submodule update --init` fills them.")
     return LinkedTree(path, name, commit), said
@@ -388,7 +389,3 @@ def hold_lock(common: str) -> Generator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
-
-
-def count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -15,7 +15,15 @@ from crow_core.acp.connection import RpcError
 from crow_core.acp.schema import INTERNAL_ERROR, ClientCapabilities
 from crow_core.app import Crow
 from crow_core.errors import ModelError, PromptError, StoreError
-from crow_core.messages.message import Message, RawToolCall, answer_tool_call, marker_kind, parse_arguments, settle
+from crow_core.messages.message import (
+    Message,
+    RawToolCall,
+    answer_tool_call,
+    get_id,
+    marker_kind,
+    parse_arguments,
+    settle,
+)
 from crow_core.messages.notes import ReaskNotes
 from crow_core.messages.passes import view
 from crow_core.models.chat_model import ChatModel
@@ -24,7 +32,7 @@ from crow_core.session.prompts import Prompt
 from crow_core.session.session import Session
 from crow_persistence import blobs
 from crow_persistence.database import Database
-from crow_persistence.loader import entry_id, find_session, find_session_by_id, load_with_progress
+from crow_persistence.loader import find_session, find_session_by_id, load_with_progress
 from crow_persistence.requests import find_model_call, load_references, rebuild_request, sum_model_calls
 from crow_persistence.tables import calls
 from msgspec import Struct
@@ -100,7 +108,7 @@ class StoredSession:
     def derive_id(self, changes: Changes, *more: str) -> str:
         """Return the id of the session that asks this one again with these changes: the same each time."""
         again = [changes.repetition] if changes.repetition > 1 else []
-        asked = [self.id, changes.describe(), [entry_id(self.log[one.entry]) for one in self.requests], *more, *again]
+        asked = [self.id, changes.describe(), [get_id(self.log[one.entry]) for one in self.requests], *more, *again]
         return hashlib.sha256(encode(asked, order="sorted")).hexdigest()[:32]
 
 

@@ -25,6 +25,7 @@ from crow_core.messages.message import Message, make_unique
 from crow_core.session.session import Command, Session
 from crow_core.session_state import StateKey
 from crow_core.text import to_line
+from crow_system.shortening import format_count
 from msgspec import UNSET
 
 if TYPE_CHECKING:
@@ -79,11 +80,6 @@ def describe_state(server: Server, session: Session) -> str:
     if server.connected:
         return has
     return f"{has}; not connected until it is needed" if tools else "starting"
-
-
-def format_count(number: int, what: str) -> str:
-    """Return a number with a noun, in the plural unless it is 1."""
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 @dataclass(eq=False)

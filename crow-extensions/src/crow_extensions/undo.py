@@ -41,7 +41,7 @@ from crow_core.messages.tool_names import name_raw_calls
 from crow_core.session.session import Command, Session
 from crow_core.session_state import StateKey
 from crow_core.text import to_line
-from crow_system.shortening import shorten_line
+from crow_system.shortening import format_count, shorten_line
 
 Change = EditNotes
 """An edit in the log: `path`; the texts `old` and `new`; and their digests `before` and `after`. Texts other than UTF-8
@@ -184,8 +184,7 @@ async def run_redo(session: Session, words: str) -> str:
         return str(error)
     session.rewind(to)
     await session.log.written()
-    count = len(files)
-    brought = f"{count} file{'' if count == 1 else 's'} as after it" if count else "no file had to change"
+    brought = f"{format_count(len(files), 'file')} as after it" if files else "no file had to change"
     return f"Brought back, {brought}. The model remembers it again."
 
 
@@ -305,8 +304,7 @@ async def take_back(session: Session, turns: int = 1, *, keep: bool = False) -> 
     planned = await asyncio.to_thread(plan_undo, session.log, turns, keep=keep)
     await asyncio.to_thread(restore_files, planned.files)
     await rewind_conversation(session, planned, [*planned.kept])
-    count = len(planned.files)
-    files = f"{count} file{'' if count == 1 else 's'} as before" if count else "no file had to change"
+    files = f"{format_count(len(planned.files), 'file')} as before" if planned.files else "no file had to change"
     kept = f" Kept as they are: {', '.join(planned.kept)}." if planned.kept else ""
     return f"Taken back, {files}.{kept} The model has forgotten “{planned.prompt}” and what followed."
 

@@ -28,7 +28,9 @@ def to_question(
 ) -> ToolCallFields:
     """Convert a tool call to a question about it, which shows a text and `more` content."""
     announcement = to_announcement(tool_call, session.cwd)
-    content = [*([BlockContent(content=TextBlock(text=text))] if text else []), *more]
+    content: list[ToolCallContent] = [*more]
+    if text:
+        content.insert(0, BlockContent(content=TextBlock(text=text)))
     return ToolCallFields(
         tool_call_id=tool_call.id,
         title=show_invisible(announcement.title),
@@ -60,7 +62,7 @@ async def ask_about_call(
     Raises EndTurn if the client answers that the turn is cancelled.
     """
     is_command, subject = tool_call.kind == "execute", find_subject(session, tool_call)
-    diffs = await preview(session, tool_call) if tool_call.kind == "edit" else []
+    diffs: Sequence[ToolCallContent] = await preview(session, tool_call) if tool_call.kind == "edit" else ()
     environment = session.folders.environment
     is_changed = is_command and environment not in permissions.environments
     variables = describe_variables(session.folders.variables) if is_changed else ""

@@ -263,7 +263,7 @@ def apply_changes(session: Session, run: "SandboxRun | Look", found: ChangeSet) 
     return edits, stays
 
 
-def return_to_start(session: Session, command: ReviewedCommand, result: ToolResult) -> ToolResult:
+def return_to_start(command: ReviewedCommand, result: ToolResult) -> ToolResult:
     """Let the next command start where this one did, if the folder in which it ended was discarded."""
     folder = result.meta.get("crow/folder", "")
     if not folder or os.path.isdir(folder):

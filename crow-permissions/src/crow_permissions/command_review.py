@@ -54,12 +54,12 @@ def review_commands(
                 return result
             if result.meta.get("crow/exit") and complains(result) and not command.list_refused():
                 await finish_in_thread(command.run.remove)
-                return return_to_start(session, command, await run_outside(session, tool_call, result))
+                return return_to_start(command, await run_outside(session, tool_call, result))
         result = command.add_refused(result, by)
         result, found, decision = await settle_changes(session, permissions, command, result)
         if decision:
             await record_decision(session, permissions, command.tool_call, found, decision)
-        return return_to_start(session, command, result)
+        return return_to_start(command, result)
 
     async def run_outside(session: Session, tool_call: ToolCall, result: ToolResult) -> ToolResult:
         """Ask whether a command that has failed for want of a network or a daemon runs outside of the sandbox."""

@@ -14,7 +14,7 @@ from crow_core.acp.schema import DiffContent
 from crow_core.masking import mask
 from crow_core.session.session import Session
 from crow_core.text import show_invisible, to_line
-from crow_system.shortening import leave_out
+from crow_system.shortening import format_count, leave_out
 
 from crow_permissions.protected import find_protection
 from crow_permissions.rules import Rules, Verdict
@@ -106,10 +106,10 @@ class ShownChange:
         what = "its permissions" if change.mode_only else KINDS[change.kind]
         if replaces_folder(change):
             count = sum(1 for _ in list_removed(change))
-            what += f" in place of a folder with {count:,} {'file' if count == 1 else 'files'}, as a {change.type}"
+            what += f" in place of a folder with {format_count(count, 'file')}, as a {change.type}"
         if change.type == "folder" and not change.mode_only:
             count = change.files if change.kind == "removed" else sum(1 for _ in list_new(change))
-            what += f" folder, {count:,} files" if count != 1 else " folder, 1 file"
+            what += f" folder, {format_count(count, 'file')}"
         elif change.type == "file" and change.kind != "removed" and not change.mode_only:
             what += f", {read_size(self):,} bytes"
         elif change.type == "link" and change.kind != "removed":

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import msgspec
 from crow_core.errors import StoreError
-from crow_core.messages.message import Message, settle
+from crow_core.messages.message import Message, get_id, settle
 from crow_core.messages.notes import Notes
 from crow_core.session.store import ArchiveFilter, Page, Record, Summary
 from sqlalchemy import Connection, Row, bindparam, func, not_, select, tuple_
@@ -157,12 +157,12 @@ def load_with_progress(connection: Connection, row: "Row[Any]", at: str = "") ->
         if entry is not None:
             progress.rows.append(found.id)
             record.log.append(entry)
-            if at and entry_id(entry) == at:
+            if at and get_id(entry) == at:
                 break
     else:
         if reply := load_draft(connection, row.number):
             record.log.append(reply)
-        if at and (reply is None or entry_id(reply) != at):
+        if at and (reply is None or get_id(reply) != at):
             raise StoreError(f"Session {row.id} has no entry {at!r}, or it was rewound.")
     for entry in record.log:
         match entry.get("crow"):
@@ -176,11 +176,6 @@ def load_with_progress(connection: Connection, row: "Row[Any]", at: str = "") ->
         total = len(path) + missing
         record.damage = f"{total - damaged} of {total} messages of session {row.id} could be restored; {CHECK}."
     return record, progress
-
-
-def entry_id(entry: Message) -> str:
-    """Return an entry's id; "" if it has none."""
-    return str(entry.get("crow", {}).get("id", ""))
 
 
 def follow_path(connection: Connection, row: "Row[Any]") -> tuple[list["Row[Any]"], int, int]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from crow_core.errors import StoreError
+from crow_core.messages.message import get_id
 from crow_core.models.token_usage import SESSION_TOTALS
 from crow_core.session.session import Session
 from crow_core.session.store import ArchiveFilter, Page, Record, SessionChange, Summary
@@ -118,8 +119,8 @@ class BlockingStore:
                 requests.add_model_call(batch, progress.number, model_call, self.get_encoder(write))
         batch.execute()
         for write, new in zip(writes, entries, strict=True):
-            written = set(map(loader.entry_id, new))
-            if parts := [part for part in write.parts if loader.entry_id(part) not in written]:
+            written = set(map(get_id, new))
+            if parts := [part for part in write.parts if get_id(part) not in written]:
                 progress = self.get_progress(write.session)
                 writer.write_parts(connection, progress, write.session, parts, write.secrets)
         return decisions

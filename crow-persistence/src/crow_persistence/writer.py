@@ -6,7 +6,7 @@ from typing import Any
 
 from crow_core.errors import SessionBusy
 from crow_core.masking import mask
-from crow_core.messages.message import Message
+from crow_core.messages.message import Message, get_id
 from crow_core.session.session import Session
 from crow_core.session.store import SessionChange
 from sqlalchemy import Connection, Row, Text, bindparam, delete, func, insert, select, text, update
@@ -15,7 +15,6 @@ from crow_persistence import audit, leases, loader, requests, search
 from crow_persistence import prompt_versions as prompts
 from crow_persistence.batch import Batch, OutOfStep
 from crow_persistence.entries import clean_text, encode, pack
-from crow_persistence.loader import entry_id
 from crow_persistence.progress import Progress
 from crow_persistence.tables import drafts, links, messages, sessions
 
@@ -175,7 +174,7 @@ def insert_row(connection: Connection, statement: Any, row: dict[str, Any]) -> i
 
 def find_row(log: Sequence[Message], rows: Sequence[int], id: str, default: int | None) -> int | None:
     """Return the row of the entry with this id; None for "", which means before the first entry."""
-    ids = {entry_id(entry): row for entry, row in zip(log, rows, strict=False)}
+    ids = {get_id(entry): row for entry, row in zip(log, rows, strict=False)}
     return ids.get(id, default) if id else None
 
 
@@ -197,10 +196,10 @@ def write_parts(
         longer = join_texts(ends, texts)
         progress.draft_ends = {key: text[max(0, len(text) - longest) :] for key, text in longer.items()}
         if is_first:
-            write_draft(connection, progress, entry_id(part), mask(texts, secrets))
+            write_draft(connection, progress, get_id(part), mask(texts, secrets))
         elif mask(longer, secrets) != join_texts(mask(ends, secrets), masked := mask(texts, secrets)):
             whole = join_texts(loader.read_draft_texts(connection, progress.number), texts)
-            write_draft(connection, progress, entry_id(part), mask(whole, secrets))  # a secret spans two parts
+            write_draft(connection, progress, get_id(part), mask(whole, secrets))  # a secret spans two parts
         else:
             body = encode({key: text for key, text in masked.items() if text})
             connection.execute(INSERT_PART, {"of": progress.number, "part": number, "body": body})
@@ -255,7 +254,7 @@ def resync(connection: Connection, progress: Progress, session: Session) -> None
     if row.deleted is not None or row.owner != progress.owner:
         raise explain_lost_lease(connection, session.id, progress)
     known = loader.map_rows(connection, row)
-    stored = takewhile(bool, (known.get(entry_id(entry), 0) for entry in session.log))
+    stored = takewhile(bool, (known.get(get_id(entry), 0) for entry in session.log))
     progress.number, progress.head, progress.options = row.number, row.head, loader.read_options(row)
     progress.is_archived = loader.is_archived(row)
     progress.rows[:], progress.encoder = stored, None

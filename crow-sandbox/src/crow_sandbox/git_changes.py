@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from crow_system.shortening import format_count
+
 from crow_sandbox.changes import LayerChange, list_files, read_file
 from crow_sandbox.layers import Layer
 
@@ -73,8 +75,8 @@ class GitChanges:
 
     def __str__(self) -> str:
         parts = [f"{shorten(ref.name)} {ref.before or 'new'} → {ref.after or 'removed'}" for ref in self.refs]
-        parts += [f"{count_objects(self.objects)} added"] if self.objects else []
-        parts += [f"{count_objects(self.removed_objects)} removed"] if self.removed_objects else []
+        parts += [f"{format_count(self.objects, 'object')} added"] if self.objects else []
+        parts += [f"{format_count(self.removed_objects, 'object')} removed"] if self.removed_objects else []
         parts += ["index"] if self.index else []
         return f"{self.folder or self.layer.root}: {', '.join(parts) or 'data of git'}"
 
@@ -293,7 +295,3 @@ def abbreviate(value: str | None) -> str | None:
 
 def shorten(name: str) -> str:
     return re.sub(r"^refs/(heads|tags|remotes)/", "", name)
-
-
-def count_objects(count: int) -> str:
-    return "1 object" if count == 1 else f"{count:,} objects"

@@ -1,4 +1,4 @@
-"""Shorten texts, and say in one way how much of them is left out."""
+"""Shorten texts, and say in one way how much of them is left out, and how many things there are."""
 
 import re
 
@@ -29,3 +29,8 @@ def leave_out(text: str, limit: int, hint: str = "", *, tail: int = 0, space: st
 def describe_left_out(count: int, whole: int, hint: str = "", unit: str = "characters") -> str:
     """Say how much of a text is left out; the `hint` says how to read it."""
     return f"[{count:,} of {whole:,} {unit} left out{'; ' if hint else ''}{hint}]"
+
+
+def format_count(count: int, noun: str) -> str:
+    """Format a number of things: `1 file`, `1,200 files`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

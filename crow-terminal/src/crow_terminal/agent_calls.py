@@ -31,6 +31,7 @@ from crow_core.acp.shared_methods import (
     make_steering_params,
 )
 from crow_system.repository import find_folder_to_continue
+from crow_system.shortening import format_count
 from msgspec import UNSET
 from msgspec.structs import replace
 
@@ -326,7 +327,7 @@ class AgentCalls(ChatBase):
             what = f"files as before: {files}" if files else "no file had to change"
             self.link.reload()
             back = " `/redo` brings it back." if any(one.name == "redo" for one in self.state.commands) else ""
-            count = f"{turns} message{'' if turns == 1 else 's'}"
+            count = format_count(turns, "message")
             self.perform(self.state.take_back(turns, f"Took back {count}; {what}.{back}"))
         else:
             about = describe_rewind(answer, folder)

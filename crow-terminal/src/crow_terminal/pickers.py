@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from crow_core.acp.schema import BooleanConfigOption, SelectConfigOption, SessionInfo
+from crow_system.shortening import format_count
 
 from crow_terminal.dialogs import ListDialog, Row
 from crow_terminal.effects import Edit, Effect, ListTurns, Open, SetOption, TakeBack
@@ -101,9 +102,9 @@ def describe_age(time: str, now: datetime) -> str:
     if minutes < 1:
         return "just now"
     if minutes < 60:
-        return f"{minutes} minute{'' if minutes == 1 else 's'} ago"
+        return f"{format_count(minutes, 'minute')} ago"
     if days == 0:
-        return f"{minutes // 60} hour{'' if minutes < 120 else 's'} ago"
+        return f"{format_count(minutes // 60, 'hour')} ago"
     if days == 1:
         return f"yesterday {then:%H:%M}"
     return f"{then:%A %H:%M}" if days < 7 else f"{then:%Y-%m-%d}"

@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 
 from crow_core.acp.schema import RequestPermissionRequest, ToolCall
 from crow_core.text import show_invisible
+from crow_system.shortening import format_count
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -121,7 +122,7 @@ def describe_call(call: ToolCall, request: RequestPermissionRequest, folder: str
         case "execute":
             ran = find_count(request)
             changed = ran or len(paths)
-            files = f"{changed:,} {'file' if changed == 1 else 'files'}"
+            files = format_count(changed, "file")
             if ran:
                 return f"Apply what a command changed: {files}"
             return f"Run a command: it changes {files}" if changed and find_diffs(call) else "Run a command"

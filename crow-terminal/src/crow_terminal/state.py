@@ -240,7 +240,7 @@ class State(OpenQuestions):
             return self.dialog.submit(text, now)
         stripped = text.strip()
         if not stripped:
-            return self._submit_nothing(now)
+            return self._submit_nothing()
         if stripped.startswith("!"):
             if self.command:
                 self.show_hint("A command runs already; Esc stops it.", now)
@@ -256,7 +256,7 @@ class State(OpenQuestions):
             return [Edit(""), *restart]
         return [Edit(""), *self._send(text, now)]
 
-    def _submit_nothing(self, now: float) -> list[Effect]:
+    def _submit_nothing(self) -> list[Effect]:
         if self.asked:
             return []
         if self.phase == "ended":

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import cast
 
+from crow_system.shortening import format_count
 from msgspec import Struct, ValidationError, convert, to_builtins
 
 from crow_core.messages.message import Message, marker_kind
@@ -47,8 +48,7 @@ class WorkTree(Struct, omit_defaults=True):
     def describe(self) -> str:
         """Describe the state in a line."""
         where = f"{self.commit[:12] or 'no commit'} {f'on {self.branch}' if self.branch else ''}".rstrip()
-        count = len(self.changes)
-        changed = f", with {count:,} changed file{'' if count == 1 else 's'}" if count else ""
+        changed = f", with {format_count(len(self.changes), 'changed file')}" if self.changes else ""
         return f"Started at {where}{changed}{f'; not recorded: {self.fault}' if self.fault else ''}"
 
 

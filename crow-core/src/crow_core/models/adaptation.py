@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable
 from typing import Any, cast
 
+from crow_core.messages.message import to_parts
 from crow_core.models.quirks import Body, Quirks
 
 
@@ -101,12 +102,6 @@ def join_text_parts(message: dict[str, Any]) -> dict[str, Any]:
     if any(part["type"] != "text" for part in message["content"]):
         return message
     return {**message, "content": "\n\n".join(part["text"] for part in message["content"])}
-
-
-def to_parts(content: Any) -> list[dict[str, Any]]:
-    if isinstance(content, str):
-        return [{"type": "text", "text": content}] if content else []
-    return list(content or [])
 
 
 def convert_call_ids(messages: Messages, quirks: Quirks) -> Messages:

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 from crow_cli.console import escape_line, print_json, print_table
+from crow_system.shortening import format_count
 
 if TYPE_CHECKING:
     from crow_eval.evaluation_store import Evaluation
@@ -18,7 +19,7 @@ def describe_best(evaluation: "Evaluation") -> str:
     if scores[0] is None:
         return "today's prompt"
     best = max(range(len(scores)), key=lambda at: scores[at] or 0.0)
-    found = f"{len(prompts) - 1} candidate{'s' if len(prompts) != 2 else ''}, "
+    found = f"{format_count(len(prompts) - 1, 'candidate')}, "
     if not best:
         return f"{found}none better than today's: {scores[0]:.0%}"
     return f"{found}best {prompts[best].label}: {scores[best]:.0%}, today's {scores[0]:.0%}"

@@ -23,6 +23,7 @@ from crow_cli.console import (
 )
 from crow_cli.process import fail
 from crow_core.text import escape_controls
+from crow_system.shortening import format_count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -146,7 +147,7 @@ def select(found: "Sequence[Lesson]", ids: tuple[str, ...]) -> "list[Lesson]":
 
 def print_lesson(lesson: "Lesson") -> None:
     """Print a lesson with its evidence."""
-    times = f"{lesson.times:,} times in {lesson.sessions:,} session{'s' if lesson.sessions > 1 else ''}"
+    times = f"{lesson.times:,} times in {format_count(lesson.sessions, 'session')}"
     click.secho(escape_line(f"{lesson.id}  {NAMES[lesson.kind]}, {times}"), bold=True)
     for one in lesson.evidence:
         click.secho(indent(f"session {one.session[:8]}, message {one.entry[:8]}"), dim=True)

@@ -10,14 +10,14 @@ from typing import Any
 
 from crow_core.content import make_title
 from crow_core.errors import SessionBusy
-from crow_core.messages.message import Message
+from crow_core.messages.message import Message, get_id
 from crow_core.messages.notes import ImportedNotes
 from crow_core.session.folders import Folders
 from crow_core.session.session import Hooks, Session
 from crow_persistence import forks, leases
 from crow_persistence.entries import clean_text
 from crow_persistence.heads import read_secrets
-from crow_persistence.loader import decode_or, entry_id, load_with_progress, read_roots
+from crow_persistence.loader import decode_or, load_with_progress, read_roots
 from crow_persistence.progress import Progress
 from crow_persistence.sql_store import PROGRESS, BlockingStore
 from crow_persistence.tables import messages, sessions
@@ -102,9 +102,9 @@ def import_session(store: BlockingStore, found: ForeignSession, imported: Import
             notes = read_notes(connection, row)
             record, progress = load_with_progress(connection, row)
             log = record.log
-            stored = [entry_id(entry) for entry in log if "role" in entry]
+            stored = [get_id(entry) for entry in log if "role" in entry]
             start = sum(takewhile(bool, (one == other for one, other in zip(stored, ids, strict=False))))
-            has_changed, is_continued = start < len(stored), entry_id(log[-1]) != notes.get("last") if log else True
+            has_changed, is_continued = start < len(stored), get_id(log[-1]) != notes.get("last") if log else True
             if start == len(ids) or (is_copy and (has_changed or is_continued)):
                 imported.known += 1
                 return
@@ -112,7 +112,7 @@ def import_session(store: BlockingStore, found: ForeignSession, imported: Import
                 leases.acquire(connection, row, store.owner)
                 into, id = imported.grown, row.id
                 if has_changed:
-                    log.append({"crow": {"kind": "rewind", "to": ids[start - 1] if start else entry_id(log[0])}})
+                    log.append({"crow": {"kind": "rewind", "to": ids[start - 1] if start else get_id(log[0])}})
             elif start and (fork := forks.fork(connection, row.id, next_id, ids[start - 1], store.owner)):
                 into, (record, progress) = imported.forks, fork
                 log = record.log
