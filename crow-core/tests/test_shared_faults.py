@@ -84,6 +84,35 @@ async def test_a_session_that_one_client_loads_twice_at_once_is_usable():
     assert [entry["content"] for entry in record.log if "role" in entry] == ["earlier", "a", "One."]
 
 
+async def test_a_client_that_is_slow_to_leave_does_not_close_the_session_that_was_opened_again():
+    crow, started, may = Crow(ScriptedModel([Reply("One.")])), asyncio.Event(), asyncio.Event()
+    crow.store = MemoryStore(Record("kept", []))
+
+    async def work(session: Session, params: dict[str, Any]) -> None:
+        try:
+            started.set()
+            await asyncio.Event().wait()
+        finally:
+            await may.wait()
+
+    crow.methods["_my/work"] = work
+    ours, theirs = memory_pair()
+    leaving = asyncio.ensure_future(AcpAgent(theirs, crow).serve())
+    first = RawClient(ours)
+    send_load(first, "a")
+    await find_answer(first, "a")
+    first.send("b", "_my/work", {"sessionId": "kept"})
+    await started.wait()
+    async with connect_raw(crow) as second:
+        await ours.close()
+        send_load(second, "a")
+        await find_answer(second, "a")
+        opened = crow.sessions["kept"]
+        may.set()
+        await leaving
+        assert crow.sessions["kept"] is opened
+
+
 class BreakingTransport:
     """A transport over which nothing can be sent any more once it is `broken`."""
 
