@@ -268,10 +268,10 @@ async def test_tool_call_does_not_time_out_while_a_question_is_open(monkeypatch:
     """By the test's own clock, the user takes three hours: that is no silence, and does not count for the limit."""
     passed, checks, count_seconds = 0.0, 0, RunningCall.seconds_left
 
-    def count_and_note(running: RunningCall, silence: float) -> float:
+    def count_and_note(running: RunningCall) -> float | None:
         nonlocal checks
         checks += 1
-        return count_seconds(running, silence)
+        return count_seconds(running)
 
     async def wait_for_checks() -> None:
         seen = checks

@@ -350,7 +350,8 @@ class Crow(Hooks):
 
     async def close(self, session: Session) -> None:
         """Close a session: cancel its turns, store it, stop its servers. A second call waits for the first."""
-        if self.sessions.pop(session.id, None) is not None:
+        if self.sessions.get(session.id) is session:  # it may have been opened again
+            del self.sessions[session.id]
             if session.parent is None and not any("role" in entry for entry in session.log):
                 self.unprompted.append(session.id)
             self.closing[session.id] = asyncio.ensure_future(self.finish(session))

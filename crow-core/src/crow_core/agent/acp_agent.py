@@ -54,7 +54,7 @@ from crow_core.agent.agent_capabilities import TERMINAL_LOGIN, list_own_abilitie
 from crow_core.agent.announcement import start_announcing
 from crow_core.agent.app_source import Announced, AppSource, MadeApp
 from crow_core.agent.client_questions import TO_ONE, ask_clients
-from crow_core.agent.client_turn import SHARED, run_turn
+from crow_core.agent.client_turn import SHARED, lock_session, run_turn
 from crow_core.agent.providers import ClientProviders
 from crow_core.agent.request_params import (
     OpenRequest,
@@ -311,35 +311,35 @@ class AcpAgent:
         return LoadSessionResponse(**self.describe_options(session))
 
     async def resume_session(self, params: ResumeSessionRequest) -> ResumeSessionResponse:
-        session = await self.reopen_session(params, None)
-        return ResumeSessionResponse(**self.describe_options(session))
+        return ResumeSessionResponse(**self.describe_options(await self.reopen_session(params, None)))
 
     async def reopen_session(self, params: LoadSessionRequest | ResumeSessionRequest, start: str | None) -> Session:
-        """Open a stored session, or join one that another client of this app has open. Show what was said in it from
-        the message with the id `start` on, "" for all of it, None for nothing.
+        """Open a stored session, or join it if another client has it open. Otherwise an open one is closed first.
 
-        If only this client has it open, or one that has disconnected or does not answer any more, it is closed first.
+        Show what was said from the message with the id `start` on, "" for all of it, None for nothing.
         """
         crow, id = await self.crow(), params.session_id
         cwd, _ = check_folder(params.cwd), parse_folders_and_servers(params)
-        if before := crow.sessions.get(id):
-            for client in self.list_others(before):
-                await client.close_if_silent()
-            before = crow.sessions.get(id)
-        if before and self.list_others(before):
-            await self.join_session(crow, before, start)
-            return before
-        if before:
-            self.sessions.pop(id, None)
-            await crow.close(before)
-        session = await self.open_session(crow.load, self, id, cwd, params=params, id=id)
-        if start is not None:
-            try:
-                log = [*session.log, *session.journal.make_answers()]
-                await self.show(session, self.make_replay(session, log, start))
-            except RpcError:
-                await self.close_session(CloseSessionRequest(session_id=session.id))
-                raise
+        async with lock_session(self, id):  # this client may ask twice at once
+            async with lock_session(crow, id):  # another client that asks at the same time joins it
+                if before := crow.sessions.get(id):
+                    for client in self.list_others(before):
+                        await client.close_if_silent()
+                    before = crow.sessions.get(id)
+                if before and not self.list_others(before):
+                    self.sessions.pop(id, None)
+                    await crow.close(before)
+                    before = None
+                session = before or await self.open_session(crow.load, self, id, cwd, params=params, id=id)
+            if before:
+                await self.join_session(crow, session, start)
+            elif start is not None:
+                try:
+                    log = [*session.log, *session.journal.make_answers()]
+                    await self.show(session, self.make_replay(session, log, start))
+                except RpcError:
+                    await self.close_session(CloseSessionRequest(session_id=session.id))
+                    raise
         return session
 
     async def join_session(self, crow: Crow, session: Session, start: str | None) -> None:

@@ -279,8 +279,11 @@ class AcpAgentV2:
         finally:
             if notes:
                 end["meta"] = {"crow": notes}
-            await self.send(session.id, view.make_update(**end))
-            view.order.lock.release()
+            try:
+                with suppress(ConnectionClosed):
+                    await self.send(session.id, view.make_update(**end))
+            finally:
+                view.order.lock.release()
 
     async def cancel(self, params: schema_v2.CancelSessionNotification) -> None:
         if view := self._views.get(params.session_id):
@@ -339,7 +342,7 @@ class AcpAgentV2:
         """Send a notification of version 1 as version 2 has it. Chunks of messages are the same in both, and many."""
         try:
             if type(params) is SessionNotification and type(update := params.update) is not AgentMessageChunk:
-                if isinstance(update, AgentThoughtChunk):
+                if type(update) is AgentThoughtChunk:
                     if update.message_id is not self._thinking:
                         self._thinking, self._thought = update.message_id, name_thought(update.message_id)
                     update.message_id = self._thought  # nobody else has the chunk

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from crow_core.acp.schema import SessionInfoUpdate, SessionUpdate, StopReason, UserMessageChunk
 from crow_core.app import Crow
@@ -26,6 +27,13 @@ def find_none() -> "SharedSession | None":
 
 SHARED = StateKey("shared", find_none)
 """The clients of a session, once it has had more than one."""
+
+LOCKS: WeakKeyDictionary[object, WeakValueDictionary[str, asyncio.Lock]] = WeakKeyDictionary()
+
+
+def lock_session(owner: object, id: str) -> asyncio.Lock:
+    """Return the lock under which an app, or one of its clients, opens a stored session."""
+    return LOCKS.setdefault(owner, WeakValueDictionary()).setdefault(id, asyncio.Lock())
 
 
 async def run_turn(agent: Any, crow: Crow, session: Session, message: Message, *, in_order: bool) -> StopReason:

@@ -98,6 +98,8 @@ class SharedSession:
     def capabilities(self) -> ClientCapabilities:
         """The abilities of the first client, without those that decide what is shown, unless all have them."""
         found: list[ClientCapabilities] = [client.capabilities for client in [*self.clients, *self._late]]
+        if not found:  # the session is being closed
+            return ClientCapabilities()
         shown = [one.session or ClientSessionCapabilities() for one in found]
         common = ClientSessionCapabilities(
             config_options=shown[0].config_options if all(one.config_options for one in shown) else UNSET,
@@ -113,6 +115,8 @@ class SharedSession:
 
     async def request(self, method: str, params: Struct) -> Any:
         """Ask all clients; the first answer holds. Requests about files and terminals go to the first client."""
+        if not self.clients:
+            raise ConnectionClosed("all clients have left")
         if method.startswith(TO_ONE):
             return await self.clients[0].ask(method, params)
         return await ask_clients(self.session, self.clients, method, params)
@@ -131,8 +135,7 @@ class SharedSession:
         while left:
             done, left = await asyncio.wait(left, timeout=PATIENCE if len(left) > 1 or len(telling) > 1 else None)
             for task in done:
-                with suppress(ConnectionClosed):  # it is leaving
-                    task.result()
+                task.result()
             if left and len(left) < len(telling):
                 for task in left:
                     await telling[task].connection.close()
@@ -142,12 +145,13 @@ class SharedSession:
     async def join(self, client: SessionClient, start: str | None) -> None:
         """Let a client join: show it the conversation from a message on, "" for all, None for nothing. Then it gets
         every update, and is asked the open questions. Raises RpcError if there is no such message."""
-        await self._settle()
-        log = [*self.session.log]
-        updates = [] if start is None else [*self._replay(client, log, start), *self._make_open()]
-        # Nothing is awaited between this and the state of the session that is shown.
-        self._late[client] = waiting = deque[tuple[str, Any]]()
+        self._late[client] = deque()  # the session stays open until it is there
         try:
+            await self._settle()
+            log = [*self.session.log]
+            updates = [] if start is None else [*self._replay(client, log, start), *self._make_open()]
+            # Nothing is awaited between this and the state of the session that is shown.
+            self._late[client] = waiting = deque[tuple[str, Any]]()
             await client.show(self.session, updates)
             while waiting:
                 await client.notify(*waiting.popleft())
@@ -245,8 +249,9 @@ class SharedSession:
 
 
 async def notify_all(client: SessionClient, method: str, told: Sequence[Any]) -> None:
-    for params in told:
-        await client.notify(method, params)
+    with suppress(ConnectionClosed):  # it is leaving
+        for params in told:
+            await client.notify(method, params)
 
 
 def copy_chunk(params: Any) -> Any:

@@ -29,7 +29,7 @@ from crow_core.mcp.running_calls import TASK_LIMIT, AskingServer, RunningCall
 POLL_INTERVAL = 1.0
 """Seconds between two questions about a task whose server names no interval."""
 SHORTEST_INTERVAL, LONGEST_INTERVAL = 0.05, 60.0
-"""The bounds of the interval that a server may name, in seconds."""
+"""The bounds of the interval that a server may name, in seconds. It is at most half of the timeout of a call."""
 ANSWER_TIMEOUT = 30.0
 """Seconds a server may take to answer a question about a task; then its connection counts as broken."""
 CANCEL_TIMEOUT = 5.0
@@ -77,13 +77,11 @@ async def send(session: ClientSession, method: str, task: str, **params: Any) ->
         raise
 
 
-async def follow_task(
-    server: AskingServer, session: ClientSession, running: RunningCall, silence: float
-) -> CallToolResult:
+async def follow_task(server: AskingServer, session: ClientSession, running: RunningCall) -> CallToolResult:
     """Ask for the task of a call until it has ended, and return the result of the call.
 
-    Shows the messages of the task as progress, and passes its questions to the user or the model. `silence` is the
-    number of seconds that the server may be silent. Raises TaskFailed, MCPError, ValueError.
+    Shows the messages of the task as progress, and passes its questions to the user or the model. Raises TaskFailed,
+    MCPError, ValueError.
     """
     running.deadline, message = max(running.deadline, monotonic() + TASK_LIMIT), ""
     answered: set[str] = set()
@@ -105,8 +103,8 @@ async def follow_task(
         if state.status_message not in ("", message) and running.host is not None:
             message = state.status_message
             await running.host.progress(server, 0, None, message, running)
-        seconds = min(max(state.poll_interval_ms / 1000, SHORTEST_INTERVAL), LONGEST_INTERVAL, silence / 2)
-        await asyncio.sleep(seconds)
+        longest = min(LONGEST_INTERVAL, (running.silence or 2 * LONGEST_INTERVAL) / 2)
+        await asyncio.sleep(min(max(state.poll_interval_ms / 1000, SHORTEST_INTERVAL), longest))
 
 
 async def get_state(session: ClientSession, task: str) -> TaskState:

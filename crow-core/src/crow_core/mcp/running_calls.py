@@ -99,6 +99,8 @@ class RunningCall:
     """The id of the tool call."""
     title: str = ""
     """The title that the client shows."""
+    silence: float | None = None
+    """Seconds for which the server may be silent; None for no limit."""
     may_repeat: bool = False
     """True if to send the call again if the connection breaks: the tool only reads, or is idempotent."""
     last_activity: float = field(default_factory=monotonic)
@@ -120,17 +122,24 @@ class RunningCall:
         """Start to count the silence of the server anew."""
         self.last_activity = monotonic()
 
-    def seconds_left(self, silence: float) -> float:
-        """Return the seconds until the call times out; while a question is open, `silence`."""
-        if self.open_questions:
-            return silence
-        return min(self.last_activity + silence, self.deadline) - monotonic()
+    def seconds_left(self) -> float | None:
+        """Return the seconds until the call times out; while a question is open, `silence`. None for no limit."""
+        if self.open_questions or self.silence is None:
+            return self.silence
+        return min(self.last_activity + self.silence, self.deadline) - monotonic()
 
-    def explain_timeout(self, silence: float) -> str:
+    async def wait_for(self, task: "asyncio.Future[Any]") -> None:
+        """Wait until a task is done. Raises TimeoutError if the call times out before."""
+        while not task.done():
+            if (seconds := self.seconds_left()) is not None and seconds <= 0:
+                raise TimeoutError(f"it timed out: {self.explain_timeout()}")
+            await asyncio.wait([task], timeout=seconds)
+
+    def explain_timeout(self) -> str:
         """Return why the call times out now, as the end of a sentence."""
         at_limit = self.deadline <= monotonic()
         limit = TASK_LIMIT if self.task else CALL_LIMIT
-        return f"no call may take {limit:g} s" if at_limit else f"nothing was heard for {silence:g} s"
+        return f"no call may take {limit:g} s" if at_limit else f"nothing was heard for {self.silence:g} s"
 
     async def send_to_pages(self, server: AskingServer, pages: "Sequence[ElicitRequestParams]") -> ToolResult:
         """Ask the user to visit the pages that the call requires. Returns the result of the call for the model."""

@@ -312,15 +312,19 @@ class Server:
 
         Raises ConnectionError, TimeoutError, or the error that the server answered.
         """
-        attempt = 0
+        running.silence = self.timeout or (None if self.built_in else CALL_TIMEOUT)
+        attempt, lost = 0, None
         while True:
             attempt += 1
             try:
+                if attempt > 1:  # the server is silent while it cannot be reached again
+                    await running.wait_for(self.connect())
                 return await self._attempt(tool, arguments, meta, running)
             except ConnectionError as error:
-                may_repeat = running.may_repeat and attempt == 1 and isinstance(error, ConnectionLost)
-                if attempt == RECONNECTS or not (running.task or may_repeat):
-                    raise
+                lost = error if isinstance(error, ConnectionLost) else lost
+                final = lost or error
+                if attempt == RECONNECTS or not (running.task or (running.may_repeat and attempt == 1 and lost)):
+                    raise final from final.__cause__
                 await asyncio.sleep(attempt - 1)  # the server may be starting again
 
     async def _attempt(
@@ -335,7 +339,6 @@ class Server:
             if running.host is not None and running in self.calls:
                 await running.host.progress(self, progress, total, message or "", running)
 
-        silence = self.timeout or (None if self.built_in else CALL_TIMEOUT)
         running.note_activity()
         context = running.context.copy()
         context.run(RUNNING_CALL.set, running)
@@ -347,10 +350,7 @@ class Server:
         call = asyncio.get_running_loop().create_task(sent, context=context)
         call.add_done_callback(lambda call: call.cancelled() or call.exception())  # a cancel may come when it has ended
         try:
-            while not call.done():
-                if silence is not None and running.seconds_left(silence) <= 0:
-                    raise TimeoutError(f"it timed out: {running.explain_timeout(silence)}")
-                await asyncio.wait([call], timeout=silence and running.seconds_left(silence))
+            await running.wait_for(call)
             if call.cancelled():  # by the end of the connection
                 raise ConnectionError
             return call.result()
@@ -380,7 +380,7 @@ class Server:
             running.task = task
             if running.host is not None:
                 await running.host.keep_task(self, running)
-        return await follow_task(self, session, running, self.timeout or CALL_TIMEOUT)
+        return await follow_task(self, session, running)
 
     async def follow_resource(self, uri: str) -> None:
         """Subscribe to a resource; `changes` counts its updates. Raises ConnectionError."""
