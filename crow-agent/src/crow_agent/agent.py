@@ -20,8 +20,10 @@ from crow_agent.connections import AgentConnection, connect_address, connect_app
 from crow_agent.content import PromptContent
 from crow_agent.durable import PLACE, outside_workflows
 from crow_agent.errors import AgentClosed, AgentError
+from crow_agent.prompt_stream import PromptStream
 from crow_agent.result import Result
-from crow_agent.session import AgentSession, PromptStream, TimeLimit
+from crow_agent.session import AgentSession
+from crow_agent.time_limit import TimeLimit
 from crow_agent.tools import (
     Function,
     McpServer,
@@ -210,7 +212,9 @@ class Agent:
         from crow_extensions.plan import plan
         from crow_persistence.extension import persistence
 
-        from crow_agent.app import TOOL_SERVER, build, configured_servers, given_servers, project_servers
+        from crow_agent.app import build
+        from crow_agent.builtin_tools import TOOL_SERVER
+        from crow_agent.session_servers import configured_servers, given_servers, project_servers
 
         left_out = [] if self._store else [persistence]
         left_out += [] if self._elicit else [ask_user]
@@ -421,21 +425,21 @@ class Agent:
             await session.close()
 
     @overload
-    def stream(self, prompt: PromptContent, *, timeout: float | None = None) -> "PromptStream[str]": ...
+    def stream(self, prompt: PromptContent, *, timeout: float | None = None) -> PromptStream[str]: ...
 
     @overload
     def stream(
         self, prompt: PromptContent, *, output: type[T], retries: int = 2, timeout: float | None = None
-    ) -> "PromptStream[T]": ...
+    ) -> PromptStream[T]: ...
 
     @overload
     def stream(
         self, prompt: PromptContent, *, output: Any, retries: int = 2, timeout: float | None = None
-    ) -> "PromptStream[Any]": ...
+    ) -> PromptStream[Any]: ...
 
     def stream(
         self, prompt: PromptContent, *, output: Any = None, retries: int = 2, timeout: float | None = None
-    ) -> "PromptStream[Any]":
+    ) -> PromptStream[Any]:
         """Send a prompt to a new session; iterate over the result to get the updates of its turn, or await it.
 
         `async for text in agent.stream(…).text()` gets the agent's text. The arguments are those of `prompt`. A
