@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from crow_agent.app import make_tool_server
+from crow_agent.builtin_tools import make_tool_server
 from crow_core.acp.client import OPTION_NAMES, answer_permission
 from crow_core.acp.schema import ClientCapabilities, RequestPermissionRequest, RequestPermissionResponse
 from crow_core.acp.transports import memory_pair

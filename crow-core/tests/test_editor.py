@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from crow_agent.app import make_tool_server
+from crow_agent.builtin_tools import make_tool_server
 from crow_core.acp.connection import RpcError
 from crow_core.acp.schema import (
     METHOD_NOT_FOUND,

@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanag
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from crow_core.acp.agent_process import START_TIMEOUT
 from crow_core.acp.schema import AuthenticateRequest, LoadSessionRequest, NewSessionRequest, ResumeSessionRequest
@@ -16,38 +16,27 @@ from msgspec import UNSET
 
 from crow_agent.agent_client import Elicit, Permissions, ProgramClient
 from crow_agent.budget import Budget, limit_spending
+from crow_agent.chosen_tools import Tool, choose_tools, refuse_edits
 from crow_agent.connections import AgentConnection, connect_address, connect_app, connect_command
 from crow_agent.content import PromptContent
 from crow_agent.durable import PLACE, outside_workflows
 from crow_agent.errors import AgentClosed, AgentError
+from crow_agent.prompt_stream import PromptStream
 from crow_agent.result import Result
-from crow_agent.session import AgentSession, PromptStream, TimeLimit
-from crow_agent.tools import (
-    Function,
-    McpServer,
-    choose_builtin_tools,
-    get_name,
-    get_options,
-    make_function_server,
-    to_given_servers,
-)
+from crow_agent.session import AgentSession
+from crow_agent.time_limit import TimeLimit
+from crow_agent.tools import McpServer, get_name, get_options, make_function_server, to_given_servers
 from crow_agent.typed_results import OutputType
 from crow_agent.unclosed import close, close_when_dropped
 
 if TYPE_CHECKING:
     from crow_core.app import Crow
-    from crow_core.mcp.result import ToolResult
-    from crow_core.mcp.server import Server
-    from crow_core.mcp.tool import ToolCall
     from crow_core.models.model_call import Model
     from crow_core.session.prompts import Prompt
-    from crow_core.session.session import Session
 
     from crow_agent.app import Mode
 
 T = TypeVar("T")
-Tool: TypeAlias = "Function | Server | str"
-"""A Python function, an MCP server, or some of crow's own tools by name."""
 
 
 class Agent:
@@ -97,7 +86,8 @@ class Agent:
         Raises TypeError for a function that cannot be a tool. Raises ValueError for an unknown group of tools, for two
         tools of one name, and for an MCP server that cannot be used.
         """
-        self._choose_tools(tools)
+        self._tools = choose_tools(tools)
+        self._function_server = make_function_server(functions) if (functions := self._tools.functions) else None
         self._given_servers = to_given_servers(mcp_servers) if mcp_servers else {}
         self._extensions = list(extensions)
         self.model = model
@@ -173,34 +163,6 @@ class Agent:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
 
-    def _choose_tools(self, tools: Sequence[Tool] | None) -> None:
-        """Sort the tools by their kind."""
-        from crow_core.mcp.server import Server  # as all of crow_core but ACP, it is loaded when an agent needs it
-
-        if isinstance(tools, str):
-            raise TypeError(f"tools is a list: [{tools!r}].")
-        for each in tools or ():
-            if not (isinstance(each, (Server, str)) or callable(each)):  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise TypeError(
-                    f"{each!r} cannot be a tool. Give a Python function, or crow's own tools by name, such as "
-                    "'builtin:read'. MCP servers are given as `mcp_servers`."
-                )
-        self._servers = [each for each in tools or () if isinstance(each, Server)]
-        self._functions: list[Function] = [
-            each for each in tools or () if callable(each) and not isinstance(each, (Server, str))
-        ]
-        names = [each for each in tools or () if isinstance(each, str)]
-        self._builtin = None if tools is None else choose_builtin_tools(names)
-        if taken := sorted({get_name(function) for function in self._functions} & {*(self._builtin or ())}):
-            raise ValueError(
-                f"crow has a tool {taken[0]!r} of its own, and `tools` names both. Give the function another name: "
-                "@tool(name=…)."
-            )
-        only_views = self._builtin is not None and not {"builtin", "builtin:edit", "builtin:file_editor"} & {*names}
-        self._only_views = only_views
-        """True if `file_editor` may view files, and not change them."""
-        self._function_server = make_function_server(self._functions) if self._functions else None
-
     async def _build(self) -> "Crow":
         """Make the app in this process."""
         from crow_core.mcp.shared_servers import share_server
@@ -210,11 +172,13 @@ class Agent:
         from crow_extensions.plan import plan
         from crow_persistence.extension import persistence
 
-        from crow_agent.app import TOOL_SERVER, build, configured_servers, given_servers, project_servers
+        from crow_agent.app import build
+        from crow_agent.builtin_tools import TOOL_SERVER
+        from crow_agent.session_servers import configured_servers, given_servers, project_servers
 
         left_out = [] if self._store else [persistence]
         left_out += [] if self._elicit else [ask_user]
-        left_out += [] if self._builtin is None else [plan, configured_servers, project_servers, other_agents]
+        left_out += [] if self._tools.builtin is None else [plan, configured_servers, project_servers, other_agents]
         crow = await build(
             self._env,
             model=self.model if isinstance(self.model, str) else "",
@@ -223,20 +187,20 @@ class Agent:
             max_requests=self._max_requests,
             without=left_out,
             attended=False,
-            tools=self._builtin,
-            allow=[get_name(function) for function in self._functions if not get_options(function).ask],
+            tools=self._tools.builtin,
+            allow=[get_name(function) for function in self._tools.functions if not get_options(function).ask],
             database=self._store if isinstance(self._store, str) else "",
             system=Prompt("system", self._system) if isinstance(self._system, str) else self._system,
         )
-        if self._builtin is not None:  # extensions may have added servers with tools of their own
+        if self._tools.builtin is not None:  # extensions may have added servers with tools of their own
             crow.servers = [server for server in crow.servers if server.name == TOOL_SERVER]
-        crow.servers += self._servers
+        crow.servers += self._tools.servers
         if server := self._function_server:
-            definition = tuple((id(function), get_options(function)) for function in self._functions)
+            definition = tuple((id(function), get_options(function)) for function in self._tools.functions)
             crow.servers.append(share_server(definition, lambda: server))
         if self._given_servers:
             crow.use(given_servers, given=self._given_servers, env=self._env)
-        if self._only_views:
+        if self._tools.only_views:
             crow.use(refuse_edits)
         if self.budget is not None:
             self.budget.check_prices(next(iter(crow.models.values())))
@@ -421,21 +385,21 @@ class Agent:
             await session.close()
 
     @overload
-    def stream(self, prompt: PromptContent, *, timeout: float | None = None) -> "PromptStream[str]": ...
+    def stream(self, prompt: PromptContent, *, timeout: float | None = None) -> PromptStream[str]: ...
 
     @overload
     def stream(
         self, prompt: PromptContent, *, output: type[T], retries: int = 2, timeout: float | None = None
-    ) -> "PromptStream[T]": ...
+    ) -> PromptStream[T]: ...
 
     @overload
     def stream(
         self, prompt: PromptContent, *, output: Any, retries: int = 2, timeout: float | None = None
-    ) -> "PromptStream[Any]": ...
+    ) -> PromptStream[Any]: ...
 
     def stream(
         self, prompt: PromptContent, *, output: Any = None, retries: int = 2, timeout: float | None = None
-    ) -> "PromptStream[Any]":
+    ) -> PromptStream[Any]:
         """Send a prompt to a new session; iterate over the result to get the updates of its turn, or await it.
 
         `async for text in agent.stream(…).text()` gets the agent's text. The arguments are those of `prompt`. A
@@ -517,14 +481,3 @@ def make_open_error(id: str) -> AgentError:
 def to_absolute(folder: str | Path) -> str:
     """Convert the path of a folder to an absolute one."""
     return str(Path(folder).expanduser().absolute())
-
-
-def refuse_edits(crow: "Crow") -> None:
-    """Let `file_editor` view files only."""
-    from crow_core.mcp.result import ToolResult
-
-    @crow.before_tool
-    def refuse(session: "Session", tool_call: "ToolCall") -> "ToolResult | None":
-        if tool_call.name == "file_editor" and tool_call.kind != "read":
-            return ToolResult.error("You can view files, and not change them.")
-        return None

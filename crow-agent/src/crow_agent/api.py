@@ -12,8 +12,8 @@ from crow_agent.errors import PromptFailed as PromptFailed
 from crow_agent.errors import PromptTimeout as PromptTimeout
 from crow_agent.errors import SessionNotFound as SessionNotFound
 from crow_agent.errors import TurnStopped as TurnStopped
+from crow_agent.prompt_stream import PromptStream as PromptStream
 from crow_agent.result import Result as Result
 from crow_agent.session import AgentSession as AgentSession
-from crow_agent.session import PromptStream as PromptStream
 from crow_agent.tools import tool as tool
 from crow_agent.work import BackgroundWork as BackgroundWork

@@ -1,35 +1,18 @@
 """Build the app of the configuration, a `Crow` with its models, tools and extensions, for the command and programs."""
 
-import asyncio
-import os
-import shlex
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
-from weakref import WeakValueDictionary
 
-import crow_mcp_server
 from crow_compact.extension import compact
-from crow_core.agent.client_files import ClientWorkspace, terminals
+from crow_core.agent.client_files import terminals
 from crow_core.app import Crow
-from crow_core.errors import ConfigError, ElicitationError
+from crow_core.errors import ConfigError
 from crow_core.masking import find_secrets
-from crow_core.mcp.elicitation import can_ask
-from crow_core.mcp.server import Server
-from crow_core.mcp.shared_servers import share_server
-from crow_core.messages.message import Message, list_edits
-from crow_core.messages.notes import EditNotes
-from crow_core.messages.passes import drop_rewound
 from crow_core.models.model_call import Model
-from crow_core.session.background_work import waiting
-from crow_core.session.folders import find_shell
 from crow_core.session.prompts import Prompt
 from crow_core.session.session import Session
-from crow_core.session_state import StateKey
-from crow_core.text import to_line
 from crow_extensions.agent_settings import AgentSettings
 from crow_extensions.ask_user import ask_user
 from crow_extensions.background import background
@@ -72,10 +55,9 @@ from crow_extensions.undo import undo
 from crow_extensions.usage import usage
 from crow_extensions.warm_up import warm_up
 from crow_mcp_server.web.search_settings import PROVIDER_KEYS
-from crow_mcp_server.workspace import Launch, LaunchError, Workspace, local_workspace
 from crow_permissions.extension import permissions
 from crow_permissions.kept_answers import KeptAnswers
-from crow_permissions.review import ReviewSettings, find_launch, find_opener
+from crow_permissions.review import ReviewSettings
 from crow_permissions.running import RunningAgents
 from crow_permissions.taint import taint
 from crow_persistence.extension import persistence
@@ -84,15 +66,14 @@ from crow_skills.command_files import command_files
 from crow_skills.mentions import mentions
 from crow_skills.skill_file import SkillFolder
 from crow_skills.skills import skills
-from crow_skills.text_files import find_project_folders, get_user_folders
-from msgspec.json import encode as to_json
+from crow_skills.text_files import get_user_folders
 
+from crow_agent.builtin_tools import make_tool_server
 from crow_agent.found_diagnostics import find_diagnostics
-from crow_agent.program_limits import can_limit, find_project_level, limit_hook, limit_server, tighten
+from crow_agent.program_limits import limit_hook
 from crow_agent.prompt_files import find_prompt_files, load_system_prompt
+from crow_agent.session_servers import configured_servers, plugin_servers, project_servers
 from crow_agent.settings.config import (
-    PROJECT_MAY,
-    find_ignored_settings,
     get_database_url,
     load_config,
     load_environment,
@@ -101,21 +82,13 @@ from crow_agent.settings.config import (
 )
 from crow_agent.settings.discovery import FoundModels, search_models
 from crow_agent.settings.home import Home
-from crow_agent.settings.mcp_servers import TOKENS_FOLDER, describe_missing_login, to_server
-from crow_agent.settings.project_files import FOLDERS, SETTINGS, list_settings, show_path
-from crow_agent.settings.structs import Config, ServerSettings
+from crow_agent.settings.mcp_servers import TOKENS_FOLDER
+from crow_agent.settings.structs import Config
 from crow_agent.settings.trust import TrustedFolders
 
 Mode = Literal["ask", "accept-edits", "plan", "yolo"]
 Extension = Callable[..., None]
 
-TOOL_SERVER = "crow"
-"""The name of the server of the built-in tools."""
-MAX_IGNORED = 6
-"""Settings that a notice names; the others are counted."""
-
-REPLACED_TOOLS = ("plan", "ask_user")
-"""Tools of crow-mcp-server that are left out: extensions offer them under the same names through the client."""
 
 FIRST_EXTENSIONS: tuple[Extension, ...] = (
     command_files,  # before the others, whose commands replace a file's command of the same name
@@ -346,192 +319,12 @@ def find_extension(name: str, home: Home) -> Extension:
     )
 
 
-def make_tool_server(
-    crow: Crow,
-    hidden_env: Sequence[str] = (),
-    env: Mapping[str, str] = os.environ,
-    allow_hosts: Sequence[str] = (),
-    *,
-    only: Collection[str] | None = None,
-) -> Server:
-    """Return the server of the built-in tools, or of `only` those, in this process; equal apps share it. A file
-    describes the tools, so that their code is loaded only when one is called."""
-    tools = [
-        tool
-        for tool in crow_mcp_server.tools(env)
-        if tool["name"] not in REPLACED_TOOLS and (only is None or tool["name"] in only)
-    ]
-
-    def source() -> Any:
-        return crow_mcp_server.create_server(
-            make_workspace, hidden_env, allow_hosts=allow_hosts, stay_on_host=True, env=env
-        )
-
-    @crow.session_start
-    def note(session: Session) -> None:
-        SESSIONS[session.id] = session
-
-    crow.session_end(end_terminals)
-    definition = (*(tool["name"] for tool in tools), *hidden_env, *allow_hosts, *env.items())
-    make = partial(Server, TOOL_SERVER, source, definitions=tools, built_in=True, shared=True)
-    return share_server(definition, make)
-
-
-AT_END = StateKey("at_end", list[Callable[[], Awaitable[None]]])
-TRUST_NOTICES = StateKey("trust_notices", list[str])
-PLUGIN_NOTICES = StateKey("plugin_notices", list[str])
-
-SESSIONS: WeakValueDictionary[str, Session] = WeakValueDictionary()
-"""The open sessions of all apps of this process, by id."""
-
-
-def make_workspace(meta: dict[str, Any]) -> Workspace:
-    """Make the workspace of a tool call, with the files and terminals of its session's client where it offers them."""
-    here = local_workspace(meta)
-    if (session := SESSIONS.get(here.session)) is None:
-        return here
-    editor = ClientWorkspace(session, here.call)
-    return replace(
-        here,
-        launch=to_launch(find_launch(session, here.call)),
-        opened_by=find_opener(session, here.call),
-        files=editor,
-        terminals=editor if editor.runs else None,
-        watch=editor.show_output,
-        waits=partial(waiting, session, here.call),
-        changes=lambda: list_changes(session.log),
-        shell=lambda: find_shell(session.log),
-        at_end=session.state[AT_END].append,
-    )
-
-
-def to_launch(launch: Launch | None) -> Launch | None:
-    """Return how a command starts in the sandbox, with the errors that the tool knows; None outside of it."""
-
-    def start(*arguments: Any) -> tuple[list[str], dict[str, str]]:
-        from crow_sandbox.policy import SandboxError  # imported here: a session may run no command
-
-        assert launch
-        try:
-            return launch(*arguments)
-        except SandboxError as error:
-            raise LaunchError(str(error)) from error
-
-    return start if launch else None
-
-
-def list_changes(log: Sequence[Message]) -> list[EditNotes]:
-    """List what the edits of a session changed, except for edits that were undone with their turns."""
-    return [change for entry in drop_rewound(log) for change in list_edits(entry)]
-
-
-async def end_terminals(session: Session) -> None:
-    """End the processes that a session's commands left running."""
-    for end in session.state.pop(AT_END):
-        await end()
-
-
 def find_key_variables(env: Mapping[str, str], config: Config) -> list[str]:
     """List the environment variables that hold crow's own keys: of models, the database and web searches. No command,
     hook, server or other agent inherits them."""
     keys = {settings.api_key for settings in config.models.values()} | {env.get("OPENAI_API_KEY", "")}
     keys |= {config.database.url, *find_secrets(*config.models.values(), config.database)}
     return [name for name, value in env.items() if value and (value in keys or name in PROVIDER_KEYS)]
-
-
-def configured_servers(crow: Crow, *, config: Config, home: Home) -> None:
-    """Connect the user's own MCP servers in every session."""
-
-    @crow.mcp_servers
-    def servers(session: Session) -> Sequence[Server]:
-        return to_servers(session, config.mcp.servers, home, config.mcp.client_document)
-
-
-def given_servers(crow: Crow, *, given: Mapping[str, Any], env: Mapping[str, str]) -> None:
-    """Connect the MCP servers that a program hands in, in every session; as settings, or as the server itself."""
-    home = Home.find(env)
-
-    @crow.mcp_servers
-    def servers(session: Session) -> Sequence[Server]:
-        wanted = {name: settings for name, settings in given.items() if isinstance(settings, ServerSettings)}
-        objects = {name: server for name, server in given.items() if name not in wanted}
-        return to_servers(session, wanted, home) + [
-            share_server((name, id(server)), partial(Server, name, lambda server=server: server))
-            for name, server in objects.items()
-        ]
-
-
-def to_servers(session: Session, wanted: Mapping[str, ServerSettings], home: Home, document: str = "") -> list[Server]:
-    """Find or make the servers that a session connects to from their settings, without those that are disabled."""
-    used = ((name, settings) for name, settings in wanted.items() if not settings.disabled)
-    return [find_server(session, name, settings, home, document) for name, settings in used]
-
-
-def find_server(session: Session, name: str, settings: ServerSettings, home: Home, document: str) -> Server:
-    """Return the server that other sessions use, if this one may use it, too; else make it.
-
-    Sessions share a server if its settings and their folders are equal. If a user can fill in its forms, it must be
-    certain whom a form is for; if a user can log in to it, each session does.
-    """
-    capabilities, tokens = session.client.capabilities, home.data / TOKENS_FOLDER
-    make = partial(
-        to_server,
-        name,
-        settings,
-        session.cwd,
-        tokens=tokens,
-        visit=partial(send_to_login, session, name),
-        limit=limit_server(settings, session.folders.roots, home),
-        document=document,
-    )
-    if not settings.shared or (settings.wants_login and can_ask(capabilities, "url")):
-        return make()
-    has_forms = can_ask(capabilities, "form")
-    definition = (name, to_json(settings, order="sorted"), tokens, *session.folders.roots, has_forms)
-    return share_server(definition, make, must_name_calls=has_forms)
-
-
-@asynccontextmanager
-async def send_to_login(session: Session, name: str, url: str) -> AsyncGenerator[None]:
-    """Ask the user, through the client, to log in at a URL; the block runs meanwhile. Raises ConnectionError."""
-    if not can_ask(session.client.capabilities, "url"):
-        raise ConnectionError(describe_missing_login(name))
-    await session.turns.id_known.wait()
-    try:
-        answer = await session.user.elicit(f"The MCP server {to_line(name)} wants you to log in.", url=url)
-    except ElicitationError as error:
-        raise ConnectionError(describe_missing_login(name)) from error
-    if answer.action != "accept":
-        raise ConnectionError(describe_missing_login(name))
-    yield
-    await session.user.complete(answer.id)
-
-
-def project_servers(crow: Crow, *, trust: TrustedFolders, env: Mapping[str, str], config: Config, home: Home) -> None:
-    """Connect a trusted folder's MCP servers, and warn where a folder has some and is not trusted."""
-
-    @crow.mcp_servers
-    async def servers(session: Session) -> Sequence[Server]:
-        folder = Path(session.cwd)
-        is_trusted = trust.is_trusted(folder)
-        own = {folder, Path(env.get("HOME") or Path.home())}  # crow uses the skills of the user's home anyway
-        above = [each for each in reversed(find_project_folders(folder)) if each not in own]
-        session.state[TRUST_NOTICES] = [
-            *(describe_left_out(trust, folder) if is_trusted else [describe_untrusted(trust, folder)]),
-            *(describe_untrusted(trust, each, FOLDERS) for each in above if not trust.is_trusted(each)),
-        ]
-        wanted = load_project_config(folder, env).mcp.servers if is_trusted else {}
-        if any(map(can_limit, wanted.values())):
-            level, why = await find_project_level(config, home)
-            if why:
-                session.state[TRUST_NOTICES].append(f"The MCP servers of this project run without a sandbox: {why}")
-            wanted = {name: tighten(settings, level) for name, settings in wanted.items()}
-        return to_servers(session, wanted, home, config.mcp.client_document)
-
-    @crow.before_prompt
-    async def warn(message: Any, session: Session) -> None:
-        for text in filter(None, session.state.pop(TRUST_NOTICES)):
-            await session.notice(to_line(show_path(text)), "warning")
 
 
 def find_plugin_skills(
@@ -543,55 +336,6 @@ def find_plugin_skills(
     from crow_agent.settings.plugins import find_plugins
 
     return [plugin.skill_folder for plugin in find_plugins(home, env, project, trust).plugins]
-
-
-def plugin_servers(crow: Crow, *, trust: TrustedFolders, env: Mapping[str, str], config: Config, home: Home) -> None:
-    """Connect the MCP servers of the user's plugins and of a trusted project's, and report what is not used of them."""
-
-    @crow.mcp_servers
-    async def servers(session: Session) -> Sequence[Server]:
-        session.state[PLUGIN_NOTICES] = []
-        if not home.has_plugins(env, Path(session.cwd)):
-            return []
-        from crow_agent.settings.plugins import find_plugins
-
-        found = await asyncio.to_thread(find_plugins, home, env, Path(session.cwd), trust)
-        session.state[PLUGIN_NOTICES] = found.faults
-        wanted: dict[str, ServerSettings] = {**found.find_servers(of_project=True)}
-        if any(map(can_limit, wanted.values())):
-            level, _ = await find_project_level(config, home)
-            wanted = {name: tighten(settings, level) for name, settings in wanted.items()}
-        wanted = {**found.find_servers(of_project=False), **wanted}
-        wanted = {name: wanted[name] for name in wanted if name not in config.mcp.servers}
-        return to_servers(session, wanted, home, config.mcp.client_document)
-
-    @crow.before_prompt
-    async def warn(message: Any, session: Session) -> None:
-        for text in session.state.pop(PLUGIN_NOTICES):
-            await session.notice(to_line(show_path(text)), "warning")
-
-
-def describe_untrusted(trust: TrustedFolders, folder: Path, wanted: Sequence[str] = (*SETTINGS, *FOLDERS)) -> str:
-    """Return the sentence about those of the `wanted` settings that an untrusted folder has; "" if it has none."""
-    names = list_settings(folder, wanted)
-    if not names:
-        return ""
-    listed = " and ".join([*names[:4], *([f"{len(names) - 4} more"] if len(names) > 4 else [])])
-    change = trust.find_change(folder)
-    since = f" again ({change} since)" if change else ""
-    broken = f" ({trust.file} cannot be read, so no folder is trusted)" if trust.is_broken else ""
-    return f"{listed} in {folder} ignored until you trust it{since}{broken}: crow trust {shlex.quote(str(folder))}"
-
-
-def describe_left_out(trust: TrustedFolders, folder: Path) -> Iterator[str]:
-    """Yield a sentence about the paths in a trusted folder's settings that are not used."""
-    if left_out := trust.list_left_out(folder):
-        more = f", and {len(left_out) - 1:,} more" if len(left_out) > 1 else ""
-        yield f"Left out of the settings of {folder}: {left_out[0]}{more}."
-    if ignored := find_ignored_settings(folder):
-        more = f" and {len(ignored) - MAX_IGNORED:,} more" if len(ignored) > MAX_IGNORED else ""
-        where = folder / ".crow" / "config.toml"
-        yield f"{', '.join(ignored[:MAX_IGNORED])}{more} in {where} ignored: {PROJECT_MAY}"
 
 
 def find_agents(

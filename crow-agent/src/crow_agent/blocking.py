@@ -12,8 +12,9 @@ from crow_agent.agent import Agent
 from crow_agent.content import PromptContent
 from crow_agent.errors import AgentClosed, AgentError
 from crow_agent.notebook import LiveDisplay, find_display
+from crow_agent.prompt_stream import PromptStream
 from crow_agent.result import Result
-from crow_agent.session import CANCEL_TIMEOUT, AgentSession, PromptStream
+from crow_agent.session import CANCEL_TIMEOUT, AgentSession
 
 T = TypeVar("T")
 

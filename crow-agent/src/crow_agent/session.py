@@ -1,14 +1,13 @@
-"""The sessions of an agent, and the streams of their turns."""
+"""The sessions of an agent."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
-from contextlib import aclosing, asynccontextmanager, suppress
-from typing import Any, Generic, TypeAlias, TypeVar, cast, overload
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any, TypeAlias, TypeVar, cast, overload
 
 from crow_core.acp.agent_process import START_TIMEOUT
 from crow_core.acp.record import TurnRecord
 from crow_core.acp.schema import (
-    AgentMessageChunk,
     CloseSessionRequest,
     ConfigOptionUpdate,
     CurrentModeUpdate,
@@ -42,9 +41,10 @@ from crow_agent.agent_client import ProgramClient
 from crow_agent.budget import Budget
 from crow_agent.content import PromptContent, to_blocks
 from crow_agent.durable import PLACE
-from crow_agent.errors import AgentClosed, AgentError, AgentLost, OutputError, PromptTimeout, TurnStopped
-from crow_agent.notebook import LiveDisplay, find_display
+from crow_agent.errors import AgentClosed, AgentError, AgentLost, OutputError, TurnStopped
+from crow_agent.prompt_stream import PromptStream
 from crow_agent.result import Result, to_result
+from crow_agent.time_limit import TimeLimit
 from crow_agent.typed_results import CORRECTION, INSTRUCTION, OutputType
 from crow_agent.work import BackgroundWork, to_work
 
@@ -55,29 +55,6 @@ CLOSE_TIMEOUT = 10.0
 """Seconds that an agent may take to close a session."""
 SessionOpened: TypeAlias = NewSessionResponse | LoadSessionResponse | ResumeSessionResponse | ForkSessionResponse
 """The answer to a request that opens a session."""
-
-
-class TimeLimit:
-    """The time that a prompt may take, the start of its agent included. It counts from the first block on."""
-
-    def __init__(self, seconds: float | None) -> None:
-        self.seconds = seconds
-        """None for no limit."""
-        self._end: float | None = None
-
-    @asynccontextmanager
-    async def holding(self) -> AsyncGenerator[None]:
-        """Cancel the block at the end of the time. Raises PromptTimeout then."""
-        if self._end is None and self.seconds is not None:
-            self._end = asyncio.get_running_loop().time() + self.seconds
-        limit = asyncio.timeout_at(self._end)
-        try:
-            async with limit:
-                yield
-        except TimeoutError:
-            if self.seconds is None or not limit.expired():
-                raise
-            raise PromptTimeout(self.seconds) from None
 
 
 class AgentSession:
@@ -187,7 +164,7 @@ class AgentSession:
 
     async def prompt_within(
         self,
-        limit: "TimeLimit",
+        limit: TimeLimit,
         prompt: PromptContent,
         *,
         output: Any,
@@ -226,21 +203,21 @@ class AgentSession:
                     self.budget.release(self.id)
 
     @overload
-    def stream(self, prompt: PromptContent, *, timeout: float | None = None) -> "PromptStream[str]": ...
+    def stream(self, prompt: PromptContent, *, timeout: float | None = None) -> PromptStream[str]: ...
 
     @overload
     def stream(
         self, prompt: PromptContent, *, output: type[T], retries: int = 2, timeout: float | None = None
-    ) -> "PromptStream[T]": ...
+    ) -> PromptStream[T]: ...
 
     @overload
     def stream(
         self, prompt: PromptContent, *, output: Any, retries: int = 2, timeout: float | None = None
-    ) -> "PromptStream[Any]": ...
+    ) -> PromptStream[Any]: ...
 
     def stream(
         self, prompt: PromptContent, *, output: Any = None, retries: int = 2, timeout: float | None = None
-    ) -> "PromptStream[Any]":
+    ) -> PromptStream[Any]:
         """Send a prompt; iterate over the result to get the updates of its turn, or over `.text()` for its text."""
 
         async def get() -> AgentSession:
@@ -485,127 +462,3 @@ def get_notes(meta: Any) -> dict[str, Any]:
             return cast("dict[str, Any]", notes)
         case _:
             return {}
-
-
-class PromptStream(Generic[T]):
-    """The updates of a turn, which starts when they are asked for. Leaving the loop early cancels the turn.
-
-    `async for text in stream.text()` gets the agent's text, `async for update in stream` each update of ACP, `await
-    stream` the result. In a notebook, a stream at the end of a cell shows the turn while it runs.
-    """
-
-    def __init__(
-        self,
-        get_session: Callable[[], Awaitable[AgentSession]],
-        prompt: PromptContent,
-        output: Any,
-        retries: int,
-        timeout: float | None,
-        *,
-        closes: bool = False,
-    ) -> None:
-        self.result: Result[T] | None = None
-        """The result of the turn, once all updates were received."""
-        self._get_session = get_session
-        self._prompt = prompt
-        self._output = output
-        self._retries = retries
-        self._timeout = timeout
-        self._closes = closes
-        """True if to close the session at the end."""
-        self._started = False
-        self._reading: asyncio.Task[Result[T]] | None = None
-        """Reads all updates, where nobody iterates over them."""
-
-    def __repr__(self) -> str:
-        state = "ended" if self.result is not None else "running" if self._started else "not started"
-        return f"<PromptStream, {state}>"
-
-    async def __aiter__(self) -> AsyncGenerator[SessionUpdate]:
-        if self._started:
-            raise AgentError("This stream was read already. Its result is in `result`; send the prompt again.")
-        self._started = True
-        limit = TimeLimit(self._timeout)
-        async with limit.holding():
-            session = await self._get_session()
-        updates: asyncio.Queue[SessionUpdate | None] = asyncio.Queue()
-        turn = asyncio.ensure_future(
-            session.prompt_within(
-                limit, self._prompt, output=self._output, retries=self._retries, on_update=updates.put_nowait
-            )
-        )
-        turn.add_done_callback(lambda _: updates.put_nowait(None))
-        try:
-            while (update := await updates.get()) is not None:
-                yield update
-            self.result = turn.result()
-        finally:
-            turn.add_done_callback(lambda task: task.cancelled() or task.exception())  # nobody reads on
-            if not turn.done():
-                turn.cancel()
-                await asyncio.wait([turn])
-            if self._closes:
-                await session.close()
-
-    async def text(self) -> AsyncGenerator[str]:
-        """Iterate over the pieces of the agent's text; afterwards, `result` is the result of the turn.
-
-        A message that follows another begins with an empty line. The agent's reasoning is left out. Raises as
-        `AgentSession.prompt` does.
-        """
-        record = TurnRecord()
-        async with aclosing(aiter(self)) as updates:
-            async for update in updates:
-                before = len(record.messages)
-                record.add(update)
-                match update:
-                    case AgentMessageChunk(content=TextBlock(text=text)) if text:
-                        yield f"\n\n{text}" if before and len(record.messages) > before else text
-                    case _:
-                        pass
-
-    def __await__(self) -> Generator[Any, None, Result[T]]:
-        return self.read().__await__()
-
-    async def read(self, display: LiveDisplay | None = None) -> Result[T]:
-        """Wait for the end of the turn and return its result. `display` shows the turn while it runs.
-
-        Raises as `AgentSession.prompt` does.
-        """
-        if self.result is not None:
-            return self.result
-        if self._reading is None:
-            self._reading = asyncio.ensure_future(self._read(display))
-            self._reading.add_done_callback(lambda task: task.cancelled() or task.exception())  # `await` raises it
-        try:
-            return await asyncio.shield(self._reading)
-        except asyncio.CancelledError:
-            self._reading.cancel()
-            await asyncio.wait([self._reading])
-            raise
-
-    async def _read(self, display: LiveDisplay | None) -> Result[T]:
-        try:
-            async with aclosing(aiter(self)) as updates:
-                async for update in updates:
-                    if display is not None:
-                        display.add(update)
-        except BaseException as error:
-            if display is not None:
-                display.finish(f"**{str(error) or type(error).__name__}**")
-            raise
-        assert self.result is not None
-        if display is not None:
-            display.finish(self.result.to_markdown())
-        return self.result
-
-    def _ipython_display_(self) -> None:
-        """Show the turn in a notebook, and run it if it has not started."""
-        display = find_display()
-        if display is None or (self._started and self.result is None):
-            print(repr(self))  # noqa: T201, as IPython does
-        elif self.result is not None:
-            display(self.result)
-        else:
-            self._reading = asyncio.ensure_future(self._read(LiveDisplay(display)))
-            self._reading.add_done_callback(lambda task: task.cancelled() or task.exception())

@@ -1,4 +1,4 @@
-"""Python functions as tools, and the choice among crow's own."""
+"""Python functions as tools."""
 
 import asyncio
 import inspect
@@ -20,14 +20,6 @@ Function: TypeAlias = Callable[..., Any]
 McpServer: TypeAlias = "str | Sequence[str] | Mapping[str, Any] | FastMCP"
 """An MCP server: its URL, its command, its settings as in `[mcp.servers.NAME]`, or the server itself."""
 F = TypeVar("F", bound=Function)
-
-GROUPS: dict[str, tuple[str, ...]] = {
-    "read": ("file_editor", "glob", "grep", "tree"),
-    "edit": ("file_editor",),
-    "terminal": ("terminal",),
-    "web": ("fetch", "web_search"),
-}
-"""crow's own tools by group: `builtin:read`. Without `edit`, `file_editor` can only view."""
 
 
 TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
@@ -261,16 +253,3 @@ def to_given_servers(servers: Mapping[str, McpServer]) -> dict[str, Any]:
             why = "the command is empty" if isinstance(error, IndexError) else str(error).rstrip(".")
             raise ValueError(f"The MCP server {name!r} cannot be used: {why}.") from error
     return given
-
-
-def choose_builtin_tools(wanted: Sequence[str]) -> list[str]:
-    """List crow's own tools that are meant by `builtin`, `builtin:GROUP` or `builtin:TOOL`. Raises ValueError."""
-    chosen: list[str] = []
-    for each in wanted:
-        prefix, _, group = each.partition(":")
-        every = sorted({name for names in GROUPS.values() for name in names})
-        if prefix != "builtin" or (group and group not in GROUPS and group not in every):
-            groups = ", ".join(f"builtin:{name}" for name in dict.fromkeys([*GROUPS, *every]))
-            raise ValueError(f"There is no tool {each!r}. Give a function, builtin, or one of: {groups}.")
-        chosen += GROUPS.get(group, (group,)) if group else every
-    return sorted(set(chosen))

@@ -227,7 +227,7 @@ def check_rules(option: str, rules: Sequence[str]) -> Sequence[str]:
 
 def choose_tools(names: str) -> list[str]:
     """Return the names of crow's own tools that a list of tools and groups means."""
-    from crow_agent.tools import choose_builtin_tools
+    from crow_agent.chosen_tools import choose_builtin_tools
 
     wanted = [name.strip().removeprefix("builtin:") for name in names.split(",") if name.strip()]
     try:

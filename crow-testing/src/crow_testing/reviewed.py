@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from crow_agent.app import make_tool_server
+from crow_agent.builtin_tools import make_tool_server
 from crow_core.acp.client import OPTION_NAMES
 from crow_core.acp.schema import (
     BlockContent,
