@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
-INTERVAL = 0.05
-"""Seconds between two batches of changes: a page gets at most 20 a second."""
+INTERVAL = 0.1
+"""Seconds between two batches of changes: a page gets at most 10 a second."""
 Source: TypeAlias = str | Callable[[], str] | None
 """The HTML of a block, or a function that makes it when it is sent. None removes the block."""
 

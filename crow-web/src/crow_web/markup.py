@@ -14,7 +14,6 @@ from markdown_it.token import Token
 from markdown_it.utils import OptionsDict
 from markupsafe import Markup, escape
 from pygments import formatters, highlight, lexers
-from pygments.util import ClassNotFound
 from rich.color import ColorSystem
 from rich.style import Style
 from rich.text import Text
@@ -64,12 +63,18 @@ def show_image_as_link(
 
 def colour(text: str, language: str, attributes: str = "") -> str:
     """Return code as HTML with a class for each kind of word."""
-    if language and len(text) <= MAX_COLOURED:
-        try:
-            return str(highlight(text, LEXERS.get_lexer_by_name(language, stripnl=False), make_formatter()))
-        except ClassNotFound:
-            pass
+    if language.lower() in list_languages() and len(text) <= MAX_COLOURED:
+        return str(highlight(text, LEXERS.get_lexer_by_name(language, stripnl=False), make_formatter()))
     return str(escape(text))
+
+
+@cache
+def list_languages() -> frozenset[str]:
+    """Return the names of languages that Pygments itself colours.
+
+    For another name, such as half of one in a stream, it would look through all installed packages each time.
+    """
+    return frozenset(alias for _, aliases, *_ in LEXERS.get_all_lexers(plugins=False) for alias in aliases)
 
 
 @cache

@@ -18,9 +18,7 @@ from crow_web.pages import Pages
 T = TypeVar("T")
 LISTED = 100
 """Workflows of the list, the latest."""
-EMPTY = (
-    "No workflow has been started yet. Runs of functions with @workflow stand here, and what they ask you to approve."
-)
+EMPTY = "No workflow has been started yet. Runs of functions with @workflow stand here, and what they ask you."
 
 
 def show_workflows(pages: Pages, connection: Connection, request: Request) -> str:
