@@ -384,7 +384,7 @@ def test_of_fifty_calls_that_were_stopped_three_have_a_line():
     assert [*map(paint, shown)] == [[f"○ sleep {n}  stopped · 1.0s"] for n in range(3)]
     more, stop = state.end_turn(PromptResponse(stop_reason="cancelled"), 3.0)
     assert (paint(more), paint(stop)) == (["  47 more calls were stopped · Ctrl-O"], ["! Cancelled."])
-    (unfolded,) = state.unfold()
+    (unfolded,) = state.unfold(3.0)
     assert paint(unfolded) == ["○ sleep 49  did not end · 2.0s"]
 
 
@@ -761,7 +761,10 @@ def test_commands_are_offered_in_groups_the_recent_ones_first_and_by_what_they_m
     assert offered(state, "/exi") == ["/quit"]
     assert offered(state, "/nothing") == []
     help, words = find_command(state, "/help") or pytest.fail("no command")
-    assert Show(Prose("**Session**\n\n- `/new` begin a new session\n- `/quit` leave")) in help.run(state, words)
+    _, lists = help.run(state, words)
+    assert isinstance(lists, Show)
+    assert isinstance(lists.block, Prose)
+    assert lists.block.text.startswith("**Session**: `/new` `/quit`\n\n")
 
 
 def test_what_a_command_takes_is_offered_and_can_be_typed():
@@ -831,3 +834,19 @@ def test_the_cost_stays_when_an_update_has_none():
     state.receive(UsageUpdate(used=1, size=10, cost=Cost(amount=2.0, currency="USD")), 0.0)
     state.receive(UsageUpdate(used=5, size=10), 0.0)
     assert describe_usage(state) == ["50% of 10", "$2.00"]
+
+
+def test_keys_that_can_do_nothing_say_why_without_a_line_that_stays():
+    state = ready()
+    assert state.unfold(5.0) == []
+    assert state.hint == "Nothing is folded."
+    assert state.submit("!", 6.0) == [Edit("")]
+    assert state.hint == "Write a command after the `!`."
+
+
+@pytest.mark.parametrize(("status", "lines"), [("completed", 0), ("pending", 2)])
+def test_a_plan_is_printed_at_the_end_of_a_turn_unless_all_of_it_is_done(status: Any, lines: int):
+    state = ready()
+    state.receive(PlanUpdate(entries=[PlanEntry(content="bake", priority="high", status=status)]), 1.0)
+    shown = state.end_turn(PromptResponse(stop_reason="end_turn"), 2.0)
+    assert sum(len(paint(effect)) for effect in shown) == lines
