@@ -764,7 +764,7 @@ def test_commands_are_offered_in_groups_the_recent_ones_first_and_by_what_they_m
     _, lists = help.run(state, words)
     assert isinstance(lists, Show)
     assert isinstance(lists.block, Prose)
-    assert lists.block.text.startswith("**Session**: `/new` `/quit`\n\n")
+    assert lists.block.text.startswith("- **Session**: `/new` `/quit`\n")
 
 
 def test_what_a_command_takes_is_offered_and_can_be_typed():

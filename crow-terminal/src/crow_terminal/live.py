@@ -67,10 +67,10 @@ def compose_above(
     for text in [*state.queue][-QUEUE_ROWS:]:
         queued.append(theme.style("dim", clip(f"» {escape_line(text)}", width)))
     if state.queue.prompts and state.phase == "working":
-        queued.append(theme.style("dim", clip("  Enter stops the turn and sends it · ↑ takes it back", width)))
+        queued.append(theme.style("dim", clip("  ↑ takes it back · Enter stops the turn and sends it", width)))
     elif state.queue.steers and state.phase == "working":
         queued.append(
-            theme.style("dim", clip("  read at the next step · Enter stops and sends it · ↑ takes it back", width))
+            theme.style("dim", clip("  read at the next step · ↑ takes it back · Enter stops and sends it", width))
         )
     height = max(3, height - 6)
     if isinstance(dialog, Question):

@@ -54,11 +54,11 @@ class LocalCommand(Struct, frozen=True):
 
 def show_help(state: State, words: str) -> list[Effect]:
     lists = [
-        f"**{group}**: " + " ".join(f"`/{name}`" for name, _ in commands)
+        f"- **{group}**: " + " ".join(f"`/{name}`" for name, _ in commands)
         for group, commands in group_commands(state).items()
     ]
     help = HELP.format(working=STEERING if state.abilities.steers else QUEUEING)
-    return [Show(Prose(help)), Show(Prose("\n\n".join([*lists, "The menu after `/` says what each does."])))]
+    return [Show(Prose(help)), Show(Prose("\n".join(lists) + "\n\nThe menu after `/` says what each does."))]
 
 
 def group_commands(state: State) -> dict[str, list[tuple[str, str]]]:
