@@ -157,8 +157,7 @@ class Walk:
 
     async def answer(self, key: str, mark: str = "╰ ") -> None:
         """Answer the question, once it takes keys."""
-        await self.see(mark)
-        await self.miss("stop typing")
+        await self.see("or ↑↓ Enter")
         self.press(key)
         await self.miss(mark)
 
@@ -236,7 +235,7 @@ def prepare(home: Path, url: str) -> dict[str, str]:
 
 async def begin(one: Walk) -> None:
     await one.see("maple-30b ·")
-    await one.see("/help shows the rest")
+    await one.see("chooses another model")
     await one.keep("00-first-run")
     one.press("Compare these:\x0a- the recipe\x0a- ")
     one.press("\x1b[200~" + "\r".join(f"row {n}" for n in range(60)) + "\x1b[201~")
@@ -327,7 +326,7 @@ async def complete(one: Walk) -> None:
     await one.see('@"my notes.txt"')
     one.press("\x03")
     await one.miss("my notes")
-    await one.command("/help", "Tokens, cost and cache")
+    await one.command("/help", "says what each does")
     await one.keep("08-help")
 
 

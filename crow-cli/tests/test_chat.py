@@ -66,7 +66,9 @@ async def test_a_removed_working_folder_is_one_sentence(machine: "Machine"):
     assert "fault" not in said
 
 
-async def test_words_typed_before_there_is_a_model_are_answered_after_its_setup(machine: "Machine", no_local_model: None):
+async def test_words_typed_before_there_is_a_model_are_answered_after_its_setup(
+    machine: "Machine", no_local_model: None
+):
     async with ScriptedServer([Reply("Hello."), Reply("A real answer.")]) as server, open_screen(machine) as screen:
         await screen.until("Enter: Set up a model")
         screen.type("hello\r")

@@ -77,8 +77,8 @@ def test_what_ends_with_the_session_is_said_once():
 
 def test_work_is_described_in_a_line():
     work = {"name": "1", "title": "make", "end": "", "lastLine": "a\x1b[2Jb"}
-    assert describe_work(work) == r"1 make (running): a\u001b[2Jb"
-    assert describe_work({"name": "a", "title": "Look", "end": "finished"}) == "a Look (finished)"
+    assert describe_work(work) == r"1: make (running): a\u001b[2Jb"
+    assert describe_work({"name": "a", "title": "Look", "end": "finished"}) == "a: Look (finished)"
     assert describe_work({}) == "(running)"
 
 
@@ -92,7 +92,7 @@ def test_a_command_goes_to_the_background_and_is_listed_and_told(start: "Start")
     screen.type("\x02")
     screen.until("1 in background")
     screen.type("/background\r")
-    screen.until("1 sleep 9 (running): z")
+    screen.until("1: sleep 9 (running): z")
     screen.type("/background stop 1\r")
     screen.until("stop 1")
     screen.type("/background 1 more words\r")

@@ -302,3 +302,15 @@ def test_prompts_of_a_loaded_session_are_shown():
 )
 def test_the_theme_suits_the_background(name: str, env: dict[str, str], theme: str):
     assert choose_theme(name, env) == THEMES[theme]
+
+
+def test_words_for_the_model_alone_are_not_painted():
+    call = ToolCall(
+        tool_call_id="1", title="touch a", kind="execute", status="completed", content=output("[no output]")
+    )
+    assert plain(Painter(THEMES["mono"]).paint_alone(Call(call), 60)) == ["● touch a"]
+    refused = ToolCall(tool_call_id="1", title="rm a", status="failed", content=output("This was not run: no."))
+    asked = Call(refused, denied=True, answered=True)
+    assert plain(Painter(THEMES["mono"]).paint_alone(asked, 60)) == ["✗ rm a  denied"]
+    by_rule = Call(refused, denied=True)
+    assert plain(Painter(THEMES["mono"]).paint_alone(by_rule, 60))[1] == "  └ This was not run: no."

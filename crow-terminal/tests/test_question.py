@@ -232,6 +232,38 @@ def test_nobody_answers_a_question_by_typing_on(keys: list[tuple[float, str, str
     check_typing(keys, times)
 
 
+def test_a_question_asks_for_a_pause_only_if_somebody_types():
+    async def look() -> None:
+        person = Person()
+        await asyncio.sleep(1)
+        person.ask()
+        assert person.look()[-1].rstrip() == "╰"
+        await asyncio.sleep(0.1)
+        await person.write("x")
+        assert person.look()[-1] == "╰ stop typing to answer"
+        await asyncio.sleep(1)
+        person.chat.terminal.set_text("")
+        assert person.look()[-1] == "╰ letter, or ↑↓ Enter · Esc stops"
+        await person.press_after(0.6, "a")
+        assert person.look()[-1] == "╰ number, or ↑↓ Enter · Esc goes back"
+
+    run(look())
+
+
+def test_a_change_that_does_not_fit_is_shown_from_its_first_changed_line():
+    async def look() -> None:
+        person = Person()
+        old = "".join(f"some words of line {n} that are broken\n" for n in range(9))
+        diff = DiffContent(path="/work/a.py", old_text=old, new_text=old.replace("line 4", "line four"))
+        person.ask(make_request(kind="edit", title="str_replace", raw_input=None, content=[diff]))
+        lines = person.look(29, 20)
+        assert not any(line.startswith("│ 4 ") for line in lines), lines
+        assert any(line.startswith("│ 5 - some words of line 4") for line in lines), lines
+        assert any(line.startswith("│ 5 + some words of line four") for line in lines)
+
+    run(look())
+
+
 def test_enter_after_a_page_down_without_a_pause_answers_nothing():
     keys = [(PASTE, "y"), (PASTE, "y"), (ENTER, ""), (PAGE_DOWN, ""), (ENTER, "")]
     check_typing([(0.25, *key) for key in keys], [0.0])
@@ -311,14 +343,14 @@ def test_what_lasts_needs_a_second_key_and_esc_goes_back():
             "git commit …",
             "1  Yes, for this session",
             "git commit -m x",
-            "2  Yes, in this folder",
+            "2  Yes, always in this folder",
             "3  No, for this session",
         ][-6:] or person.look()
         person.chat.stop()
         assert not person.question.is_about_lasting
         await person.press_after(0.9, "a", Keys.Down, ENTER)
         assert person.list_chosen() == ["folder"]
-        assert person.list_answered() == ["Yes, in this folder: git commit -m x"]
+        assert person.list_answered() == ["Yes, always in this folder: git commit -m x"]
 
     run(answer())
 

@@ -325,10 +325,14 @@ class AgentCalls(ChatBase):
         elif wanted.confirmed:
             files = ", ".join(show_path(path, folder) for path in answer["files"]["filesChanged"])
             what = f"files as before: {files}" if files else "no file had to change"
+            stays = ", ".join(map(str, own.get("stays", [])))
+            what += f"; not taken back: {stays}" if stays and not files else ""
             self.link.reload()
             back = " `/redo` brings it back." if any(one.name == "redo" for one in self.state.commands) else ""
             count = format_count(turns, "message")
             self.perform(self.state.take_back(turns, f"Took back {count}; {what}.{back}"))
+        elif not (own.get("changes") or answer["files"].get("filesChanged") or own.get("kept")):
+            await self._take_back(replace(wanted, confirmed=True))  # `/redo` brings it back
         else:
             about = describe_rewind(answer, folder)
             self.perform(confirm_taking_back(self.state, turns, about, keep=bool(why)))

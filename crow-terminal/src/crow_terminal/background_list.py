@@ -22,7 +22,8 @@ def show_background(state: State, works: Sequence[dict[str, Any]]) -> list[Effec
 def describe_work(work: dict[str, Any]) -> str:
     """Describe one thing in the background: its name, its title, how it is, and its last line."""
     name, title, end, line = (str(work.get(key, "")) for key in ("name", "title", "end", "lastLine"))
-    return escape_line(f"{name} {title} ({end or 'running'}){f': {line}' if line else ''}")[:LINE_COLUMNS]
+    about = ": ".join(filter(None, (name, title)))
+    return escape_line(f"{about} ({end or 'running'}){f': {line}' if line else ''}")[:LINE_COLUMNS]
 
 
 def call_background(state: State, words: str) -> list[Effect]:

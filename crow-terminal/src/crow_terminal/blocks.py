@@ -54,6 +54,8 @@ class Call(Struct, frozen=True):
     """True if the tool did not run, because the turn ended before."""
     stopped: bool = False
     """True if it ran when the user stopped the turn."""
+    answered: bool = False
+    """True if the user was asked about it, and the answer was printed."""
 
 
 class StyledLine(Struct, frozen=True):
@@ -141,6 +143,8 @@ class BlockRecord:
         self._answer: list[str] = []
         self._prompt: list[str] = []
         self._finished: dict[str, None] = {}
+        self._answered: set[str] = set()
+        """The ids of the tool calls that the user was asked about."""
         self._shown: set[str] = set()
         """The ids of the tool calls whose changes were printed before they ran."""
 
@@ -193,9 +197,9 @@ class BlockRecord:
         done = self.end_text()
         done += [Call(one.call, one.get_seconds(now), not_run=one.is_left) for one in self.running.values()]
         self.running.clear()
-        if self.plan:
+        if self.plan and any(entry.status != "completed" for entry in self.plan.entries):
             done.append(self.plan)
-            self.plan = None
+        self.plan = None
         return done
 
     def propose(self, fields: ToolCallFields, now: float) -> list[Block]:
@@ -205,6 +209,7 @@ class BlockRecord:
 
     def note_shown(self, id: str) -> None:
         """Note that the edits of a tool call are printed with the answer to the question about it."""
+        self._answered.add(id)
         if (running := self.running.get(id)) and find_diffs(running.call):
             self._shown.add(id)
 
@@ -266,7 +271,11 @@ class BlockRecord:
         if running.shows_plan and running.call.status == "completed":
             return done
         not_run |= running.is_left and running.call.status == "failed"
-        return [*done, Call(running.call, running.get_seconds(now), id in self._shown, denied, not_run)]
+        answered = id in self._answered
+        return [
+            *done,
+            Call(running.call, running.get_seconds(now), id in self._shown, denied, not_run, answered=answered),
+        ]
 
 
 def find_diffs(call: ToolCall) -> list[DiffContent]:

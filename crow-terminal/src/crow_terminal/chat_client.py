@@ -68,9 +68,7 @@ class ChatClient(AcpClient):
         self._answers: dict[int, asyncio.Future[Any]] = {}
         self._ids = count(1)
 
-    async def start(
-        self, version: int = PROTOCOL_VERSION, *, apps: bool = False, logs_in: bool = False
-    ) -> Abilities:
+    async def start(self, version: int = PROTOCOL_VERSION, *, apps: bool = False, logs_in: bool = False) -> Abilities:
         """Agree on the protocol version, at most this one, and exchange capabilities; `apps` says that MCP Apps are
         shown, `logs_in` that the agent's log-in can run in this terminal."""
         session = ClientSessionCapabilities(

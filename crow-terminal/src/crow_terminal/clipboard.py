@@ -33,7 +33,7 @@ async def read_clipboard() -> ImageBlock:
     """Read the image from the clipboard. Raises NoImage."""
     commands = [command for command in COMMANDS if shutil.which(command[0])]
     if not commands:
-        raise NoImage("No program here reads images from the clipboard: install wl-clipboard (Wayland) or xclip (X11).")
+        raise NoImage("To paste images, install wl-clipboard (Wayland) or xclip (X11).")
     try:
         async with asyncio.timeout(TIMEOUT):
             for command in commands:

@@ -32,7 +32,8 @@ class OfferedCommand(Struct, frozen=True):
 def list_commands(state: State) -> list[OfferedCommand]:
     """Return all commands, those of the terminal first, in the order of their groups."""
     ours = [
-        OfferedCommand(one.name, one.description, one.hint, one.group, one.words) for one in find_local_commands(state)
+        OfferedCommand(one.name, capitalize(one.description), one.hint, one.group, one.words)
+        for one in find_local_commands(state)
     ]
     name = state.abilities.name or state.agent
     theirs = [
@@ -40,6 +41,11 @@ def list_commands(state: State) -> list[OfferedCommand]:
         for one in find_agent_commands(state)
     ]
     return [*ours, *sorted(theirs, key=lambda one: one.name)]
+
+
+def capitalize(text: str) -> str:
+    """Begin a description as those of the agent begin."""
+    return text[:1].upper() + text[1:]
 
 
 def rank_commands(state: State, typed: str, past: Sequence[str]) -> list[OfferedCommand]:

@@ -7,16 +7,16 @@ from contextlib import suppress
 from crow_terminal.session_options import OfferedOptions
 
 CARD = """\
-- Type what you want done; `@` names a file, `/` a command, and `!` runs one of yours
-- Esc stops crow; Ctrl-C twice leaves, and `crow -c` goes on where you were
-- `/undo`, or Alt-U, takes back the last turn and its files; `/rewind` more
+- Type what you want done; `@` adds a file, `/` lists commands, `!ls` runs a command
+- Esc stops the work; Ctrl-C twice leaves, and `crow -c` continues
+- `/undo` takes back the last turn and its changes of files
 - {mode}; Shift-Tab changes that
-- `/model`, or Alt-M, chooses the model; `/help` shows the rest"""
+- `/model` chooses another model"""
 
 MODES = {
     "ask": "crow asks before it edits or runs something",
     "accept-edits": "crow edits here, and asks before it runs something",
-    "plan": "crow edits nothing and drops what commands change",
+    "plan": "crow changes nothing, and only plans",
     "yolo": "crow edits and runs without asking",
 }
 

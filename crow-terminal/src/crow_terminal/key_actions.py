@@ -147,7 +147,7 @@ class KeyActions(ChatBase):
         self.perform(self.state.queue.recall())
 
     def unfold(self) -> None:
-        self.perform(self.state.unfold())
+        self.perform(self.state.unfold(get_time()))
 
     def fold_thoughts(self) -> None:
         self.state.fold_thoughts = not self.state.fold_thoughts
@@ -181,7 +181,7 @@ class KeyActions(ChatBase):
     def paste(self, text: str) -> None:
         """Insert a paste; a long one, or the path of an image, as words that stand for it."""
         text = text.replace("\r\n", "\n").replace("\r", "\n")
-        lines = text.count("\n") + 1
+        lines = len(text.splitlines())
         writes_prompt = not (self.state.writes_answer or self.state.chooses)
         if writes_prompt and not text:
             self.paste_image()  # terminals paste an image as nothing

@@ -70,9 +70,11 @@ def compose_above(
     for text in [*state.queue][-QUEUE_ROWS:]:
         queued.append(theme.style("dim", clip(f"» {escape_line(text)}", width)))
     if state.queue.prompts and state.phase == "working":
-        queued.append(theme.style("dim", clip("  Enter sends it now · ↑ takes it back", width)))
+        queued.append(theme.style("dim", clip("  ↑ takes it back · Enter stops the turn and sends it", width)))
     elif state.queue.steers and state.phase == "working":
-        queued.append(theme.style("dim", clip("  read at the next step · Enter sends it now · ↑ takes it back", width)))
+        queued.append(
+            theme.style("dim", clip("  read at the next step · ↑ takes it back · Enter stops and sends it", width))
+        )
     height = max(3, height - 6)
     if isinstance(dialog, Question):
         queued = queued if height > 12 else []
@@ -83,13 +85,14 @@ def compose_above(
             height - len(queued),
             theme,
             letter=state.pause.letters[:1],
-            ready=not state.pause.get_rest(now),
+            ready=not state.pause.get_rest(now) or (dialog.is_about_lasting and not state.pause.is_typing()),
+            is_typing=state.pause.is_typing(),
             has_words=has_words and not state.pause.letters,
             number=state.answered + 1,
             count=count,
         )
     elif state.asked and not state.is_open and dialog:
-        lines.append(theme.style("dim", clip("  stop typing to answer", width)))
+        lines.append(theme.style("dim", clip("  stop typing to answer", width)) if state.pause.is_typing() else "")
     return [*lines, *queued][-height:]
 
 

@@ -12,7 +12,6 @@ from crow_terminal.effects import Copy, Effect, ExportSession, Fold, Leave, List
 from crow_terminal.markdown import Prose
 from crow_terminal.permission import show_path
 from crow_terminal.pickers import pick_any_option, pick_mode, pick_option, pick_turn
-from crow_terminal.printable_text import escape_line
 from crow_terminal.state import State
 from crow_terminal.theme import THEMES
 
@@ -21,23 +20,16 @@ HELP = """\
 
 - Enter sends; Alt-Enter or Ctrl-J begins a new line; Ctrl-G opens your editor
 - ↑ ↓ bring back earlier prompts, Ctrl-R searches them
-{working}{background}
-- A question: y is yes, a is yes from now on, n is no and says why, e edits the command; PgUp and PgDn scroll
-- Ctrl-O shows what was folded, Ctrl-T hides thoughts, Shift-Tab changes the mode, Alt-M the model, F2 goes back
-  to the model before
+{working}
+- Ctrl-O shows folded output, Ctrl-T hides thoughts
+- Shift-Tab changes the mode, Alt-M the model; F2 goes back to the model before
 - Alt-N begins a new session, Alt-R goes on with a stored one, Alt-U takes back the last turn
-- Ctrl-V pastes an image, and so does the path of one
-- `@` completes files, `/` commands; `!command` runs a command and tells the agent, `!!command` does not tell it
+- Ctrl-V pastes an image
+- `@` adds a file; `!ls` runs a command for you and the agent, `!!ls` for you alone
 - Ctrl-C twice, or Ctrl-D, leaves
 """
-BACKGROUND = """
-- Ctrl-B sends the running command to the background, and the turn goes on; `/background` lists what is there"""
-QUEUEING = """\
-- While it works: Enter puts a prompt in the queue, Enter once more sends it now, ↑ takes it back; Esc stops the turn,
-  and you stay"""
-STEERING = """\
-- While it works: Enter tells it at its next step, Alt-Q puts a prompt in the queue for after the turn; Enter once more
-  stops the turn and sends what waits, ↑ takes it back; Esc stops the turn, and you stay"""
+QUEUEING = "- While it works: Enter sends after the turn; Esc stops it"
+STEERING = "- While it works: Enter tells it at its next step, Alt-Q sends after the turn; Esc stops it"
 
 
 class LocalCommand(Struct, frozen=True):
@@ -61,26 +53,34 @@ class LocalCommand(Struct, frozen=True):
 
 
 def show_help(state: State, words: str) -> list[Effect]:
-    can = state.abilities
-    background = BACKGROUND if can.backgrounds else ""
-    help = HELP.format(working=STEERING if can.steers else QUEUEING, background=background)
     lists = [
+<<<<<<< HEAD
         f"**{group}**\n\n" + "\n".join(f"- `/{usage}`: {description}" for usage, description in commands)
+=======
+        f"- **{group}**: " + " ".join(f"`/{name}`" for name, _ in commands)
+>>>>>>> walk
         for group, commands in group_commands(state).items()
     ]
-    return [Show(Prose(help)), *(Show(Prose(text)) for text in lists)]
+    help = HELP.format(working=STEERING if state.abilities.steers else QUEUEING)
+    return [Show(Prose(help)), Show(Prose("\n".join(lists) + "\n\nThe menu after `/` says what each does."))]
 
 
 def group_commands(state: State) -> dict[str, list[tuple[str, str]]]:
     """Return the usages and the descriptions of all commands by their heading, the agent's own last."""
     groups: dict[str, list[tuple[str, str]]] = {}
     for one in find_local_commands(state):
+<<<<<<< HEAD
         groups.setdefault(one.group, []).append((f"{one.name} {one.hint}".rstrip(), one.description))
     if theirs := [
         (f"{one.name} {one.input.hint if one.input else ''}".rstrip(), one.description)
         for one in find_agent_commands(state)
     ]:
         groups[f"Of {escape_line(state.abilities.name or state.agent)}"] = sorted(theirs)
+=======
+        groups.setdefault(one.group, []).append((one.name, one.description))
+    if theirs := [(one.name, one.description) for one in find_agent_commands(state)]:
+        groups["More"] = sorted(theirs)
+>>>>>>> walk
     return groups
 
 
@@ -207,10 +207,10 @@ LOCAL_COMMANDS = (
     ),
     LocalCommand(
         "background",
-        "what runs in the background, and sub-agents: list, bring back, tell, stop",
+        "background work and sub-agents",
         call_background,
         takes_words=True,
-        words="jobs ps tasks fg bg agents sub-agents",
+        words="jobs ps tasks fg bg agents runs list bring back tell stop",
     ),
     LocalCommand("diff", "the changes of files in this session", show_diff, group="Results", words="edits files git"),
     LocalCommand("copy", "copy the last answer to the clipboard", copy_answer, group="Results", words="yank"),

@@ -37,6 +37,8 @@ CONTEXT = 2
 MAX_COMPARED = 3_000
 """Lines that differ, of each text, which are compared line by line."""
 
+NO_OUTPUT = "[no output]"
+"""The words of crow's terminal tool for the model."""
 MARKS = {"pending": "○", "in_progress": "◐", "completed": "●"}
 """The mark of each state of a plan's entry."""
 
@@ -139,7 +141,7 @@ def paint_call(block: Call, width: int, theme: Theme, *, whole: bool) -> list[st
     if not block.diffs_shown or whole:
         for diff in diffs:
             lines += paint_diff(diff, width, theme, whole=whole, name=len(diffs) > 1)
-    output = find_output(call)
+    output = "" if block.answered and block.denied and not whole else find_output(call).removeprefix(NO_OUTPUT)
     if output and not discarded and not (diffs and call.status == "completed"):
         failed = call.status == "failed" and not (block.denied or block.not_run or block.stopped)
         quiet = call.kind in ("read", "search") and not failed

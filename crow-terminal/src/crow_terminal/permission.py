@@ -21,7 +21,7 @@ LASTING = "and do not ask again for"
 """The words between an answer that lasts and its rule; where these do not fit, `always for`."""
 RULE = 48
 """Columns of a rule in the first step; the second shows it whole."""
-PLACES = {"session": "for this session", "folder": "in this folder", "always": "in all folders"}
+PLACES = {"session": "for this session", "folder": "always in this folder", "always": "always in all folders"}
 """The scope of an answer of crow in words."""
 
 
@@ -65,7 +65,7 @@ def list_answers(
     if lasting:
         rows.append(Row(describe_lasting(lasting, yes_name, no_name), letter="a"))
     if no and "reason" in takes:
-        wants = "Why, or what to do instead (or Enter)"
+        wants = "Why, or what to do instead (may be empty)"
         value = Answer(no.option_id, no_name, False, wants, "", "reason")
         rows.append(Row(f"{no_name}, and say why", "Shift-N: without a word", value, letter="n"))
     elif no:

@@ -45,8 +45,10 @@ class Question(Struct):
     is_about_lasting: bool = False
     """True in the second step."""
     selected: int = 0
-    top: int = 0
-    """The first row of what it is about that is shown."""
+    start: int = 0
+    """The number of its first line that changes a file."""
+    top: int = -1
+    """The first row of what it is about that is shown; -1 for that of the line `start`."""
     page: int = 1
     """The number of its rows on the screen."""
     height: int = 1
@@ -82,7 +84,7 @@ class Question(Struct):
 
     def scroll(self, rows: int) -> None:
         """Show what is some rows below, or above."""
-        self.top = max(0, min(self.top + rows, self.height - self.page))
+        self.top = max(0, min(max(0, self.top) + rows, self.height - self.page))
 
     def enter_step(self, *, lasting: bool) -> None:
         """Show the answers of the second step, or of the first."""
@@ -112,7 +114,9 @@ def make_question(
     lines: list[StyledLine] = []
     for part in (*parts, list_changes(call, folder, skips_empty=has_run)):
         lines += [StyledLine(""), *part] if lines and part else part
-    return Question(title, lines, rows, lasting, choose, find_danger(call, text))
+    start = next((n for n, line in enumerate(lines, 1) if line.style in ("added", "removed")), 0)
+    danger = find_danger(call, text)
+    return Question(title, lines, rows, lasting, choose, danger, start=start if call.kind == "edit" and not text else 0)
 
 
 def describe_call(call: ToolCall, request: RequestPermissionRequest, folder: str) -> str:

@@ -26,6 +26,7 @@ def compose_question(
     theme: Theme,
     *,
     ready: bool,
+    is_typing: bool = False,
     has_words: bool = False,
     letter: str = "",
     number: int = 1,
@@ -33,13 +34,15 @@ def compose_question(
 ) -> list[str]:
     """Compose a question in at most `height` rows. `number` of `count` says which of several it is.
 
-    `ready` tells whether keys answer it now, `letter` which one is about to; while the prompt `has_words`, none does.
+    `ready` tells whether keys answer it now, `is_typing` whether some have come too early, `letter` which one is about
+    to answer. While the prompt `has_words`, none does.
     """
     edge = theme.style("bad" if question.danger else "warning", "│")
     answers = list_answer_rows(question, width - 2, theme, letter)
     if height < SMALL or len(answers) > height - 4:
         answers = squeeze_answers(question, width - 2, theme)
-    hint = [] if height < 4 else [compose_hint(question, width, theme, ready=ready, has_words=has_words)]
+    keys = compose_hint(question, width, theme, ready=ready, is_typing=is_typing, has_words=has_words)
+    hint = [] if height < 4 else [keys]
     room = height - 1 - len(hint) - len(answers)
     about = compose_about(question, width - 2, room, theme) if room > 0 else []
     title = compose_title(question, width, theme, number, count)
@@ -68,10 +71,12 @@ def compose_about(question: Question, width: int, room: int, theme: Theme) -> li
     rows = fold_lines(question, width)
     question.height = len(rows)
     if len(rows) + 1 <= room or (len(rows) <= 1 and room):
-        question.page, question.top = len(rows), 0
+        question.page = len(rows)
         shown = [theme.style(line.style, line.text) for _, line in rows]
         return [*shown, ""] if len(rows) < room else shown
     question.page = max(1, room - 1)
+    if question.top < 0:
+        question.top = next((n for n, (number, _) in enumerate(rows) if number >= question.start), 0)
     question.scroll(0)
     part = rows[question.top : question.top + question.page]
     first, last, all = part[0][0], part[-1][0], len(question.lines)
@@ -138,19 +143,19 @@ def squeeze_answers(question: Question, width: int, theme: Theme) -> list[str]:
 
 
 def shorten_rule(rule: str, width: int) -> list[str]:
-    pieces = fold(rule, width)
+    pieces = [piece for part in wrap(rule, width) for piece in fold(part, width)]
     return pieces if len(pieces) <= RULE_ROWS else [*pieces[: RULE_ROWS - 1], clip(pieces[RULE_ROWS - 1] + "……", width)]
 
 
-def compose_hint(question: Question, width: int, theme: Theme, *, ready: bool, has_words: bool) -> str:
+def compose_hint(question: Question, width: int, theme: Theme, *, ready: bool, is_typing: bool, has_words: bool) -> str:
     """Compose the row with the keys of a question."""
     if not ready:
-        text = "stop typing to answer"
+        text = "stop typing to answer" if is_typing else ""
     elif has_words:
         text = "Ctrl-U empties the prompt; then answer"
     elif question.is_about_lasting:
         text = "number, or ↑↓ Enter · Esc goes back"
     else:
-        text = "letter, or ↑↓ Enter · Esc stops all"
+        text = "letter, or ↑↓ Enter · Esc stops"
     style = "bad" if question.danger else "warning"
     return theme.style(style, "╰ ") + theme.style("dim", clip(text, width - 2))

@@ -12,7 +12,7 @@ def describe_rewind(answer: dict[str, Any], folder: str) -> list[str]:
     lines = [describe_change(change, folder) for change in changes]
     lines += [f"{show_path(path, folder)}  is kept: {why}" for path, why in own.get("kept", {}).items()]
     stays = ", ".join(map(str, own.get("stays", [])))
-    return [*(lines or ["No file changes."]), *([f"What these did stays: {stays}"] if stays else [])]
+    return [*(lines or ["No file changes."]), *([f"Not taken back: {stays}"] if stays else [])]
 
 
 def describe_change(change: dict[str, Any], folder: str) -> str:

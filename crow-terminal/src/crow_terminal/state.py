@@ -295,6 +295,7 @@ class State(OpenQuestions):
         shared = not text.startswith("!!")
         command = text.lstrip("!").strip()
         if not command:
+            self.show_hint("Write a command after the `!`.", now)
             return []
         self.command, self.command_lines, self.command_hidden = command, [], 0
         if self.phase != "working":
@@ -385,8 +386,9 @@ class State(OpenQuestions):
         text = self.turns[turns - 1] if turns <= len(self.turns) else ""
         return [*self._show([Note(sentence, "warning")]), Edit(text)]
 
-    def unfold(self) -> list[Effect]:
+    def unfold(self, now: float) -> list[Effect]:
         """Print the last folded block whole; each further time the one before it."""
         if not self.folded:
-            return self.remark("Nothing is folded.")
+            self.show_hint("Nothing is folded.", now)
+            return []
         return [Show(self.folded.pop(), whole=True)]

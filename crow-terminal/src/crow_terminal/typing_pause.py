@@ -45,6 +45,10 @@ class TypingPause(Struct):
         """True if there was a pause before the last key."""
         return self.last - max(self.before, self.shown) >= PAUSE
 
+    def is_typing(self) -> bool:
+        """True if a key came since the question, or its second step, appeared."""
+        return self.last > self.shown
+
     def is_first(self) -> bool:
         """True if no key came between the question, or its second step, and the last key."""
         return self.before <= self.shown
