@@ -9,7 +9,6 @@ from crow_core.acp.client import answer_permission
 from crow_core.acp.schema import (
     AgentMessageChunk,
     AvailableCommand,
-    AvailableCommandInput,
     AvailableCommandsUpdate,
     BlockContent,
     BooleanPropertySchema,
@@ -765,23 +764,10 @@ def test_commands_are_offered_in_groups_the_recent_ones_first_and_by_what_they_m
     assert offered(state, "/exi") == ["/quit"]
     assert offered(state, "/nothing") == []
     help, words = find_command(state, "/help") or pytest.fail("no command")
-<<<<<<< HEAD
-    assert Show(Prose("**Session**\n\n- `/new`: begin a new session\n- `/quit`: leave")) in help.run(state, words)
-
-
-def test_help_tells_what_a_command_takes():
-    state = ready()
-    takes = AvailableCommandInput(hint="[--preview] [words]")
-    commands = [AvailableCommand(name="compact", description="Sum up", input=takes)]
-    state.receive(AvailableCommandsUpdate(available_commands=commands), 1.0)
-    help, words = find_command(state, "/help") or pytest.fail("no command")
-    assert Show(Prose("**Of crow**\n\n- `/compact [--preview] [words]`: Sum up")) in help.run(state, words)
-=======
     _, lists = help.run(state, words)
     assert isinstance(lists, Show)
     assert isinstance(lists.block, Prose)
     assert lists.block.text.startswith("- **Session**: `/new` `/quit`\n")
->>>>>>> walk
 
 
 def test_what_a_command_takes_is_offered_and_can_be_typed():
@@ -853,11 +839,11 @@ def test_the_cost_stays_when_an_update_has_none():
     assert describe_usage(state) == ["50% of 10", "$2.00"]
 
 
-<<<<<<< HEAD
 def test_a_goal_at_its_limit_says_how_to_go_on_itself():
     meta = {"crow": {"stopped": {"by": "goal", "reason": "…"}}}
     assert not describe_stop(PromptResponse(stop_reason="max_turn_requests", meta=meta))
-=======
+
+
 def test_keys_that_can_do_nothing_say_why_without_a_line_that_stays():
     state = ready()
     assert state.unfold(5.0) == []
@@ -872,4 +858,3 @@ def test_a_plan_is_printed_at_the_end_of_a_turn_unless_all_of_it_is_done(status:
     state.receive(PlanUpdate(entries=[PlanEntry(content="bake", priority="high", status=status)]), 1.0)
     shown = state.end_turn(PromptResponse(stop_reason="end_turn"), 2.0)
     assert sum(len(paint(effect)) for effect in shown) == lines
->>>>>>> walk

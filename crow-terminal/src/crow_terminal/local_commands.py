@@ -54,11 +54,7 @@ class LocalCommand(Struct, frozen=True):
 
 def show_help(state: State, words: str) -> list[Effect]:
     lists = [
-<<<<<<< HEAD
-        f"**{group}**\n\n" + "\n".join(f"- `/{usage}`: {description}" for usage, description in commands)
-=======
         f"- **{group}**: " + " ".join(f"`/{name}`" for name, _ in commands)
->>>>>>> walk
         for group, commands in group_commands(state).items()
     ]
     help = HELP.format(working=STEERING if state.abilities.steers else QUEUEING)
@@ -69,18 +65,9 @@ def group_commands(state: State) -> dict[str, list[tuple[str, str]]]:
     """Return the usages and the descriptions of all commands by their heading, the agent's own last."""
     groups: dict[str, list[tuple[str, str]]] = {}
     for one in find_local_commands(state):
-<<<<<<< HEAD
-        groups.setdefault(one.group, []).append((f"{one.name} {one.hint}".rstrip(), one.description))
-    if theirs := [
-        (f"{one.name} {one.input.hint if one.input else ''}".rstrip(), one.description)
-        for one in find_agent_commands(state)
-    ]:
-        groups[f"Of {escape_line(state.abilities.name or state.agent)}"] = sorted(theirs)
-=======
         groups.setdefault(one.group, []).append((one.name, one.description))
     if theirs := [(one.name, one.description) for one in find_agent_commands(state)]:
         groups["More"] = sorted(theirs)
->>>>>>> walk
     return groups
 
 
