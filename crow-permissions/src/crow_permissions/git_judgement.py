@@ -1,4 +1,4 @@
-"""Commands that may run git, in a repository that is not trusted: git must not run the programs that it names."""
+"""The judgement of commands that may run git in an untrusted repository: git must not run programs that it names."""
 
 import asyncio
 import os

@@ -179,6 +179,7 @@ class ToolCall:
 
     @cached_property
     def name(self) -> str:
+        """The name of the tool."""
         return self.use["function"]["name"]
 
     @cached_property

@@ -229,6 +229,7 @@ def join_content(first: "str | list[dict[str, Any]] | None", second: "str | list
 
 
 def to_parts(content: "str | list[dict[str, Any]] | None") -> list[dict[str, Any]]:
+    """Convert the content of a message to a list of parts."""
     if isinstance(content, str):
         return [{"type": "text", "text": content}] if content else []
     return list(content or [])
