@@ -1,15 +1,23 @@
-"""The state of a session, as a client is told it after the session has opened."""
+"""The state of a session, as a client is told it after the session has opened, and the turns that it has not begun."""
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
+from typing import Literal
 
 from msgspec import UNSET
 
 from crow_core.acp.connection import ConnectionClosed
-from crow_core.acp.schema import Cost, SessionInfoUpdate, UsageUpdate
+from crow_core.acp.schema import Cost, SessionInfoUpdate, SessionUpdate, StopReason, UsageUpdate, UserMessageChunk
+from crow_core.content import to_blocks
+from crow_core.messages.message import Message, get_id
 from crow_core.models.chat_model import get_window
 from crow_core.models.token_usage import ASSUMED_WINDOW, SESSION_TOTALS
+from crow_core.session.log import new_id
 from crow_core.session.session import Session
+
+Outcome = StopReason | Literal["error"]
+"""The end of a turn."""
 
 
 def start_announcing(session: Session, tasks: "set[asyncio.Task[None]]") -> None:
@@ -35,3 +43,20 @@ async def announce_session(session: Session) -> None:
             await session.update(UsageUpdate(used=totals.used, size=size, cost=cost))
         for remark in session.options.remarks:
             await session.notice(remark)
+
+
+def make_begin(message: Message) -> Sequence[SessionUpdate]:
+    """Make the updates that tell a client that a prompt begins a turn which is not its own. The prompt gets an id."""
+    message.setdefault("crow", {}).setdefault("id", new_id())
+    return [SessionInfoUpdate(meta={"crow": {"turn": "began"}}), *to_chunks(message)]
+
+
+def make_end(reason: Outcome) -> SessionInfoUpdate:
+    """Make the update that tells a client the end of a turn that is not its own."""
+    return SessionInfoUpdate(meta={"crow": {"turn": "ended", "stopReason": reason}})
+
+
+def to_chunks(message: Message) -> Sequence[UserMessageChunk]:
+    """Convert a message of the user to the updates that show it."""
+    id = get_id(message) or new_id()
+    return [UserMessageChunk(content=block, message_id=id) for block in to_blocks(message)]

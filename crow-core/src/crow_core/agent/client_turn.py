@@ -1,24 +1,19 @@
 """A turn that a client of a session begins, or nobody, such as a timer; the session may have other clients."""
 
 import asyncio
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
-from crow_core.acp.schema import SessionInfoUpdate, SessionUpdate, StopReason, UserMessageChunk
+from crow_core.acp.schema import StopReason
+from crow_core.agent.announcement import Outcome, make_begin, make_end
 from crow_core.app import Crow
-from crow_core.content import to_blocks
 from crow_core.errors import ConfigError, ModelError, PromptError, StoreError
-from crow_core.messages.message import Message, get_id
-from crow_core.session.log import new_id
+from crow_core.messages.message import Message
 from crow_core.session.session import Session
 from crow_core.session_state import StateKey
 
 if TYPE_CHECKING:
     from crow_core.agent.several_clients import SharedSession
-
-Outcome = StopReason | Literal["error"]
-"""The end of a turn."""
 
 
 def find_none() -> "SharedSession | None":
@@ -91,20 +86,3 @@ async def run_own_turn(crow: Crow, session: Session, message: Message) -> None:
             await shared.end_turn(None, reason)
         else:
             await session.send(make_end(reason))
-
-
-def make_begin(message: Message) -> Sequence[SessionUpdate]:
-    """Make the updates that tell a client that a prompt begins a turn which is not its own. The prompt gets an id."""
-    message.setdefault("crow", {}).setdefault("id", new_id())
-    return [SessionInfoUpdate(meta={"crow": {"turn": "began"}}), *to_chunks(message)]
-
-
-def make_end(reason: Outcome) -> SessionInfoUpdate:
-    """Make the update that tells a client the end of a turn that is not its own."""
-    return SessionInfoUpdate(meta={"crow": {"turn": "ended", "stopReason": reason}})
-
-
-def to_chunks(message: Message) -> Sequence[UserMessageChunk]:
-    """Convert a message of the user to the updates that show it."""
-    id = get_id(message) or new_id()
-    return [UserMessageChunk(content=block, message_id=id) for block in to_blocks(message)]

@@ -26,8 +26,8 @@ from crow_core.acp.schema import (
     ToolCall,
     ToolCallUpdate,
 )
+from crow_core.agent.announcement import Outcome, make_begin, make_end, to_chunks
 from crow_core.agent.client_questions import QUESTIONS, TO_ONE, AskedClient, ask_clients
-from crow_core.agent.client_turn import Outcome, make_begin, make_end, to_chunks
 from crow_core.content import to_announcement, to_early_announcement
 from crow_core.messages.message import Message, find_unanswered, get_id
 from crow_core.session.session import Session
