@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -10,7 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from crow_core.acp.agent_process import START_TIMEOUT
-from crow_core.acp.schema import AuthenticateRequest, LoadSessionRequest, NewSessionRequest, ResumeSessionRequest
+from crow_core.acp.schema import (
+    AuthenticateRequest,
+    LoadSessionRequest,
+    NewSessionRequest,
+    ResumeSessionRequest,
+    SessionUpdate,
+)
 from crow_core.errors import ConfigError
 from msgspec import UNSET
 
@@ -376,11 +382,14 @@ class Agent:
         seconds, the start of the agent included. `session(result.session_id)` continues the session. Raises as
         `AgentSession.prompt` does.
         """
-        limit = TimeLimit(timeout)
+        return await self._prompt_once(TimeLimit(timeout), prompt, output=output, retries=retries)
+
+    async def _prompt_once(self, limit: TimeLimit, prompt: PromptContent, **options: Any) -> Result[Any]:
+        """Open a session, prompt it with the options of `AgentSession.prompt_within`, and close it."""
         async with limit.holding():
             session = await self.session()
         try:
-            return await session.prompt_within(limit, prompt, output=output, retries=retries)
+            return await session.prompt_within(limit, prompt, **options)
         finally:
             await session.close()
 
@@ -405,7 +414,11 @@ class Agent:
         `async for text in agent.stream(…).text()` gets the agent's text. The arguments are those of `prompt`. A
         notebook shows the turn while it runs.
         """
-        return PromptStream[Any](self.session, prompt, output, retries, timeout, closes=True)
+
+        def send(limit: TimeLimit, on_update: Callable[[SessionUpdate], None]) -> Awaitable[Result[Any]]:
+            return self._prompt_once(limit, prompt, output=output, retries=retries, on_update=on_update)
+
+        return PromptStream[Any](send, timeout)
 
     @overload
     async def map(

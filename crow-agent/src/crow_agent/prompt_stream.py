@@ -3,19 +3,15 @@
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from crow_core.acp.record import TurnRecord
 from crow_core.acp.schema import AgentMessageChunk, SessionUpdate, TextBlock
 
-from crow_agent.content import PromptContent
 from crow_agent.errors import AgentError
 from crow_agent.notebook import LiveDisplay, find_display
 from crow_agent.result import Result
 from crow_agent.time_limit import TimeLimit
-
-if TYPE_CHECKING:
-    from crow_agent.session import AgentSession
 
 T = TypeVar("T")
 
@@ -29,23 +25,14 @@ class PromptStream(Generic[T]):
 
     def __init__(
         self,
-        get_session: Callable[[], Awaitable["AgentSession"]],
-        prompt: PromptContent,
-        output: Any,
-        retries: int,
+        send: Callable[[TimeLimit, Callable[[SessionUpdate], None]], Awaitable[Result[T]]],
         timeout: float | None,
-        *,
-        closes: bool = False,
     ) -> None:
+        """`send` sends the prompt, and calls a function with each update of its turn."""
         self.result: Result[T] | None = None
         """The result of the turn, once all updates were received."""
-        self._get_session = get_session
-        self._prompt = prompt
-        self._output = output
-        self._retries = retries
+        self._send = send
         self._timeout = timeout
-        self._closes = closes
-        """True if to close the session at the end."""
         self._started = False
         self._reading: asyncio.Task[Result[T]] | None = None
         """Reads all updates, where nobody iterates over them."""
@@ -58,15 +45,8 @@ class PromptStream(Generic[T]):
         if self._started:
             raise AgentError("This stream was read already. Its result is in `result`; send the prompt again.")
         self._started = True
-        limit = TimeLimit(self._timeout)
-        async with limit.holding():
-            session = await self._get_session()
         updates: asyncio.Queue[SessionUpdate | None] = asyncio.Queue()
-        turn = asyncio.ensure_future(
-            session.prompt_within(
-                limit, self._prompt, output=self._output, retries=self._retries, on_update=updates.put_nowait
-            )
-        )
+        turn = asyncio.ensure_future(self._send(TimeLimit(self._timeout), updates.put_nowait))
         turn.add_done_callback(lambda _: updates.put_nowait(None))
         try:
             while (update := await updates.get()) is not None:
@@ -77,8 +57,6 @@ class PromptStream(Generic[T]):
             if not turn.done():
                 turn.cancel()
                 await asyncio.wait([turn])
-            if self._closes:
-                await session.close()
 
     async def text(self) -> AsyncGenerator[str]:
         """Iterate over the pieces of the agent's text; afterwards, `result` is the result of the turn.

@@ -220,10 +220,10 @@ class AgentSession:
     ) -> PromptStream[Any]:
         """Send a prompt; iterate over the result to get the updates of its turn, or over `.text()` for its text."""
 
-        async def get() -> AgentSession:
-            return self
+        def send(limit: TimeLimit, on_update: Callable[[SessionUpdate], None]) -> Awaitable[Result[Any]]:
+            return self.prompt_within(limit, prompt, output=output, retries=retries, on_update=on_update)
 
-        return PromptStream[Any](get, prompt, output, retries, timeout)
+        return PromptStream[Any](send, timeout)
 
     async def cancel(self) -> None:
         """Cancel the running turn: its result has the stop reason `cancelled`."""
