@@ -1,4 +1,4 @@
-"""What the apps of MCP servers tell crow (`ui/update-model-context`): it goes along with the person's next prompt."""
+"""The texts that apps of MCP servers tell crow (`ui/update-model-context`). They go along with the next prompt."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -16,7 +16,7 @@ SCHEME = "ui://"
 
 @dataclass
 class AppContexts:
-    """What each app has told last, by the ids of their tool calls."""
+    """The last text of each app, by the ids of their tool calls."""
 
     servers: dict[str, str] = field(default_factory=dict[str, str])
     """The servers of the apps that are shown."""
@@ -59,7 +59,8 @@ def read_context(params: Any) -> str:
     if not isinstance(params, dict):
         raise ValueError("Invalid content format")
     given = cast("Mapping[str, Any]", params)
-    content, structured = given.get("content") or [], given.get("structuredContent")
+    content: Any = given.get("content") or []
+    structured = given.get("structuredContent")
     if not isinstance(content, list) or not isinstance(structured, dict | None):
         raise ValueError("Invalid content format")
     texts: list[str] = []
