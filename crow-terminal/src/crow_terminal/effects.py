@@ -164,6 +164,6 @@ class Fold(Struct, frozen=True):
 
 
 Effect: TypeAlias = (
-    Show | Send | Steer | Withdraw | Cancel | CallBackground | Respond | Wait | Leave | Ring | Edit | SetOption | Open
-    | LogIn | ListSessions | Run | StopCommand | ListTurns | TakeBack | Copy | ExportSession | OpenPage | SetTheme | Fold
+    Show | Send | Steer | Withdraw | Cancel | CallBackground | Respond | Wait | Leave | Ring | Edit | SetOption | Open | LogIn
+    | ListSessions | Run | StopCommand | ListTurns | TakeBack | Copy | ExportSession | OpenPage | SetTheme | Fold
 )  # fmt: skip
