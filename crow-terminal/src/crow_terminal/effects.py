@@ -166,4 +166,5 @@ class Fold(Struct, frozen=True):
 Effect: TypeAlias = (
     Show | Send | Steer | Withdraw | Cancel | CallBackground | Respond | Wait | Leave | Ring | Edit | SetOption | Open
     | ListSessions | Run | StopCommand | ListTurns | TakeBack | Copy | ExportSession | OpenPage | SetTheme | Fold
+    | LogIn
 )  # fmt: skip

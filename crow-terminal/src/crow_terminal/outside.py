@@ -31,10 +31,14 @@ async def edit(text: str) -> str | None:
         return (await asyncio.to_thread(path.read_text, "utf-8", "replace")).rstrip("\n")
 
 
+def ignore_signal(number: int, frame: object) -> None:
+    """Ignore a signal. A program would inherit SIG_IGN."""
+
+
 async def run(command: Sequence[str], folder: str, env: Mapping[str, str]) -> None:
     """Run a program that asks the user. Ctrl-C is for the program alone."""
     async with in_terminal():
-        former = signal.signal(signal.SIGINT, lambda *_: None)  # a program would inherit that a signal is ignored
+        former = signal.signal(signal.SIGINT, ignore_signal)
         try:
             with suppress(OSError):  # what is missing then is told once more
                 await asyncio.to_thread(subprocess.run, command, cwd=folder, env=env, check=False)

@@ -273,7 +273,9 @@ class State(OpenQuestions):
 
     def _restart(self) -> list[Effect]:
         self.phase = "starting"
-        return [LogIn(self.login.args, self.login.env)] if self.login else [Open(again=True)]
+        if self.login:
+            return [LogIn(self.login.args, self.login.env)]
+        return [Open(again=True)]
 
     def begin_turn(self, text: str, now: float) -> list[Effect]:
         """A prompt is sent, which was said here or on the page."""
