@@ -281,7 +281,7 @@ class Setup:
         return result.verdict != "no"
 
     def write(self, name: str, provider: Provider, model: str, key: Key) -> None:
-        """Show the changes, and write them, unless the user declines a change of a file. Raises ConfigError."""
+        """Show the changes, and write them. A user who declines to change a file is obeyed. Raises ConfigError."""
         table = ["models", name]
         changes: list[Change] = [
             (["model"], name),
