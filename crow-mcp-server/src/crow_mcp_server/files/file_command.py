@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Literal, NotRequired, TypeVar
 
 from anyio import from_thread
-from crow_system.shortening import format_count
 from mcp_types import ImageContent
 from typing_extensions import TypedDict
 
@@ -388,7 +387,8 @@ def _number_page(lines: list[str], first: int) -> tuple[str, int]:
 
 def _describe(document: Document) -> str:
     """Return the number of lines, and the file's line endings, encoding and byte order mark where they are unusual."""
-    size = format_count(len(document.lines), "line") if document.text else "empty"
+    count = len(document.lines)
+    size = "empty" if not document.text else f"{count} line{'' if count == 1 else 's'}"
     endings = ", CRLF" if document.newline == "\r\n" else ""
     encoding = "" if document.encoding == "utf-8" else f", {document.encoding}"
     return size + endings + encoding + (", byte order mark" if document.bom else "")
