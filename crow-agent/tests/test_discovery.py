@@ -210,10 +210,8 @@ async def test_missing_model_is_an_error_that_says_what_to_do() -> None:
     with pytest.raises(ModelError) as caught:
         await find_models(Config(), {})
     assert str(caught.value) == NO_MODEL_MESSAGE
-    lines = NO_MODEL_MESSAGE.splitlines()
-    assert len(lines) == 4
-    for line, word in zip(lines, ("Ollama", "crow setup", "OPENAI_API_KEY", "crow demo"), strict=True):
-        assert word in line
+    assert len(NO_MODEL_MESSAGE.splitlines()) == 2
+    assert all(word in NO_MODEL_MESSAGE for word in ("Ollama", "crow setup", "OPENAI_API_KEY", "crow demo"))
 
 
 async def test_error_about_a_missing_model_begins_with_its_name() -> None:

@@ -195,13 +195,12 @@ async def test_the_folder_is_where_commands_run(machine: "Machine") -> None:
 
 
 @pytest.mark.usefixtures("no_local_model")
-async def test_without_a_model_four_lines_say_what_to_do(machine: "Machine") -> None:
+async def test_without_a_model_two_lines_say_what_to_do(machine: "Machine") -> None:
     done = await machine.crow("run", "Hello")
 
     assert (done.code, done.out) == (2, "")
-    first, *rest = done.err.splitlines()
+    first, _ = done.err.splitlines()
     assert first.startswith("crow: No model is configured")
-    assert len(rest) == 3
     assert all(name in done.err for name in ("OPENAI_BASE_URL", "CROW_MODEL", "OPENAI_API_KEY", "crow demo"))
 
 

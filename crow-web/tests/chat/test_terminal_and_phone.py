@@ -237,9 +237,7 @@ async def test_a_turn_that_is_taken_back_in_the_terminal_is_gone_from_the_page(t
         await terminal.until(f"You said {text}.")
     async with terminal.open_page() as phone:
         await is_ready(phone, "You said a frog.")
-        terminal.type("/undo\r")
-        await terminal.until("Take back “a frog”?")
-        terminal.type("y")
+        terminal.type("/undo\r")  # it asks nothing, as no file changes
         await terminal.until("Took back 1 message")
         await phone.until(lambda tab: "You said Hello." in tab.text and "frog" not in tab.text)
         await phone.say("a heron")
