@@ -335,7 +335,7 @@ async def test_session_without_a_model_says_what_to_set_and_the_next_one_works(m
 
     assert refusal.value.code == AUTH_REQUIRED
     assert refusal.value.data["details"].startswith("No model is configured")
-    assert "OPENAI_BASE_URL and CROW_MODEL" in refusal.value.data["details"]
+    assert "OPENAI_BASE_URL, OPENAI_API_KEY and CROW_MODEL" in refusal.value.data["details"]
     assert session.session_id
 
 

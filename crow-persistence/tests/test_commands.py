@@ -55,7 +55,7 @@ async def test_export_command_writes_a_file_without_secrets(
         await editor.prompt(session.session_id, f"My key is {key}")
         await editor.prompt(session.session_id, f"/export {words}")
     file = tmp_path / f"crow-{session.session_id[:8]}{suffix}"
-    assert f"Written to {file}. Likely secrets masked: " in editor.text
+    assert f"Written to `{file}`. Likely secrets masked: " in editor.text
     written = file.read_text()
     assert "I saw it." in written
     assert key not in written

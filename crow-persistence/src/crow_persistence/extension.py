@@ -192,7 +192,7 @@ def persistence(
             return f"{path} cannot be written: {error.strerror}."
         if masked is None:
             return "There is nothing to export yet."
-        return f"Written to {path}. Likely secrets masked: {masked}. Read the file before you share it."
+        return f"Written to `{path}`. Likely secrets masked: {masked}. Read the file before you share it."
 
     @crow.session_end
     async def close_session(session: Session) -> None:
