@@ -281,15 +281,16 @@ async def test_cancelled_question_leaves_the_session_and_is_asked_again(sandbox:
 async def test_session_that_ended_by_itself_is_opened_anew_in_the_sandbox(
     sandbox: ReviewSettings, project: Path
 ) -> None:
+    (project / "go").touch()  # a program that has missed a file in the view may not find it later
     model = in_turn(
-        in_session("(until [ -e go ]; do sleep 0.05; done; kill -9 $$) & echo two >> notes.txt"),
+        in_session("(until [ -s go ]; do sleep 0.05; done; kill -9 $$) & echo two >> notes.txt"),
         in_session("echo three >> notes.txt"),
         in_session("echo three >> notes.txt; echo $(readlink /proc/self/ns/pid)"),
     )
     async with converse(project, sandbox, model, mode="accept-edits") as talk:
         await talk.prompt()
         pid = find_shell(talk.session)
-        (project / "go").touch()
+        (project / "go").write_text("go\n")
         async with asyncio.timeout(60):
             while is_alive(pid):
                 await asyncio.sleep(0.01)
