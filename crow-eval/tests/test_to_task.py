@@ -57,6 +57,7 @@ def read_checks(folder: Path) -> list[dict[str, Any]]:
 
 
 async def test_tests_and_files_of_several_sessions_become_checks_that_are_tried(machine: "Machine"):
+    machine.env["PYTHONDONTWRITEBYTECODE"] = "1"  # a fix of the same length in the same second would run the old code
     (machine.project / "calc.py").write_text(WRONG)
     (machine.project / "test_calc.py").write_text(TEST)
     (machine.project / "old.py").write_text("unused = True\n")
