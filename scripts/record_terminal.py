@@ -126,6 +126,7 @@ async def fix_the_bug(shell: Recorder) -> None:
     shell.press("a")
     await shell.until("number, or", step=0.1, hold=2.5)
     write("permission", draw_still(shell.frames[-1], "crow asks for how long an answer holds", DARK))
+    await asyncio.sleep(1)  # the question takes keys after a pause
     await shell.answer("\r", step=0.1)
     await shell.until(lambda text: "all 4 pass" in text and "Working" not in text, step=0.1, hold=5.0)
 
