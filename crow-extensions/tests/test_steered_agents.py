@@ -9,7 +9,6 @@ from crow_core.acp.connection import RpcError
 from crow_core.acp.schema import CloseSessionRequest, LoadSessionRequest
 from crow_core.acp.shared_methods import BACKGROUND_METHOD
 from crow_core.app import Crow
-from crow_core.mcp.server import Server
 from crow_core.testing import MemoryStore, Reply, ScriptedModel, connect
 from crow_core.testing.editor import Editor
 from crow_core.testing.script import ScriptedCall as Use
@@ -19,7 +18,7 @@ from crow_extensions.commands import commands
 from crow_extensions.steering import STEERING, steering
 from crow_extensions.sub_agent import REPORT
 from crow_extensions.subagents import subagents
-from fastmcp import FastMCP
+from crow_testing.waiting_tool import WaitingTool
 
 pytestmark = pytest.mark.anyio
 
@@ -35,23 +34,9 @@ def calls(*uses: Use) -> Reply:
 WORK = calls(Use(name="box_work", arguments={}))
 
 
-class Box:
-    """A tool that waits until it may go on."""
-
-    def __init__(self) -> None:
-        self.started, self.go_on = asyncio.Event(), asyncio.Event()
-        server = FastMCP("box")
-
-        @server.tool
-        async def work() -> str:
-            self.started.set()
-            await self.go_on.wait()
-            return "worked"
-
-        self.server = Server("box", lambda: server, shared=True)
-
-
-def make_crow(parent: Sequence[Reply], child: Sequence[Reply], box: Box | None = None) -> tuple[Crow, ScriptedModel]:
+def make_crow(
+    parent: Sequence[Reply], child: Sequence[Reply], box: WaitingTool | None = None
+) -> tuple[Crow, ScriptedModel]:
     """Make an app whose model plays a script for the parent and another for all sub-agents."""
     ours, theirs = play_in_order(parent), play_in_order(child)
     model = ScriptedModel(lambda request: theirs(request) if is_child(request) else ours(request))
@@ -105,7 +90,7 @@ async def test_an_agent_goes_on_after_the_session_was_closed_and_opened_again():
 
 
 async def test_the_users_words_reach_an_agent_that_runs():
-    box = Box()
+    box = WaitingTool("box")
     crow, model = make_crow([calls(agent("looker", "Look.")), Reply("Done.")], [WORK, Reply("Seen.")], box)
     async with connect(crow) as editor:
         session = (await editor.new_session("/")).session_id
@@ -120,7 +105,7 @@ async def test_the_users_words_reach_an_agent_that_runs():
 
 
 async def test_words_that_a_stopped_agent_has_not_read_are_an_error():
-    box = Box()
+    box = WaitingTool("box")
     crow, _ = make_crow([calls(agent("looker", "Look.")), Reply("Without.")], [WORK], box)
     async with connect(crow) as editor:
         session = (await editor.new_session("/")).session_id
@@ -138,7 +123,7 @@ async def test_words_that_a_stopped_agent_has_not_read_are_an_error():
 
 
 async def test_an_agent_goes_to_the_background_and_its_report_is_fetched_by_its_name():
-    box = Box()
+    box = WaitingTool("box")
     parent = [calls(agent("", "Look.")), Reply("Later."), calls(agent("agent-1")), Reply("I know.")]
     crow, model = make_crow(parent, [WORK, Reply("Seen.")], box)
     async with connect(crow) as editor:
@@ -157,7 +142,7 @@ async def test_an_agent_goes_to_the_background_and_its_report_is_fetched_by_its_
 
 
 async def test_a_stopped_agent_reports_its_last_words_and_the_turn_goes_on():
-    box = Box()
+    box = WaitingTool("box")
     crow, model = make_crow([calls(agent("looker", "Look.")), Reply("Without.")], [WORK], box)
     async with connect(crow) as editor:
         session = (await editor.new_session("/")).session_id
@@ -185,7 +170,7 @@ async def test_an_agent_that_has_ended_goes_on_with_the_users_words_in_the_backg
 
 
 async def test_two_new_agents_of_one_name_are_not_mixed_up():
-    box = Box()
+    box = WaitingTool("box")
     parent = [calls(agent("looker", "Look."), agent("looker", "Look elsewhere.")), Reply("Done.")]
     crow, model = make_crow(parent, [WORK, Reply("Seen.")], box)
     async with connect(crow) as editor:
@@ -198,7 +183,7 @@ async def test_two_new_agents_of_one_name_are_not_mixed_up():
 
 
 async def test_an_agent_in_the_background_ends_with_its_session():
-    box = Box()
+    box = WaitingTool("box")
     crow, _ = make_crow([calls(agent("looker", "Look.")), Reply("Later.")], [WORK], box)
     async with connect(crow) as editor:
         session = (await editor.new_session("/")).session_id
@@ -212,7 +197,7 @@ async def test_an_agent_in_the_background_ends_with_its_session():
 
 
 async def test_a_cancelled_turn_ends_the_agent_it_waits_for_but_not_one_in_the_background():
-    box = Box()
+    box = WaitingTool("box")
     parent = [calls(agent("one", "Look.")), calls(agent("two", "Look."))]
     crow, _ = make_crow(parent, [WORK, WORK], box)
     async with connect(crow) as editor:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def ready(**fields: Any) -> State:
-    state = State(agent="crow", folder="/work", **fields)
+    state = State(agent="crow", folder="/project", **fields)
     state.open_session(None, [], 0.0)
     return state
 

@@ -88,13 +88,13 @@ def make_request(id: str = "1", *kinds: str, **fields: Any) -> RequestPermission
 
 @cache
 def make_chat() -> Chat:
-    return Chat(Settings(AgentAddress("crow", ("true",)), "/work"))
+    return Chat(Settings(AgentAddress("crow", ("true",)), "/project"))
 
 
 def open_chat() -> Chat:
     """Return a chat as if it was new: making the key bindings takes longer than a test."""
     chat = make_chat()
-    chat.state = State(agent="crow", folder="/work")
+    chat.state = State(agent="crow", folder="/project")
     chat.take_lines(79)
     chat.shown.clear()
     chat.pastes.clear()
@@ -254,7 +254,7 @@ def test_a_change_that_does_not_fit_is_shown_from_its_first_changed_line():
     async def look() -> None:
         person = Person()
         old = "".join(f"some words of line {n} that are broken\n" for n in range(9))
-        diff = DiffContent(path="/work/a.py", old_text=old, new_text=old.replace("line 4", "line four"))
+        diff = DiffContent(path="/project/a.py", old_text=old, new_text=old.replace("line 4", "line four"))
         person.ask(make_request(kind="edit", title="str_replace", raw_input=None, content=[diff]))
         lines = person.look(29, 20)
         assert not any(line.startswith("│ 4 ") for line in lines), lines
@@ -521,7 +521,7 @@ def test_all_of_a_command_is_read_page_by_page_while_the_reason_is_written():
     run(read())
 
 
-DIFF = DiffContent(path="/work/src/pancakes.py", old_text="a\n", new_text="b\n")
+DIFF = DiffContent(path="/project/src/pancakes.py", old_text="a\n", new_text="b\n")
 
 
 def test_a_short_command_that_has_run_stands_above_what_it_changed():

@@ -7,11 +7,11 @@ from fastmcp import FastMCP
 
 
 class WaitingTool:
-    """The tool `work` of an MCP server `demo`. A call sets `started`, and waits for `go_on`."""
+    """The tool `work` of an MCP server. A call sets `started`, and waits for `go_on`."""
 
-    def __init__(self) -> None:
+    def __init__(self, server_name: str = "demo") -> None:
         self.started, self.go_on = asyncio.Event(), asyncio.Event()
-        server = FastMCP("demo")
+        server = FastMCP(server_name)
 
         @server.tool
         async def work() -> str:
@@ -19,4 +19,4 @@ class WaitingTool:
             await self.go_on.wait()
             return "worked"
 
-        self.server = Server("demo", lambda: server, shared=True)
+        self.server = Server(server_name, lambda: server, shared=True)
