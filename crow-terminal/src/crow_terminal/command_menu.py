@@ -44,7 +44,7 @@ def list_commands(state: State) -> list[OfferedCommand]:
 
 
 def capitalize(text: str) -> str:
-    """Begin a description as those of the agent begin."""
+    """Return a text with a capital at its beginning, as the descriptions of the agent have."""
     return text[:1].upper() + text[1:]
 
 

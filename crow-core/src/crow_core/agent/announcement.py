@@ -46,7 +46,7 @@ async def announce_session(session: Session) -> None:
 
 
 def make_begin(message: Message) -> Sequence[SessionUpdate]:
-    """Make the updates for clients whose turn it is not: a prompt begins a turn. The prompt gets an id."""
+    """Make the updates for the other clients when a prompt begins a turn. The prompt gets an id."""
     message.setdefault("crow", {}).setdefault("id", new_id())
     return [SessionInfoUpdate(meta={"crow": {"turn": "began"}}), *to_chunks(message)]
 
