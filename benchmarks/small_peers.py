@@ -149,18 +149,24 @@ async def main() -> None:
     parser.add_argument("agents", nargs="+", choices=AGENTS)
     parser.add_argument("--tasks", nargs="*", default=[])
     parser.add_argument("--repeat", type=int, default=1)
+    parser.add_argument("--at-once", type=int, default=1, help="how many runs of an agent at once (lab.py --requests)")
     parser.add_argument("--limit", type=float, default=480, help="seconds for one task")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     tasks = [task for task in load_dataset("first-steps") if not options.tasks or task.id in options.tasks]
     cells: list[dict[str, Any]] = []
-    for name in options.agents:
-        for task in tasks * options.repeat:
+    turns = asyncio.Semaphore(options.at_once)
+
+    async def add_cell(name: str, task: Task) -> None:
+        async with turns:
             passed, answer, seconds = await run(AGENTS[name], task, options.limit)
-            state = "passed" if passed else "failed"
-            cells.append({"variant": name, "task": task.id, "state": state, "seconds": seconds, "answer": answer})
-            print(f"{name:<12}{task.id:<18}{state:<8}{seconds:6.0f} s  {answer[:100]!r}", flush=True)
-            options.out.write_text(json.dumps({"cells": cells}, indent=1), "utf-8")
+        state = "passed" if passed else "failed"
+        cells.append({"variant": name, "task": task.id, "state": state, "seconds": seconds, "answer": answer})
+        print(f"{name:<12}{task.id:<18}{state:<8}{seconds:6.0f} s  {answer[:100]!r}", flush=True)
+        options.out.write_text(json.dumps({"cells": cells}, indent=1), "utf-8")
+
+    for name in options.agents:  # one after the other, so that the server's cache holds this agent's prompt
+        await asyncio.gather(*(add_cell(name, task) for task in tasks * options.repeat))
 
 
 asyncio.run(main())

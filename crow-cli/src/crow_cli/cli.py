@@ -1,4 +1,7 @@
-"""The commands of `crow`. `__main__` starts `crow acp` without this module, to answer its client sooner."""
+"""`crow` and the commands that work with a model; the others are imported when they run (groups.py).
+
+`__main__` starts `crow acp` without this module, to answer its client sooner.
+"""
 
 import os
 import sys
@@ -10,28 +13,12 @@ import click
 from crow_core import __version__
 from crow_core.errors import ConfigError, ModelError, StoreError
 
-from crow_cli.audit_commands import audit
-from crow_cli.calls_command import calls
 from crow_cli.client_config import CLIENTS, print_client_config
 from crow_cli.console import brings_prompts
-from crow_cli.db_commands import db
 from crow_cli.groups import AcpGroup, CrowGroup
-from crow_cli.mcp_commands import mcp
-from crow_cli.memory_commands import memory
 from crow_cli.own_tree import guard
-from crow_cli.perms_commands import perms
 from crow_cli.process import NO_FOLDER, fail, run_to_end
-from crow_cli.prompts_commands import prompts
 from crow_cli.run_command import read_schema, run, told_as
-from crow_cli.sandbox_commands import sandbox
-from crow_cli.sessions_commands import sessions
-from crow_cli.settings_commands import completion, config, log_in, setup, status
-from crow_cli.share_command import share
-from crow_cli.skills_commands import skills
-from crow_cli.trust_command import trust
-from crow_cli.undo_command import undo
-from crow_cli.workflow_commands import worker, workflows
-from crow_cli.worktrees_command import worktrees
 
 MODEL = click.option("-m", "--model", default="", help="A configured model, or the endpoint's name for one.")
 
@@ -63,28 +50,6 @@ def cli(context: click.Context) -> None:
         fail(NO_FOLDER)
 
 
-cli.add_command(sessions)
-sessions.add_command(share)
-cli.add_command(prompts)
-cli.add_command(calls)
-cli.add_command(audit)
-cli.add_command(db)
-cli.add_command(undo)
-cli.add_command(mcp)
-cli.add_command(skills)
-cli.add_command(memory)
-cli.add_command(config)
-cli.add_command(setup)
-cli.add_command(status)
-cli.add_command(completion)
-cli.add_command(trust)
-cli.add_command(perms)
-cli.add_command(sandbox)
-cli.add_command(worker)
-cli.add_command(workflows)
-cli.add_command(worktrees)
-
-
 @cli.group(cls=AcpGroup, invoke_without_command=True)
 @MODEL
 @click.option("--unstable", is_flag=True, help="Also speak the parts of ACP that may still change.")
@@ -100,10 +65,6 @@ def acp(context: click.Context, model: str, unstable: bool, print_config: str | 
         from crow_cli.acp import serve
 
         serve(model, unstable=unstable)
-
-
-# An editor that logs in on a terminal adds `setup` to the command line with which it starts the agent.
-acp.add_command(click.Command("setup", callback=log_in, params=setup.params, help=setup.help, hidden=True))
 
 
 @cli.command()

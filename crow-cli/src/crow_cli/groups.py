@@ -1,4 +1,4 @@
-"""The command groups of `crow`: commands of other packages, and the list that `crow --help` shows."""
+"""The command groups of `crow`: commands that are imported when they run, and the list that `crow --help` shows."""
 
 import re
 from importlib.metadata import EntryPoint, entry_points
@@ -11,6 +11,33 @@ from crow_cli.run_command import to_run_arguments, told_as
 
 GROUP = "crow.commands"
 """The entry points with which packages add commands: `eval`, or `acp.check` for a command of the group `acp`."""
+OWN = {
+    name: EntryPoint(name, f"crow_cli.{value}", GROUP)
+    for name, value in {
+        "acp.setup": "settings_commands:acp_setup",
+        "audit": "audit_commands:audit",
+        "calls": "calls_command:calls",
+        "completion": "settings_commands:completion",
+        "config": "settings_commands:config",
+        "db": "db_commands:db",
+        "mcp": "mcp_commands:mcp",
+        "memory": "memory_commands:memory",
+        "perms": "perms_commands:perms",
+        "prompts": "prompts_commands:prompts",
+        "sandbox": "sandbox_commands:sandbox",
+        "sessions": "sessions_commands:sessions",
+        "sessions.share": "share_command:share",
+        "setup": "settings_commands:setup",
+        "skills": "skills_commands:skills",
+        "status": "settings_commands:status",
+        "trust": "trust_command:trust",
+        "undo": "undo_command:undo",
+        "worker": "workflow_commands:worker",
+        "workflows": "workflow_commands:workflows",
+        "worktrees": "worktrees_command:worktrees",
+    }.items()
+}
+"""The commands of this package, imported when they run: `crow web` and `crow run` need none of them."""
 PACKAGES = {
     **dict.fromkeys(("eval", "import", "lessons", "reask", "prompts.improve", "sessions.to-task"), "crow-eval"),
     "web": "crow-web",
@@ -27,13 +54,14 @@ SECTIONS = {
 
 
 def find_entry_points(prefix: str) -> dict[str, EntryPoint]:
-    """Return the commands that packages add to a group, by name. `prefix` is empty for `crow` itself, or `acp.`."""
-    found = {point.name: point for point in entry_points(group=GROUP) if point.name.startswith(prefix)}
-    return {name.removeprefix(prefix): point for name, point in found.items() if "." not in name.removeprefix(prefix)}
+    """Return the commands of a group that are imported when they run. `prefix` is empty for `crow`, or `acp.`."""
+    found = {**{point.name: point for point in entry_points(group=GROUP)}, **OWN}
+    inside = {name.removeprefix(prefix): point for name, point in found.items() if name.startswith(prefix)}
+    return {name: point for name, point in inside.items() if "." not in name}
 
 
 class PackageGroup(click.Group):
-    """A group to which other packages add commands."""
+    """A group whose commands are imported when they run; other packages can add some."""
 
     prefix = ""
 
@@ -43,7 +71,7 @@ class PackageGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if (command := super().get_command(ctx, cmd_name)) is not None:
             return command
-        if point := find_entry_points(self.prefix).get(cmd_name):
+        if point := OWN.get(self.prefix + cmd_name) or find_entry_points(self.prefix).get(cmd_name):
             command = point.load()
             guard(command, told_as, f"{self.prefix}{cmd_name}".replace(".", " "))
             self.add_command(command, cmd_name)

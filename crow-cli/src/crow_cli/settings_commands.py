@@ -49,6 +49,10 @@ def log_in(**options: Any) -> None:
     setup(**options, is_login=True)
 
 
+acp_setup = click.Command("setup", callback=log_in, params=setup.params, help=setup.help, hidden=True)
+"""An editor that logs in on a terminal adds `setup` to the command line with which it starts the agent."""
+
+
 @click.command()
 @AS_JSON
 def status(as_json: bool) -> None:
