@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import httpx2
 import pytest
-from crow_core.testing import Reply, ScriptedServer
+from crow_core.testing import Reply, ScriptedCall, ScriptedServer
 from crow_testing.command_fixtures import forks as forks
 from crow_testing.command_fixtures import machine as machine
 from crow_testing.command_fixtures import prefork as prefork
@@ -22,10 +22,31 @@ from websockets.asyncio.client import connect
 
 if TYPE_CHECKING:
     from crow_testing.command_fixtures import Machine
+    from playwright.async_api import Browser
 
     from conftest import Site
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("database", ["sqlite"], indirect=True)]
+
+APP = """<!doctype html><body>A heron<script>
+addEventListener("message", ({ data }) => { if (data.id === 1) document.body.append(` for ${data.result.hostInfo.name}`); });
+const params = { protocolVersion: "2026-01-26", appInfo: { name: "a", version: "1" }, appCapabilities: {} };
+parent.postMessage({ jsonrpc: "2.0", id: 1, method: "ui/initialize", params }, "*");
+</script></body>"""
+SERVER = """
+from fastmcp import FastMCP
+
+server = FastMCP("notes")
+server.resource("ui://notes/page", mime_type="text/html;profile=mcp-app")(lambda: PAGE)
+
+
+@server.tool(meta={"ui": {"resourceUri": "ui://notes/page"}})
+def show() -> str:
+    return "a heron"
+
+
+server.run(show_banner=False)
+"""
 
 
 @asynccontextmanager
@@ -118,3 +139,30 @@ async def test_a_chat_talks_with_the_agent_of_another_process(site: "Site", env:
                         pass
         serving.terminate()
         await serving.wait()
+
+
+@pytest.mark.usefixtures("database")
+async def test_an_app_is_shown_on_a_phone_over_tls(machine: "Machine", browser: "Browser"):
+    file = machine.home / "notes.py"
+    file.write_text(f"PAGE = {APP!r}\n{SERVER}")
+    replies = [Reply(tool_calls=[ScriptedCall(name="notes_show", arguments={})]), Reply("Done.")]
+    async with ScriptedServer(replies) as model:
+        machine.configure(
+            'permissions.mode = "yolo"\n'
+            f'[models.scripted]\nbase_url = "{model.url}"\nmodel = "scripted"\napi_key = "key"\n'
+            f"[mcp.servers.notes]\ncommand = {sys.executable!r}\nargs = [{str(file)!r}]"
+        )
+        async with start_web(machine.env, "--share", "--tls") as process:
+            if not await read_line(process):
+                assert await process.wait() != 0, "a machine without a network"
+                return
+            address = await read_until(process, r"^https://")
+            context = await browser.new_context(ignore_https_errors=True)
+            page = await context.new_page()
+            await page.goto(address)
+            await page.goto(f"{address.partition('/?')[0]}/chat")
+            await page.locator("#text").fill("Show a bird")
+            await page.locator("#say .main").click()
+            app = page.frame_locator(".app iframe").frame_locator("iframe")
+            await app.get_by_text("A heron for crow").wait_for()
+            await context.close()
