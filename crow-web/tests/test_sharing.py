@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("database", ["sqlite"], indirect=True)]
 
 APP = """<!doctype html><body>A heron<script>
-addEventListener("message", ({ data }) => { if (data.id === 1) document.body.append(` for ${data.result.hostInfo.name}`); });
+const hear = ({ data }) => { if (data.id === 1) document.body.append(` for ${data.result.hostInfo.name}`); };
+addEventListener("message", hear);
 const params = { protocolVersion: "2026-01-26", appInfo: { name: "a", version: "1" }, appCapabilities: {} };
 parent.postMessage({ jsonrpc: "2.0", id: 1, method: "ui/initialize", params }, "*");
 </script></body>"""
