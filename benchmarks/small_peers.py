@@ -20,18 +20,23 @@ import json
 import os
 import sys
 import tempfile
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 from crow_agent import Agent
+from crow_agent.prompt_stream import PromptStream
+from crow_core.acp.record import TurnRecord
 from crow_eval.checks import Work, run_checks
 from crow_eval.tasks import Task, load_dataset
 from crow_eval.workspaces import open_workspace
 
 URL = os.environ.get("CROW_LAB_URL", "http://127.0.0.1:8137/v1")
 MODEL = "qwen2.5-coder-1.5b"
+SAME = 4
+"""A run ends if the agent makes the same call so often in a row: the tasks have one to four steps."""
 PEERS = Path(os.environ.get("PEERS", Path(tempfile.gettempdir()) / "peers"))
 
 
@@ -137,11 +142,23 @@ async def run(peer: Peer, task: Task, limit: float) -> tuple[bool, str, float]:
             try:
                 agent = Agent.connect(peer.command, permissions="allow", cwd=workspace, env=env)
                 async with asyncio.timeout(limit), agent, await agent.session() as session:
-                    answer = (await session.prompt(task.prompt)).text
+                    answer = await read_answer(session.stream(task.prompt))
             except Exception as error:  # whatever ends a foreign agent is its outcome
                 return False, f"{type(error).__name__}: {error}", monotonic() - began
             results = await run_checks(task, Work(workspace, answer))
             return all(result.passed for result in results), answer, monotonic() - began
+
+
+async def read_answer(stream: PromptStream[None]) -> str:
+    """Return the answer of a turn. Raises RuntimeError if the agent makes the same tool call SAME times in a row."""
+    record = TurnRecord()
+    async with aclosing(aiter(stream)) as updates:
+        async for update in updates:
+            record.add(update)
+            last = [(call.title, str(call.raw_input)) for call in [*record.calls.values()][-SAME:]]
+            if len(last) == SAME and len(set(last)) == 1:
+                raise RuntimeError(f"the same call {SAME} times")
+    return stream.result.text if stream.result else ""
 
 
 async def main() -> None:

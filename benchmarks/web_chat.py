@@ -57,8 +57,8 @@ class Tab:
         self.session, self.phase = batch.get("@session", self.session), batch.get("@phase", self.phase)
 
 
-async def stream(address: str, cookie: str, process: psutil.Process, tabs: int) -> float:
-    """Let an answer stream to some tabs, print what it took, and return the seconds of the processor."""
+async def stream(address: str, cookie: str, process: psutil.Process, tabs: int) -> tuple[float, float]:
+    """Let an answer stream to some tabs, print what it took, and return its seconds and those of the processor."""
     options: Any = {"additional_headers": {"Cookie": cookie}, "origin": address, "proxy": None, "max_size": None}
     live = address.replace("http", "ws", 1) + "/live"
     async with connect(live, **options) as first:
@@ -86,7 +86,7 @@ async def stream(address: str, cookie: str, process: psutil.Process, tabs: int) 
             task.cancel()
         for other in others:
             await other.socket.close()
-    return used
+    return seconds, used
 
 
 async def read(tab: Tab) -> None:
@@ -124,10 +124,10 @@ async def measure_agent(env: Mapping[str, str], pairs: int) -> None:
     """Print what a page costs the agent."""
     async with run(env, "serve", "--port", "0") as (line, agent):
         url, token = line.split()[0], line.split()[-1]
-        ratios: list[float] = []
+        ratios: list[tuple[float, float]] = []
         await talk(url, token, env["HOME"], agent)  # loads what the first turn needs
         for number in range(pairs):
-            bare = with_page = 0.0
+            bare = with_page = (0.0, 0.0)
             for has_page in (False, True) if number % 2 else (True, False):
                 if has_page:
                     options = ("--no-open", "--cwd", env["HOME"], "--connect", url)
@@ -135,21 +135,25 @@ async def measure_agent(env: Mapping[str, str], pairs: int) -> None:
                         with_page = await stream(*await enter(first), agent, 1)
                 else:
                     bare = await talk(url, token, env["HOME"], agent)
-            ratios.append(with_page / bare)
-            print(f"the agent: {bare:.2f} s without a page, {with_page:.2f} s with one, {ratios[-1] - 1:+.1%}")
-        print(f"median {median(ratios) - 1:+.1%}")
+            seconds, used = with_page[0] / bare[0], with_page[1] / bare[1]
+            ratios.append((seconds, used))
+            print(
+                f"without a page {bare[0]:.2f} s, {bare[1]:.2f} s of the processor; "
+                f"with one {with_page[0]:.2f} s, {with_page[1]:.2f} s: {seconds - 1:+.1%}, {used - 1:+.1%}"
+            )
+        print(f"median {median(each for each, _ in ratios) - 1:+.1%}, {median(each for _, each in ratios) - 1:+.1%}")
 
 
-async def talk(url: str, token: str, folder: str, agent: psutil.Process) -> float:
-    """Let the answer stream to a client that drops it, and return the seconds of the agent's processor."""
+async def talk(url: str, token: str, folder: str, agent: psutil.Process) -> tuple[float, float]:
+    """Let the answer stream to a client that drops it, and return its seconds and those of the agent's processor."""
     link = await connect_agent(AgentAddress(url, url=url, token=token), folder)
     client = ChatClient(link.transport, lambda update: None, lambda id, request: None, lambda id: None, {})
     async with client.serving():
         await client.start()
         session = (await client.new_session(folder)).session_id
-        before = sum(agent.cpu_times()[:2])
+        begun, before = perf_counter(), sum(agent.cpu_times()[:2])
         await client.prompt(session, "Go")
-        return sum(agent.cpu_times()[:2]) - before
+        return perf_counter() - begun, sum(agent.cpu_times()[:2]) - before
 
 
 async def main() -> None:
