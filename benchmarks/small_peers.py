@@ -133,8 +133,8 @@ def make_home(peer: Peer, home: str) -> dict[str, str]:
     return {**env, "HOME": home, "XDG_CONFIG_HOME": f"{home}/.config", "XDG_DATA_HOME": f"{home}/.local/share"}
 
 
-async def run(peer: Peer, task: Task, limit: float) -> tuple[bool, str, float]:
-    """Let an agent do a task; return whether it passed, its answer or its error, and the seconds that it took."""
+async def run(peer: Peer, task: Task, limit: float) -> dict[str, Any]:
+    """Let an agent do a task, and return what came of it. A run that had to be stopped has failed, whatever it did."""
     with tempfile.TemporaryDirectory() as home:
         env = make_home(peer, home)
         began = monotonic()
@@ -143,20 +143,25 @@ async def run(peer: Peer, task: Task, limit: float) -> tuple[bool, str, float]:
                 agent = Agent.connect(peer.command, permissions="allow", cwd=workspace, env=env)
                 async with asyncio.timeout(limit), agent, await agent.session() as session:
                     answer = await read_answer(session.stream(task.prompt))
+                stopped = ""
             except Exception as error:  # whatever ends a foreign agent is its outcome
-                return False, f"{type(error).__name__}: {error}", monotonic() - began
-            results = await run_checks(task, Work(workspace, answer))
-            return all(result.passed for result in results), answer, monotonic() - began
+                answer, stopped = "", f"{type(error).__name__}: {error}"
+            seconds = monotonic() - began
+            did = all(result.passed for result in await run_checks(task, Work(workspace, answer)))
+            state = "passed" if did and not stopped else "failed"
+            return {"task": task.id, "state": state, "did": did, "seconds": seconds, "answer": stopped or answer}
 
 
-async def read_answer(stream: PromptStream[None]) -> str:
+async def read_answer(stream: PromptStream[str]) -> str:
     """Return the answer of a turn. Raises RuntimeError if the agent makes the same tool call SAME times in a row."""
     record = TurnRecord()
     async with aclosing(aiter(stream)) as updates:
         async for update in updates:
             record.add(update)
             last = [(call.title, str(call.raw_input)) for call in [*record.calls.values()][-SAME:]]
-            if len(last) == SAME and len(set(last)) == 1:
+            if (
+                len(last) == SAME and len(set(last)) == 1 and last[0][1] != "UNSET"
+            ):  # an agent may not say what it calls
                 raise RuntimeError(f"the same call {SAME} times")
     return stream.result.text if stream.result else ""
 
@@ -176,10 +181,13 @@ async def main() -> None:
 
     async def add_cell(name: str, task: Task) -> None:
         async with turns:
-            passed, answer, seconds = await run(AGENTS[name], task, options.limit)
-        state = "passed" if passed else "failed"
-        cells.append({"variant": name, "task": task.id, "state": state, "seconds": seconds, "answer": answer})
-        print(f"{name:<12}{task.id:<18}{state:<8}{seconds:6.0f} s  {answer[:100]!r}", flush=True)
+            cell = await run(AGENTS[name], task, options.limit)
+        cells.append({"variant": name, **cell})
+        did = " although it did the task" if cell["did"] and cell["state"] == "failed" else ""
+        print(
+            f"{name:<12}{task.id:<18}{cell['state']:<8}{cell['seconds']:6.0f} s{did}  {cell['answer'][:100]!r}",
+            flush=True,
+        )
         options.out.write_text(json.dumps({"cells": cells}, indent=1), "utf-8")
 
     for name in options.agents:  # one after the other, so that the server's cache holds this agent's prompt
