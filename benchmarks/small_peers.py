@@ -159,9 +159,8 @@ async def read_answer(stream: PromptStream[str]) -> str:
         async for update in updates:
             record.add(update)
             last = [(call.title, str(call.raw_input)) for call in [*record.calls.values()][-SAME:]]
-            if (
-                len(last) == SAME and len(set(last)) == 1 and last[0][1] != "UNSET"
-            ):  # an agent may not say what it calls
+            says = all(arguments != "UNSET" for _, arguments in last)  # fast-agent does not say the arguments
+            if says and len(last) == SAME and len(set(last)) == 1:
                 raise RuntimeError(f"the same call {SAME} times")
     return stream.result.text if stream.result else ""
 

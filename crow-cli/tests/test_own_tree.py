@@ -100,7 +100,7 @@ def test_each_command_has_a_class() -> None:
 def test_new_command_without_a_class_is_found_and_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = cast("click.Group", cli.commands["config"])
+    config = cast("click.Group", cli.get_command(click.Context(cli), "config"))
     monkeypatch.setitem(config.commands, "wipe", click.Command("wipe", callback=lambda: print("it was changed")))
     monkeypatch.setenv("CROW_HOME", str(tmp_path))
     monkeypatch.setenv(MARK_VARIABLE, "1")
