@@ -7,8 +7,8 @@ Prints the share of a core that `crow web` takes, the kilobytes a second that a 
 the model run in other processes.
 
 With `--agent N`, prints the seconds of the stream and the agent's processor time (`crow serve`) in N pairs of runs,
-each with its own ratio: with a client that drops all updates, and with `crow web --connect` and a page. Both count from the
-prompt to the end of the turn, and both are processes of their own, as waking another process takes the agent time.
+each with its own ratio: with a client that drops all updates, and with `crow web --connect` and a page. Both count
+from the prompt to the end of the turn, and both are processes of their own, as waking one takes the agent time.
 
 On an idle machine with two cores, a tab took 3.7 % of a core and three 4.0 %, with 69 MiB and 4.3 kB/s a tab. Ten pairs
 of 8 seconds gave the agent -5.0 to +17.9 % of processor time, median +0.8 %. The page showed the end 0.2 s later.
