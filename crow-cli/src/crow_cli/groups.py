@@ -60,7 +60,7 @@ def find_entry_points(prefix: str) -> dict[str, EntryPoint]:
     return {name: point for name, point in inside.items() if "." not in name}
 
 
-class PackageGroup(click.Group):
+class LazyGroup(click.Group):
     """A group whose commands are imported when they run; other packages can add some."""
 
     prefix = ""
@@ -86,25 +86,25 @@ CONTINUING = re.compile(r"-[crw]|--continue$|--(resume|worktree)(=|$)")
 """An option of `crow chat` that `crow` alone takes, too."""
 
 
-class AcpGroup(PackageGroup):
+class AcpGroup(LazyGroup):
     """The commands of `crow acp`."""
 
     prefix = "acp."
 
 
-class PromptsGroup(PackageGroup):
+class PromptsGroup(LazyGroup):
     """The commands of `crow prompts`."""
 
     prefix = "prompts."
 
 
-class SessionsGroup(PackageGroup):
+class SessionsGroup(LazyGroup):
     """The commands of `crow sessions`."""
 
     prefix = "sessions."
 
 
-class CrowGroup(PackageGroup):
+class CrowGroup(LazyGroup):
     """The commands of `crow`; `crow -p PROMPT` is `crow run PROMPT`; `crow -c`, `-r` and `-w` are those of
     `crow chat`."""
 

@@ -79,12 +79,11 @@ def plot_dots(rows: Sequence[Dots], *, title: str, unit: str) -> str:
     for power in range(low, high + 1):
         tick = 10.0**power
         parts.append(f'<line class="grid" x1="{x(tick):.1f}" x2="{x(tick):.1f}" y1="6" y2="{height - 30}"/>')
-        label, last = shorten_number(tick), power == high  # the last has the unit, and ends where the plot ends
-        parts.append(
-            text(WIDTH, height - 12, f"{label} {unit}", "tick", "end")
-            if last
-            else text(x(tick), height - 12, label, "tick", "middle")
-        )
+        label = shorten_number(tick)
+        if power == high:  # the last label has the unit, and ends where the plot ends
+            parts.append(text(WIDTH, height - 12, f"{label} {unit}", "tick", "end"))
+        else:
+            parts.append(text(x(tick), height - 12, label, "tick", "middle"))
     for number, row in enumerate(rows):
         y = ROW * number + 36
         parts.append(text(0, y - 18, shorten_line(row.label, LABEL_LENGTH), "label"))
